@@ -53,7 +53,7 @@ static PyObject *launch_dict(const rf__explained *explained) {
     const rf__kernel_source *source = launch->source;
     const uint32_t limiting = launch->limiting_shared_bytes;
     return Py_BuildValue(
-        "{s:s,s:i,s:N,s:z,s:s,s:s,s:N,s:N,s:N,s:I,s:I,s:I,s:i,s:L,s:L,s:d,s:d,s:L,s:O,s:O}", "operator",
+        "{s:s,s:i,s:N,s:z,s:s,s:s,s:N,s:N,s:N,s:I,s:I,s:I,s:i,s:L,s:L,s:d,s:d,s:L}", "operator",
         explained->name, "call", explained->call, "gpu", gpu_dict(&explained->gpu), "file",
         source != NULL ? source->file : NULL, "kernel", source != NULL ? source->entry : "fill", "defines",
         explained->defines, "grid", triple(launch->grid), "block", triple(launch->block), "cluster",
@@ -61,8 +61,7 @@ static PyObject *launch_dict(const rf__explained *explained) {
         "most_blocks", launch->most_blocks, "dynamic_shared", explained->dynamic_shared, "read_bytes",
         (long long)launch->read_bytes, "written_bytes", (long long)launch->written_bytes, "flops",
         launch->flops, "tensor_flops", launch->tensor_flops, "workspace_bytes",
-        (long long)explained->workspace_bytes, "cooperative", launch->cooperative ? Py_True : Py_False,
-        "resident", launch->resident ? Py_True : Py_False);
+        (long long)explained->workspace_bytes);
 }
 
 RF__PY_METHOD(explain_end) {
@@ -70,15 +69,15 @@ RF__PY_METHOD(explain_end) {
     int32_t count = 0;
     PyObject *list = NULL;
     if (!PyArg_ParseTuple(arguments, ":explain_end")) return NULL;
-    const rf_status status = rf__explain_end(&launches, &count);
-    if (status == RF_OK) list = PyList_New(0);
+    rf__explain_end(&launches, &count);
+    list = PyList_New(0);
     for (int32_t i = 0; list != NULL && i < count; i++) {
         PyObject *launch = launch_dict(&launches[i]);
         if (launch == NULL || PyList_Append(list, launch) != 0) Py_CLEAR(list);
         Py_XDECREF(launch);
     }
     rf__explained_free(launches, count);
-    return status == RF_OK ? list : rf__py_result(NULL, status, "explain");
+    return list;
 }
 
 RF__PY_METHOD(explain_lowers) {

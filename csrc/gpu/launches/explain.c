@@ -29,7 +29,7 @@ rf_status rf__explain_begin(const rf__gpu *gpu) {
     return RF_OK;
 }
 
-rf_status rf__explain_end(rf__explained **launches, int32_t *n) {
+void rf__explain_end(rf__explained **launches, int32_t *n) {
     rf__cuda_device_describe(NULL);
     pthread_mutex_lock(&lock);
     atomic_store_explicit(&kept, false, memory_order_relaxed);
@@ -38,7 +38,6 @@ rf_status rf__explain_end(rf__explained **launches, int32_t *n) {
     record = NULL;
     count = capacity = 0;
     pthread_mutex_unlock(&lock);
-    return RF_OK;
 }
 
 void rf__explained_free(rf__explained *launches, int32_t n) {

@@ -20,7 +20,7 @@ typedef struct rf__explained {
  * results of any contents; calls of other threads run. RF_ERR_VALUE: a record is being kept already. RF_ERR_MEMORY. */
 RF__SHARED rf_status rf__explain_begin(const rf__gpu *gpu);
 /* Ends it, on the thread that began it. *launches [*count] is the caller's: rf__explained_free. */
-RF__SHARED rf_status rf__explain_end(rf__explained **launches, int32_t *count);
+RF__SHARED void rf__explain_end(rf__explained **launches, int32_t *count);
 RF__SHARED void rf__explained_free(rf__explained *launches, int32_t count);
 
 /* Whether a record is kept. */

@@ -84,7 +84,8 @@ class Launches(Sequence[Launch]):
     def __init__(self, recorded: Sequence[Mapping[str, Any]]) -> None:
         """Take what `_C.explain_end` gives."""
         self._recorded = recorded
-        self._launches = tuple(_launch_of(one, one["gpu"]) for one in recorded)
+        cached = {kernel: _C.kernel_compile(*kernel, True) for kernel in self.kernels()}
+        self._launches = tuple(_launch_of(one, cached.get(_kernel_of(one))) for one in recorded)
         self.gpu: dict[str, Any] = recorded[0]["gpu"] if recorded else {}
         self.workspace_bytes: int = max((one["workspace_bytes"] for one in recorded), default=0)
 
@@ -107,12 +108,7 @@ class Launches(Sequence[Launch]):
 
     def kernels(self) -> list[tuple[str, str, str, str]]:
         """Return each kernel once: architecture, file, name, ``-D`` options."""
-        files = ((one, one["file"]) for one in self._recorded)
-        return list(
-            dict.fromkeys(
-                (one["gpu"]["arch"], file, one["kernel"], one["defines"]) for one, file in files if file
-            )
-        )
+        return list(dict.fromkeys(_kernel_of(one) for one in self._recorded if one["file"]))
 
     def compile(self) -> Launches:
         """Compile the kernels into the cache and return the launches with the compiler's facts.
@@ -150,11 +146,13 @@ class Launches(Sequence[Launch]):
         return f"<table><caption>{html.escape(self.gpu['name'])}</caption>{body}</table>"
 
 
-def _launch_of(one: Mapping[str, Any], gpu: Mapping[str, Any]) -> Launch:
-    """A launch with the facts that follow from its compiled kernel, where that is in the cache."""
-    compiled = None
-    if one["file"] is not None:
-        compiled = _C.kernel_compile(gpu["arch"], one["file"], one["kernel"], one["defines"], True)
+def _kernel_of(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return one["gpu"]["arch"], one["file"], one["kernel"], one["defines"]
+
+
+def _launch_of(one: Mapping[str, Any], compiled: Mapping[str, Any] | None) -> Launch:
+    """A launch with the facts that follow from its compiled kernel; None: that is not in the cache."""
+    gpu = one["gpu"]
     registers = compiled["registers"] if compiled else None
     threads, shared, blocks_per_sm, waves = math.prod(one["block"]), one["shared_bytes"], None, None
     if registers is not None and registers > 0 and threads > 0:
