@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEY_ALIGNMENT = 16, ARGUMENTS_ALIGNMENT = 64 /* of tensor maps */ };
+enum { KEY_ALIGNMENT = 16 };
 
 void rf__launches_init(rf__launches *launches, const char *name) {
     launches->name = name;
@@ -27,7 +27,7 @@ static rf_status bytes_reserve(rf__launches *launches, size_t more) {
     uint32_t capacity = launches->capacity;
     if (more <= capacity - launches->n_bytes) return RF_OK;
     while (capacity - launches->n_bytes < more) capacity *= 2;
-    unsigned char *bytes = aligned_alloc(ARGUMENTS_ALIGNMENT, capacity);
+    unsigned char *bytes = aligned_alloc(RF__ARGUMENTS_ALIGNMENT, capacity);
     RF_FAIL_IF(bytes == NULL, RF_ERR_MEMORY, "%s: no memory for the arguments of %d kernels", launches->name,
                (int)launches->count + 1);
     memcpy(bytes, launches->bytes, launches->n_bytes);
@@ -49,7 +49,7 @@ static rf_status launch_add(rf__launches *launches, const rf__kernel_launch *lau
                             size_t key_bytes, size_t argument_bytes) {
     RF_FAIL_IF(launches->count == RF__MOST_LAUNCHES, RF_ERR_INTERNAL, "%s: more than %d launches",
                launches->name, (int)RF__MOST_LAUNCHES);
-    RF_CHECK(bytes_reserve(launches, key_bytes + argument_bytes + KEY_ALIGNMENT + ARGUMENTS_ALIGNMENT));
+    RF_CHECK(bytes_reserve(launches, key_bytes + argument_bytes + KEY_ALIGNMENT + RF__ARGUMENTS_ALIGNMENT));
     rf__kernel_launch *added = &launches->launches[launches->count++];
     *added = *launch;
     added->key_bytes = (uint32_t)key_bytes;
@@ -62,7 +62,7 @@ rf_status rf__launches_add(rf__launches *launches, const rf__kernel_launch *laun
     RF_CHECK(launch_add(launches, launch, key, key_bytes, argument_bytes));
     rf__kernel_launch *added = &launches->launches[launches->count - 1];
     added->argument_bytes = (uint32_t)argument_bytes;
-    added->arguments = bytes_add(launches, arguments, argument_bytes, ARGUMENTS_ALIGNMENT);
+    added->arguments = bytes_add(launches, arguments, argument_bytes, RF__ARGUMENTS_ALIGNMENT);
     return RF_OK;
 }
 

@@ -16,7 +16,8 @@ enum {
     RF__MOST_BINDINGS = 192,
     RF__MOST_TENSOR_MAPS = 16,
     RF__MOST_UPLOADS = 4,
-    RF__INLINE_BYTES = 6144
+    RF__INLINE_BYTES = 6144,
+    RF__ARGUMENTS_ALIGNMENT = _Alignof(rf_tensor_map)
 };
 
 /* When a kernel may begin before its stream's last kernel has ended (Hopper and newer; rf_wait_for_previous_kernel). */
@@ -76,7 +77,7 @@ typedef struct rf__launches {
     rf__kernel_launch launches[RF__MOST_LAUNCHES];
     rf__binding bindings[RF__MOST_BINDINGS];
     rf__map_binding maps[RF__MOST_TENSOR_MAPS];
-    _Alignas(64) unsigned char inline_bytes[RF__INLINE_BYTES];
+    _Alignas(RF__ARGUMENTS_ALIGNMENT) unsigned char inline_bytes[RF__INLINE_BYTES];
 } rf__launches;
 
 void rf__launches_init(rf__launches *launches, const char *name);
