@@ -5,7 +5,7 @@ CLANG_FORMAT ?= $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path
 C_FILES = $(shell find include csrc tests/c benchmarks/kernels examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 GPU_TESTS = tests/gpu tests/optim/test_gpu.py tests/tools/test_timing.py $(wildcard tests/tools/test_cuda_*.py)
 IN_PLACE = PYTHONPATH=python $(PYTHON)
-BENCHMARKS = $(filter-out benchmarks/show.py benchmarks/tables.py benchmarks/pictures.py,$(wildcard benchmarks/[a-z]*.py))
+BENCHMARKS = $(filter-out benchmarks/show.py benchmarks/tables.py benchmarks/pictures.py benchmarks/ablations.py,$(wildcard benchmarks/[a-z]*.py))
 
 .PHONY: help build test bench sanitize fuzz neon gpu format lint clean
 

@@ -127,6 +127,13 @@ out:
     return rf__py_result(result, status, function);
 }
 
+RF__PY_METHOD(fused_embedding_bag_backward_leave_out) {
+    int parts;
+    if (!PyArg_ParseTuple(arguments, "i:fused_embedding_bag_backward_leave_out", &parts)) return NULL;
+    rf__backward_leave_out(parts);
+    Py_RETURN_NONE;
+}
+
 RF__PY_METHOD(fused_embedding_bag_measure) {
     static const char function[] = "fused_embedding_bag_measure";
     rf__py_fused_call call = {0};

@@ -135,7 +135,10 @@
       "fused_embedding_bag_measure(device: int, stream: int, call, batches: list[(indices, lookups, "        \
       "index_type, offsets, bags, offset_type, sample_weights, output, host_offsets)], schedules: int32 "    \
       "[sets, features, 5], warps: int, rounds: int, timed: bool) -> float64: [sets, rounds], seconds a "    \
-      "batch; or where timed [sets, features], clock cycles of the blocks of a feature")
+      "batch; or where timed [sets, features], clock cycles of the blocks of a feature")                     \
+    X(fused_embedding_bag_backward_leave_out,                                                                \
+      "fused_embedding_bag_backward_leave_out(parts: int): later backward passes on a GPU do without these " \
+      "parts; 1: grouping, 2: the path of small tables, 4: its lists by parts, or-ed; 0: all are used")
 
 /* The name of capsules that own an rf__columns_inputs. */
 #define RF__PY_COLUMNS_INPUTS "recfuse.columns_inputs"

@@ -197,6 +197,7 @@ def fused_embedding_bag_training_compile(
     stochastic_rounding: bool,
     /,
 ) -> None: ...
+def fused_embedding_bag_backward_leave_out(parts: int, /) -> None: ...
 def fused_embedding_bag_measure(
     device: int,
     stream: int,

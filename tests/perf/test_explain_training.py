@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import recfuse
+from recfuse import _C
 from recfuse.ops.updates import update_of
 from support.backward.explained import gradient, update
 
@@ -123,6 +124,27 @@ def test_kernels_of_small_tables() -> None:
         "rf_small_rows",
         384,
     ) and "-DRF_STAGED=1 -DRF_EMIT=4 " in rows.defines
+
+
+@pytest.mark.parametrize(
+    "parts, found",
+    [
+        (0, {"rf_small_lists", "rf_backward_group"}),
+        (1, {"rf_small_lists", "rf_backward_count"}),
+        (2, {"rf_backward_group"}),
+        (4, {"rf_backward_group"}),
+    ],
+)
+def test_a_backward_pass_leaves_parts_out(parts: int, found: set[str]) -> None:
+    few_rows = [(100, 32)] * 64
+    collection, *lookups = updated("SGD", *few_rows, *[(50_000, 32)] * 4)
+    _C.fused_embedding_bag_backward_leave_out(parts)
+    try:
+        launches = recfuse.explain(collection, *lookups, gpu="H100", training=True)
+    finally:
+        _C.fused_embedding_bag_backward_leave_out(0)
+    asked = {"rf_small_lists", "rf_backward_group", "rf_backward_count"}
+    assert asked & {launch.kernel for launch in launches} == found & asked
 
 
 def test_a_sparse_gradient_lists_as_many_rows_as_there_may_be() -> None:

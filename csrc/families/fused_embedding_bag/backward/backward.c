@@ -1,6 +1,12 @@
 /* A backward problem run on a GPU. */
+#include <stdatomic.h>
+
 #include "core/validate.h"
 #include "families/fused_embedding_bag/backward/lowering.h"
+
+static atomic_int left_out; /* atomic; RF__BACKWARD_WITHOUT_... */
+
+void rf__backward_leave_out(int32_t parts) { atomic_store(&left_out, parts); }
 
 /* Rows of each matrix are numbered from firsts[i] to firsts[i + 1] among all that are found. */
 typedef struct row_counts {
@@ -94,6 +100,7 @@ rf_status rf__backward_run(const char *operator_name, rf__backward_problem *prob
     rf__cuda_store store;
     rf__launches launches;
     int64_t counts_at = 0;
+    problem->left_out = atomic_load(&left_out);
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     RF_CHECK(rf__cuda_store_of(device, stream->stream, allocator, &store));
     RF__REFUSE_IF(store.resident && problem->listed != NULL, RF_ERR_UNSUPPORTED, "%s",

@@ -14,6 +14,15 @@
 #include "families/fused_embedding_bag/backward/args.h"
 #include "gpu/launches/launches.h"
 
+/* Parts that a call can do without; its results are the same. */
+enum {
+    RF__BACKWARD_WITHOUT_GROUPS = 1, /* sorts entries also where they may be grouped: group.cu */
+    RF__BACKWARD_WITHOUT_SMALL = 2, /* takes all features the general path: small/ */
+    RF__BACKWARD_WITHOUT_PARTS = 4 /* takes features that small/parts.cuh lists the general path */
+};
+/* Sets what later calls of this process leave out; 0, as at the start: nothing. For benchmarks/ablations.py. */
+RF__SHARED void rf__backward_leave_out(int32_t parts);
+
 /* Features of a call whose buffers are among the matrices, and what becomes of a row's sum. */
 typedef struct rf__backward_problem {
     rf_fused_backward_params call; /* of `rows`, `dim`, `dtype` and `group` nothing is read */
@@ -24,6 +33,7 @@ typedef struct rf__backward_problem {
     int32_t emit; /* RF_EMIT_GRADIENT or optimizer + 1 */
     bool stochastic_rounding;
     rf_emit_args emit_args;
+    int32_t left_out; /* RF__BACKWARD_WITHOUT_..., or-ed: not used by this call, to measure what they bring */
     /* [n_matrices]: rows and sums are listed there; NULL: sums are written to the matrices, gradients to zeros. */
     const rf_sparse_output *const *listed;
 } rf__backward_problem;

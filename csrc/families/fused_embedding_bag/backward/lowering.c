@@ -32,7 +32,8 @@ rf__backward_key rf__backward_key_of(const rf__backward_problem *problem) {
                             .grad_alignment = alignment_of((uintptr_t)call->grad),
                             .emit = problem->emit,
                             .listed = problem->listed != NULL,
-                            .weighted = call->sample_weights != NULL};
+                            .weighted = call->sample_weights != NULL,
+                            .left_out = problem->left_out};
     for (int32_t i = 0; i < problem->n_matrices; i++) {
         const rf_backward_matrix *matrix = &problem->matrices[i];
         key.matrices[i].buffer = problem->buffers[i];
@@ -47,6 +48,7 @@ rf__backward_key rf__backward_key_of(const rf__backward_problem *problem) {
 /* Whether the small path pays: a feature there is a block's work, and two paths are more launches than one. */
 static bool small_pays(const rf__backward_problem *problem, const rf__backward_features *described) {
     if (described->count == 0 || problem->listed != NULL || described->rows >= INT32_MAX) return false;
+    if ((problem->left_out & RF__BACKWARD_WITHOUT_SMALL) != 0) return false;
     const int64_t lookups = problem->call.lookups / described->count;
     if (lookups > MANY_LOOKUPS) return false;
     if (described->count >= MANY_FEATURES) return true;

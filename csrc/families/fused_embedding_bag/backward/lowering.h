@@ -22,7 +22,7 @@ typedef struct rf__backward_key {
     int64_t n_features;
     int64_t bags, lookups, output_dim; /* lookups rounded up */
     int32_t n_matrices, dtype, grad_dtype, grad_alignment;
-    int32_t emit, listed, weighted, unused;
+    int32_t emit, listed, weighted, left_out;
     struct {
         int64_t buffer, rows;
         int32_t dim, weight_alignment, state_alignment, unused;

@@ -86,7 +86,8 @@ static rf_backward_segments described_as(const segment_t *segments, int32_t coun
 
 /* Whether rows may come in any order, and none is better. Row-wise Adagrad has the states of many rows in a line. */
 static bool in_any_order(const rf__backward_problem *problem) {
-    bool any = problem->emit != RF_EMIT_GRADIENT && problem->emit != RF_ROWWISE_ADAGRAD + 1;
+    bool any = problem->emit != RF_EMIT_GRADIENT && problem->emit != RF_ROWWISE_ADAGRAD + 1 &&
+               (problem->left_out & RF__BACKWARD_WITHOUT_GROUPS) == 0;
     for (int32_t i = 0; i < problem->n_matrices; i++)
         any &= problem->matrices[i].dim * rf__dtype_bytes(problem->dtype) >= LINE_BYTES;
     return any;

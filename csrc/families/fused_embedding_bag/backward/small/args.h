@@ -14,6 +14,8 @@ enum {
     RF_SMALL_MOST_ROWS = 16384,
     RF_SMALL_MOST_BAGS = 65535,
     /* lists.cu */
+    RF_SMALL_FEW_ROWS = 128, /* so few that many lanes count the same: parts.cuh lists their lookups, */
+    RF_SMALL_NEAR_BAGS = 4096, /* and those of more bags a feature */
     RF_SMALL_LISTS_BLOCK = 512,
     RF_SMALL_LISTS_ROWS = 8192, /* of a task, at most */
     RF_SMALL_LISTS_BLOCKS = 2, /* of an SM */

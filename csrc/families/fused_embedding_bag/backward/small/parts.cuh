@@ -94,7 +94,7 @@ RF_APART rf_u32 rows_count(const feature_t feature, const room_t room, rf_u32 fi
             const rf_u32 row = rows[k] - first_row;
             const bool own = row < n_rows; /* NO_ROW is not */
             if (first_row > 0) before += rows[k] < first_row;
-            if (n_rows <= FEW_ROWS) {
+            if (n_rows <= RF_SMALL_FEW_ROWS) {
                 const rf_u32 same = __match_any_sync(RF_FULL_WARP, own ? (int)row : -1);
                 if (own && (rf_u32)__ffs(same) == lane + 1)
                     cell_add(room, row * room.parts + part, __popc(same));
