@@ -146,7 +146,7 @@ def test_the_examples_of_a_page_run(page, capsys):
     text = page.read_text()
     if "torchrec" in text and page != README:
         pytest.importorskip("torchrec", reason="TorchRec is not installed")
-    names = {"__name__": "page", "torch": torch, "recfuse": recfuse}
+    names = {"__name__": "page"}
     for number, example in enumerate(BLOCK.findall(text)):
         example = example.replace("path/to/librecfuse.so", recfuse.library_path())
         file = f"{page.name}, example {number}"  # with its source, as a cell of a notebook has one
