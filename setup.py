@@ -73,7 +73,7 @@ class BuildExt(build_ext):
         super().build_extensions()
 
     def build_stub(self) -> str:
-        """A libtorch_cpu.so that holds the names of csrc/torch/abi.h alone; returns its path."""
+        """A libtorch_cpu.so that holds the names of csrc/torch/torch_abi.h alone; returns its path."""
         path = os.path.join(self.build_temp, "stub", "libtorch_cpu.so")
         source = "csrc/torch/stub/libtorch_cpu.c"
         objects = self.compiler.compile([source], self.build_temp, None, ["csrc"], extra_postargs=["-fPIC"])
@@ -81,14 +81,14 @@ class BuildExt(build_ext):
         return path
 
 
-LIBRARY_SOURCES = sources("csrc/core/*.c", "csrc/core/threads/*.c", "csrc/gpu/**/*.c", "csrc/families/**/*.c")
-CORE_SOURCES = [path for path in LIBRARY_SOURCES if "/torch/" not in path]
+ROOMS = ("core", "core/threads", "gpu/**", "families/**", "torch")  # without the stub
+C_SOURCES = [path for path in sources(*(f"csrc/{room}/*.c" for room in ROOMS)) if "/python/" not in path]
+CORE_SOURCES = [path for path in C_SOURCES if "/torch/" not in path]
 CORE = Extension("recfuse.librecfuse_core", CORE_SOURCES, extra_link_args=[*LDFLAGS, CORE_LIBRARY], **COMMON)
-ALL_SOURCES = [*LIBRARY_SOURCES, *sources("csrc/torch/*.c")]  # without the stub
-OPERATORS = Extension("recfuse.librecfuse", ALL_SOURCES, extra_link_args=[*LDFLAGS, *LIBRARY], **COMMON)
+OPERATORS = Extension("recfuse.librecfuse", C_SOURCES, extra_link_args=[*LDFLAGS, *LIBRARY], **COMMON)
 TOOLS = Extension(
     "recfuse._C",
-    sources("csrc/python/*.c", "csrc/core/tools/*.c"),
+    sources("csrc/python/*.c", "csrc/families/*/python/*.c", "csrc/core/tools/*.c"),
     extra_link_args=[*LDFLAGS, "-Wl,-rpath,$ORIGIN"],
     py_limited_api=True,
     **COMMON,

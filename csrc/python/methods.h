@@ -1,5 +1,5 @@
-/* The functions of recfuse._C: one list, which module.c makes its method table from. Only files in this
- * folder know CPython and NumPy; all keep to the limited API of both.
+/* The functions of recfuse._C: one list, which module.c makes its method table from. Only files in
+ * this folder and in families' folders python/ know CPython and NumPy. They keep to the limited API of both.
  *
  * module.c defines RF__IMPORT_NUMPY before it includes this, and calls import_array1 in its exec slot. */
 #ifndef RECFUSE_PYTHON_METHODS_H

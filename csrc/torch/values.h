@@ -3,7 +3,7 @@
 #define RECFUSE_TORCH_VALUES_H
 
 #include "core/status.h"
-#include "torch/abi.h"
+#include "torch/torch_abi.h"
 
 /* The type of an argument or output in a schema: Tensor, str, int (also SymInt and ScalarType), float or bool; a list of
  * these; each of them optional. */

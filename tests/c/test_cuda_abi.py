@@ -1,4 +1,4 @@
-"""The hand-declared prototypes, structs and numbers of csrc/gpu/driver/abi.h against CUDA's own headers.
+"""The hand-declared prototypes, structs and numbers of csrc/gpu/driver/cuda_abi.h against CUDA's own headers.
 
 cuda.h comes with a toolkit (CUDA_HOME, CUDA_PATH, /usr/local/cuda*) or a wheel, nvrtc.h with either too.
 """
@@ -19,9 +19,9 @@ from support.c_program import COMPILER
 from support.cuda_program import nvrtc_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-ABI = ROOT / "csrc" / "gpu" / "driver" / "abi.h"
+ABI = ROOT / "csrc" / "gpu" / "driver" / "cuda_abi.h"
 
-# The types of abi.h by their names in CUDA's headers.
+# The types of cuda_abi.h by their names in CUDA's headers.
 CUDA_TYPES = """
 #define __CUDA_API_VERSION_INTERNAL /* old and new versions of each function, under their own names */
 #include <cuda.h>
@@ -68,7 +68,7 @@ RF__CU_NUMBER_LIST(NUMBER)
 RF__CU_RESULT_LIST(RESULT)
 RF__CU_HOST_MEMORY_LIST(HOST_MEMORY)
 """
-# Both sets of declarations in one file: sizes of types that abi.h names anew, and the layout of structs.
+# Both sets of declarations in one file: sizes of types that cuda_abi.h names anew, and the layout of structs.
 LAYOUT = """
 #include <cuda.h>
 #include <nvrtc.h>
@@ -141,7 +141,7 @@ def compile_errors(text: str, abi: Path = ABI) -> str:
 
 
 def names(list_name: str) -> set[str]:
-    """The functions in one list of abi.h."""
+    """The functions in one list of cuda_abi.h."""
     body = re.search(rf"#define {list_name}\(X\)((?:.*\\\n)*.*\n)", ABI.read_text())
     assert body, f"{list_name} is not in {ABI}"
     return set(re.findall(r"\bX\([\w *]+?,\s*(\w+),", body[1]))
@@ -183,10 +183,10 @@ def test_layouts() -> None:
 
 
 def wrong_prototypes(folder: Path) -> Path:
-    """abi.h with one more parameter in each function."""
+    """cuda_abi.h with one more parameter in each function."""
     prototype = re.compile(r"(\bX\([\w *]+?,\s*\w+,[\s\\]*\()(void\))?")
     wrong = prototype.sub(lambda found: f"{found[1]}long extra{')' if found[2] else ', '}", ABI.read_text())
-    path = folder / "abi.h"
+    path = folder / "cuda_abi.h"
     path.write_text(wrong)
     return path
 
@@ -203,7 +203,7 @@ def test_every_wrong_prototype_is_found(tmp_path: Path) -> None:
 
 @needs_cuda_h
 def test_every_wrong_number_is_found(tmp_path: Path) -> None:
-    abi, text = tmp_path / "abi.h", ABI.read_text()
+    abi, text = tmp_path / "cuda_abi.h", ABI.read_text()
     number = re.compile(r"(X\([A-Z]\w+, )(\d+)\)")
     abi.write_text(number.sub(lambda found: f"{found[1]}{int(found[2]) + 1})", text))
     assert compile_errors(NUMBERS, abi).count('"wrong: ') == len(number.findall(text)) > 20

@@ -32,7 +32,7 @@ def test_products_run_on_tensor_cores_one_behind_the_other(
 ) -> None:
     """wgmma and the tensor memory accelerator; nothing spilled, no product waits for the last (C75xx)."""
     defines = dict(zip(NAMES, map(str, variant), strict=True))
-    text = pipelined("families/ikbo_attention/fused.cu", defines, tmp_path)
+    text = pipelined("families/ikbo_attention/ikbo_attention_fused.cu", defines, tmp_path)
     dim, keys, segment = variant[1], variant[2], variant[5]
     products = Counter(re.findall(r"HGMMA\.(64x\d+x16)", text))
     assert products[f"64x{keys}x16"] >= dim // 16, products
@@ -46,11 +46,13 @@ def test_products_run_on_tensor_cores_one_behind_the_other(
 def test_nvrtc_keeps_products_apart_too(variant: tuple[int, int, int, int, int, int]) -> None:
     """NVRTC compiles what users run, and has let products wait (C7511) in code in which nvcc did not."""
     defines = " ".join(f"-D{name}={value}" for name, value in zip(NAMES, variant, strict=True))
-    log = compile_log("families/ikbo_attention/fused.cu", "sm_90a", defines)
+    log = compile_log("families/ikbo_attention/ikbo_attention_fused.cu", "sm_90a", defines)
     assert re.findall(r"(\d+) bytes spill stores", log) == ["0"], log
     assert re.search(r"C75\d\d|C76\d\d", log) is None, log
 
 
 def test_grouping_needs_no_stack(tmp_path: Path) -> None:
-    log = standalone("families/ikbo_attention/group.cu", "sm_90a", {"RF_BLOCK": "1024"}, tmp_path)
+    log = standalone(
+        "families/ikbo_attention/ikbo_attention_group.cu", "sm_90a", {"RF_BLOCK": "1024"}, tmp_path
+    )
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")], log

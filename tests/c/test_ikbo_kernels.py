@@ -34,7 +34,7 @@ def test_products_run_on_tensor_cores_one_behind_the_other(
         "RF_DTYPE", "RF_ACTIVATION", "RF_INDEX", "RF_ROWS", "RF_RANKS", "RF_SLOTS", "RF_JOINED", "RF_DIRECT"
     )  # fmt: skip
     defines = dict(zip(names, map(str, variant), strict=True))
-    text = pipelined("families/ikbo_linear/fused.cu", defines, tmp_path)
+    text = pipelined("families/ikbo_linear/ikbo_linear_fused.cu", defines, tmp_path)
     found = Counter(re.findall(r"\b(HGMMA|UTMALDG|UTMASTG|UBLKCP|LDSM|STSM|USETMAXREG)\b", text))
     assert found["HGMMA"] == 8  # two slots of two steps for two halves
     assert {"UTMALDG", "UTMASTG", "LDSM", "USETMAXREG"} <= set(found), found

@@ -1,4 +1,4 @@
-"""The hand-declared prototypes of csrc/torch/abi.h against the torch that is installed.
+"""The hand-declared prototypes of csrc/torch/torch_abi.h against the torch that is installed.
 
 torch's headers say, function by function, since which version it may be called: with TORCH_TARGET_VERSION
 set they declare what that version has and nothing else. So one compilation against them settles types and
@@ -20,7 +20,7 @@ import torch
 import recfuse
 
 ROOT = Path(__file__).resolve().parents[2]
-ABI = ROOT / "csrc" / "torch" / "abi.h"
+ABI = ROOT / "csrc" / "torch" / "torch_abi.h"
 TORCH = Path(torch.__file__).parent
 CXX = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 OLDEST, NEWER = (2, 11), (2, 13)
@@ -55,7 +55,7 @@ def compile_errors(folder: Path, lists: str, target: tuple[int, int], abi: Path 
 
 
 def names(list_name: str) -> set[str]:
-    """The functions in one list of abi.h."""
+    """The functions in one list of torch_abi.h."""
     body = re.search(rf"#define {list_name}\(X\)((?:.*\\\n)*.*\n)", ABI.read_text())
     assert body, f"{list_name} is not in {ABI}"
     if list_name == "RF__TORCH_DTYPE_LIST":
@@ -112,7 +112,7 @@ def test_every_wrong_prototype_is_found(tmp_path: Path) -> None:
     """With one more parameter each, all lines of the list are refused: the check above looks at each."""
     prototype = re.compile(r"(\bX\([\w *]+?,\s*\w+,[\s\\]*\()(void\))?")
     wrong = prototype.sub(lambda found: f"{found[1]}long extra{')' if found[2] else ', '}", ABI.read_text())
-    abi = tmp_path / "abi.h"
+    abi = tmp_path / "torch_abi.h"
     abi.write_text(wrong)
     errors = compile_errors(tmp_path, "RF__TORCH_LIST(HOLDS)\n", OLDEST, abi)
     refused = {name for name in REQUIRED if re.search(rf"static.assert.*\b{name}\b", errors)}

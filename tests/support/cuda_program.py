@@ -82,7 +82,7 @@ class Program:
         (self.kernels / "scale.cuh").write_text(HEADER)
         (self.kernels / "notes.txt").write_text("no header")
         runtime = [path for room in ("gpu", "families") for path in ROOT.glob(f"csrc/{room}/**/*.c")]
-        runtime = [path for path in runtime if not {"cpu", "torch", "tensors"} & set(path.parts)]
+        runtime = [path for path in runtime if not {"cpu", "torch", "python", "tensors"} & set(path.parts)]
         runtime = [path for path in runtime if not path.stem.endswith("_cpu")]
         runtime += [path for path in ROOT.glob("csrc/core/*.c") if path.stem not in CPU_ALONE]
         own = [ROOT / "tests/c/cuda" / f"{name}.c" for name in OWN]

@@ -29,13 +29,15 @@ CPP_COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++
 NM = shutil.which("nm")
 
 # Which rooms the files of a room may include: include <- core <- driver <- jit <- tune <- launches <- family
-# <- torch, python. A room is a folder of csrc, csrc/gpu or csrc/families. Files of a family in a folder torch
-# belong to the room torch.
+# <- torch, python. A room is a folder of csrc, csrc/gpu or csrc/families. Files of a family in a folder
+# torch or python belong to the room of that name.
 BELOW = {"include", "core", "device"}  # device: here the headers that host C and kernels both read
 FAMILIES = {path.name for path in (ROOT / "csrc" / "families").iterdir() if path.is_dir()}
 # Families that a family uses: the CPU's pooling kernels lie with the fused bag.
 USES = {
     "embedding_bag": {"fused_embedding_bag"},
+    "fused_backward": {"fused_embedding_bag"},
+    "fused_embedding_bag": {"fused_backward"},
     "ikbo_linear": {"fused_embedding_bag"},
     "embedding_columns": {"fused_embedding_bag"},
 }
@@ -98,8 +100,8 @@ def room_of(path: Path) -> str:
     rooms = path.relative_to(ROOT).parts[:-1]
     if rooms[0] == "include":
         return "include"
-    if "torch" in rooms:
-        return "torch"
+    if binding := {"torch", "python"} & set(rooms):
+        return binding.pop()
     if rooms[1] == "core" and rooms[2:3] == ("tools",):
         return "tools"
     return rooms[2] if rooms[1] in ("gpu", "families") else rooms[1]
@@ -142,8 +144,10 @@ def test_includes_point_one_way(path: Path) -> None:
     for bracket, included in INCLUDE.findall(path.read_text()):
         if bracket == "<":
             owner = included.split("/")[0].lower()
-            assert owner not in {"torch", "aten", "c10"}, f"{included}: declare it in csrc/torch/abi.h"
-            assert not owner.startswith(("cuda", "nvrtc")), f"{included}: declare it in csrc/gpu/driver/abi.h"
+            assert owner not in {"torch", "aten", "c10"}, f"{included}: declare it in csrc/torch/torch_abi.h"
+            assert not owner.startswith(("cuda", "nvrtc")), (
+                f"{included}: declare it in csrc/gpu/driver/cuda_abi.h"
+            )
             assert owner not in {"python.h", "numpy"} or room == "python", f"{included} in {room}"
             continue
         places = [
@@ -165,47 +169,55 @@ def test_only_the_room_of_launches_launches_kernels() -> None:
     assert "csrc/gpu/launches/run.c" in found
 
 
-# Headers of the fused family, from what includes none of it to its top: a file includes what comes before it.
-# A header's functions are in the file of its name, or in those that `FUSED_FILES` names.
-FUSED = ROOT / "csrc" / "families" / "fused_embedding_bag"
-FUSED_ORDER = (
-    *("args.h", "partition/args.h", "features.h", "staged/staged.h", "schedule.h", "kernel.h"),
-    *("partition/traffic.h", "partition/cost.h", "partition/partition.h", "partition/cut.h"),
-    "partition/device.h",
-    *("lower.h", "feature_table.h", "prepare.h", "fused.h"),
-    *(
-        "backward/args.h",
-        "backward/small/args.h",
-        "backward/bags/args.h",
-        "backward/backward.h",
-        "backward/small/small.h",
-        "backward/general/general.h",
-        "backward/lowering.h",
+def test_file_names_are_unique() -> None:
+    """A name finds one file of csrc."""
+    names = Counter(path.name for path in (*C_FILES, *KERNEL_FILES) if path.is_relative_to(ROOT / "csrc"))
+    assert [file for file, count in names.items() if count > 1] == []
+
+
+# Headers of two families, from the lowest to the top: a file includes only headers that come before it.
+# A header's functions are in the file of its name, or in those that `DECLARED` names.
+ORDER = {
+    "fused_embedding_bag": (
+        *("fused_args.h", "partition/fused_map_args.h", "features.h", "staged/staged.h"),
+        *("fused_schedule.h", "fused_kernel.h", "partition/traffic.h", "partition/cost.h"),
+        *("partition/partition.h", "partition/cut.h", "partition/map_lower.h"),
+        *("fused_lower.h", "feature_table.h", "fused_prepare.h", "fused.h"),
     ),
-)
-FUSED_FILES = dict.fromkeys(("fused_embedding_bag.c", "measure.c"), "fused.h")
-FUSED_FILES |= {"geometry.c": "features.h", "describe.c": "schedule.h"}
-FUSED_FILES |= {
-    f"backward/{file}.c": "backward/backward.h" for file in ("problem", "segments", "kernel", "bags/bags")
+    "fused_backward": (
+        *("backward_args.h", "small/backward_small_args.h", "bags/backward_bags_args.h"),
+        *("backward.h", "small/small.h", "general/general.h", "lowering.h"),
+    ),
 }
-FUSED_FILES |= {"backward/general/layout.c": "backward/general/general.h"}
-FUSED_FILES |= {
-    f"backward/{file}.c": "backward/lowering.h" for file in ("entry", "backward", "compile_ahead")
+DECLARED = {
+    "fused_embedding_bag": {
+        **dict.fromkeys(("fused_embedding_bag.c", "fused_measure.c"), "fused.h"),
+        **{"geometry.c": "features.h", "describe.c": "fused_schedule.h"},
+        **{f"partition/{file}.c": "partition/cut.h" for file in ("cost", "cut", "write", "check")},
+    },
+    "fused_backward": {
+        **{f"{file}.c": "backward.h" for file in ("problem", "segments", "backward_kernel")},
+        **{"bags/backward_bags.c": "backward.h", "general/layout.c": "general/general.h"},
+        **{f"{file}.c": "lowering.h" for file in ("entry", "backward", "compile_ahead")},
+        **{f"small/{file}.c": "small/small.h" for file in ("small_launch", "small_tasks")},
+    },
 }
-FUSED_FILES |= {f"backward/small/{file}.c": "backward/small/small.h" for file in ("launch", "tasks", "whole")}
-FUSED_FILES |= {f"partition/{file}.c": "partition/cut.h" for file in ("cost", "cut", "write", "check")}
 
 
-def test_files_of_the_fused_family_include_downwards() -> None:
-    files = {path.relative_to(FUSED).as_posix(): path for path in sorted(FUSED.glob("**/*.[ch]"))}
-    files = {file: path for file, path in files.items() if not re.search(r"\b(cpu|torch)/|check_", file)}
-    assert {file for file in files if file.endswith(".h")} == set(FUSED_ORDER)
+@pytest.mark.parametrize("family", sorted(ORDER))
+def test_files_of_a_family_include_downwards(family: str) -> None:
+    folder = ROOT / "csrc" / "families" / family
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob("**/*.[ch]"))}
+    files = {
+        file: path for file, path in files.items() if not re.search(r"\b(cpu|torch|python)/|check_", file)
+    }
+    assert {file for file in files if file.endswith(".h")} == set(ORDER[family])
     for file, path in files.items():
-        place = FUSED_ORDER.index(FUSED_FILES.get(file, file.replace(".c", ".h")))
-        allowed = FUSED_ORDER[: place + file.endswith(".c")]
+        place = ORDER[family].index(DECLARED[family].get(file, file.replace(".c", ".h")))
+        allowed = ORDER[family][: place + file.endswith(".c")]
         for _, included in INCLUDE.findall(path.read_text()):
-            _, of_family, header = included.partition("fused_embedding_bag/")
-            assert not of_family or "recfuse/" in included or header in allowed, f"{file} includes {header}"
+            _, of_family, header = included.partition(f"families/{family}/")
+            assert not of_family or header in allowed, f"{file} includes {header}"
 
 
 @pytest.mark.parametrize("path", C_FILES, ids=name)

@@ -57,8 +57,7 @@ def linked_files() -> set[str]:
     """What NVRTC and C programs read, relative to the package: of folders that are links in a checkout."""
     patterns = (
         "kernels/**/*.cu*",
-        "kernels/**/args.h",
-        "kernels/**/keys.h",
+        "kernels/**/*_args.h",
         "kernels/gpu/device/*.h",
         "include/**/*.h",
     )
@@ -82,7 +81,7 @@ def test_wheel_holds_what_its_kernels_include(wheel: Path) -> None:
     """NVRTC is given the folder `kernels`, and finds there what a kernel's source names."""
     with zipfile.ZipFile(wheel) as archive:
         sources = {name for name in archive.namelist() if name.startswith("recfuse/kernels/")}
-        kernels = [name for name in sources if name.endswith((".cu", ".cuh", "args.h"))]
+        kernels = [name for name in sources if name.endswith((".cu", ".cuh", "_args.h"))]
         for name in kernels:
             included = re.findall(r'#include "([^"]+)"', archive.read(name).decode())
             assert {f"recfuse/kernels/{other}" for other in included} <= sources, name
@@ -129,7 +128,7 @@ def test_sdist_holds_sources_and_documents_and_no_measurements(builds: Builds) -
     assert measured and not measured & files  # megabytes that the repository keeps
     expected -= measured | {name for name in expected if ".egg-info/" in name}
     assert files - made == expected
-    assert {"csrc/torch/abi.h", "include/recfuse.h", "python/recfuse/_C.pyi"} <= expected
+    assert {"csrc/torch/torch_abi.h", "include/recfuse.h", "python/recfuse/_C.pyi"} <= expected
     assert builds.sdist.stat().st_size < 8 << 20
 
 

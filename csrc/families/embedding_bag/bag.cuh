@@ -3,7 +3,7 @@
 #define RECFUSE_EMBEDDING_BAG_BAG_CUH
 
 #include "gpu/device/common.cuh"
-#include "families/embedding_bag/args.h"
+#include "families/embedding_bag/embedding_bag_args.h"
 
 constexpr int power_of_two(int least) {
     int power = 1;

@@ -18,7 +18,7 @@
 #define RF_TABLES 0 /* rf_dtype of all buffers, -1: they differ */
 #endif
 
-#include "families/embedding_columns/args.h"
+#include "families/embedding_columns/columns_args.h"
 
 enum { BLOCK = RF_COLUMNS_BLOCK, WARPS = BLOCK / 32, OUTPUT_BYTES = rf_element<RF_OUTPUT>::BYTES };
 

@@ -12,7 +12,7 @@
  *             which a lane has up to 8 rows in flight. Stores of a warp are up to 512 neighbouring bytes (rows.cuh).
  *   numbers   lanes have places as above, and look at their values themselves (rows.cuh).
  *   bags      one column. Threads list the rows of as many bags as there is room for, whatever their lengths; then groups
- *             of lanes pool a bag each. A long bag has all groups (pool.cuh). These tasks come first.
+ *             of lanes pool a bag each. A long bag has all groups (columns_pool.cuh). These tasks come first.
  *
  * Why so: a thousand columns of 256 samples move 13 MB, 3 us at the speed of copies, and a value's way is longer than
  * that if nothing overlaps: task -> body -> value -> row, four loads from L2 or memory one after another, 2 us. So what
@@ -29,7 +29,7 @@
  *
  * Source: Pan et al., RECom, ASPLOS'23: one kernel for all columns, sections 3 and 5.
  */
-#include "families/embedding_columns/pool.cuh"
+#include "families/embedding_columns/columns_pool.cuh"
 #include "families/embedding_columns/rows.cuh"
 
 #ifndef RF_BAGS

@@ -3,7 +3,7 @@
 #define RECFUSE_CUDA_EMBEDDING_COLUMNS_H
 
 #include "families/embedding_columns/program/columns_program.h"
-#include "families/embedding_columns/args.h"
+#include "families/embedding_columns/columns_args.h"
 #include "gpu/launches/launches.h"
 
 /* The launch of all tasks of a call. */

@@ -12,7 +12,7 @@
 #define RF_WRITE 1
 #endif
 
-#include "families/embedding_columns/bags.cuh"
+#include "families/embedding_columns/columns_bags.cuh"
 #include "families/embedding_columns/rows.cuh"
 
 /* The lookups of a bag, by a warp. */

@@ -9,7 +9,7 @@
 #endif
 
 #include "gpu/device/sums.cuh"
-#include "families/embedding_columns/args.h"
+#include "families/embedding_columns/columns_args.h"
 
 enum {
     BLOCK = RF_COLUMNS_SCAN_BLOCK,

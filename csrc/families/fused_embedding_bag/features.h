@@ -4,7 +4,7 @@
 #define RECFUSE_CUDA_FUSED_FEATURES_H
 
 #include "core/status.h"
-#include "families/fused_embedding_bag/args.h"
+#include "families/fused_embedding_bag/fused_args.h"
 
 /* What a feature's rows are like, for a kernel. */
 typedef struct rf__fused_geometry {

@@ -34,7 +34,7 @@
 #define RF_BLOCK 64
 #endif
 
-#include "families/fused_embedding_bag/args.h"
+#include "families/fused_embedding_bag/fused_args.h"
 
 template <int BYTES> struct rf_unsigned;
 template <> struct rf_unsigned<4> {

@@ -4,25 +4,25 @@
  * the table:
  *
  *   fused_embedding_bag.c   rf_fused_embedding_bag_cuda: checks, prepares, lowers, runs; fused.h
- *   prepare.c               a call's descriptions, found or made (gpu/launches/description.h): its partition
+ *   fused_prepare.c               a call's descriptions, found or made (gpu/launches/description.h): its partition
  *   feature_table.c         and its features
- *   lower.c                 launches of a batch
- *   partition/device.c      the launch of partition/map.cu, which maps a batch whose offsets are on the device
+ *   fused_lower.c                 launches of a batch
+ *   partition/map_lower.c      the launch of partition/map.cu, which maps a batch whose offsets are on the device
  *   partition/traffic.c     bytes and operations of a launch
  *   partition/cut.c, write.c, check.c, cost.c
  *                           which block works on what, on the host: tasks cut, written, looked at
- *   kernel.c                variants of kernels: options, shared memory
- *   schedule.c, describe.c  schedules: defaults and what a feature can run; features with theirs
+ *   fused_kernel.c                variants of kernels: options, shared memory
+ *   fused_schedule.c, describe.c  schedules: defaults and what a feature can run; features with theirs
  *   staged/staged.c         which tables are copied to shared memory, and which SM pools them
  *   geometry.c              vectors, lanes and slices of a feature's rows; limits (features.h)
- *   args.h, partition/args.h  what kernels know too
+ *   fused_args.h, partition/fused_map_args.h  what kernels know too
  *
- * On the device: fused_embedding_bag.cu (pool/pool.cuh with indices.cuh, pool/columns.cuh with column_rows.cuh),
+ * On the device: fused_embedding_bag.cu (pool/pool.cuh with indices.cuh, pool/pool_columns.cuh with column_rows.cuh),
  * partition/map.cu, staged/staged.cu (producer.cuh, ring.cuh); fused.cuh is what they share. */
 #ifndef RECFUSE_CUDA_FUSED_H
 #define RECFUSE_CUDA_FUSED_H
 
-#include "families/fused_embedding_bag/prepare.h"
+#include "families/fused_embedding_bag/fused_prepare.h"
 
 /* rf_fused_embedding_bag_cuda, and rf__check_fused_rows where columns are not NULL. */
 rf_status rf__fused_run_call(const rf_fused_embedding_bag_params *params, const int64_t *columns,

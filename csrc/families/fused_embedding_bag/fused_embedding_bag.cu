@@ -8,7 +8,7 @@
  *
  *   X(number, kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, split)
  *
- *   kind      RF_FUSED_CLASS_POOL (pool/pool.cuh) or _COLUMNS (pool/columns.cuh)
+ *   kind      RF_FUSED_CLASS_POOL (pool/pool.cuh) or _COLUMNS (pool/pool_columns.cuh)
  *   align     bytes of a vector that a lane loads; store: bytes that a vector's place in the output is aligned to
  *   lanes     that read a row, `vectors` times; rows that are wider are cut into slices
  *   whole     1: rows of lanes * align bytes, close to each other; 0: any, and the feature says
@@ -17,15 +17,15 @@
  *
  * Features that differ in their number of rows, row width up to `lanes`, padding row or place share a schedule.
  *
- * Shapes: those of rf_fused_args (args.h). Shared memory, dynamic: RF_ROWS row numbers a warp, by which its lanes hand out
- * what they have looked at; behind them the sums that warps of a bag leave for each other. kernel.c counts its bytes.
+ * Shapes: those of rf_fused_args (fused_args.h). Shared memory, dynamic: RF_ROWS row numbers a warp, by which its lanes hand out
+ * what they have looked at; behind them the sums that warps of a bag leave for each other. fused_kernel.c counts its bytes.
  *
  * Launch: grid [tasks], block [RF_BLOCK]. Registers suffice for RF_MIN_BLOCKS blocks an SM; more dynamic shared memory
  * keeps others out: with both the occupancy is what the tuner wants it to be.
  *
  * Source: Pan et al., RecFlex, SC'24: one schedule a feature (IV-B), branches of a block on it, mapping at run time.
  */
-#include "families/fused_embedding_bag/pool/columns.cuh"
+#include "families/fused_embedding_bag/pool/pool_columns.cuh"
 #include "families/fused_embedding_bag/pool/pool.cuh"
 
 #ifndef RF_SCHEDULES
@@ -52,13 +52,13 @@ RF_INLINE void run(const rf_fused_args &args, const rf_fused_task *at, const rf_
     task.last_bag = min(task.last_bag, args.bags); /* a mapping may be for some more */
     static_assert(KIND == RF_FUSED_CLASS_POOL || RF_WITH_STAGED ||
                       (1 + RF_WEIGHTED) * rf_column_rows::COUNT <= RF_ROWS,
-                  "as kernel.c counts them");
+                  "as fused_kernel.c counts them");
     rf_row_number *numbers = shared + threadIdx.x / 32 * RF_ROWS;
     if constexpr (KIND == RF_FUSED_CLASS_POOL) {
         typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
                                SPLIT>
             shape;
-        static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_ROWS, "as kernel.c counts them");
+        static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_ROWS, "as fused_kernel.c counts them");
         float *left = (float *)(shared + RF_BLOCK / 32 * RF_ROWS);
         rf_wait_for_inputs();
         if (rf_can_pool<shape>(args, task)) rf_pool<shape>(args, task, numbers, left);

@@ -3,7 +3,7 @@
 #define RECFUSE_IKBO_ATTENTION_CONTENTS_CUH
 
 #include "gpu/device/common.cuh"
-#include "families/ikbo_attention/keys.h"
+#include "families/ikbo_attention/attention_keys_args.h"
 
 /* Where errors go. */
 struct reporter_t {

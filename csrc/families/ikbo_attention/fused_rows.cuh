@@ -1,8 +1,8 @@
-/* The warps of fused.cu that move rows: queries to shared memory, answers to `out`. */
+/* The warps of ikbo_attention_fused.cu that move rows: queries to shared memory, answers to `out`. */
 #ifndef RECFUSE_IKBO_ATTENTION_FUSED_ROWS_CUH
 #define RECFUSE_IKBO_ATTENTION_FUSED_ROWS_CUH
 
-#include "families/ikbo_attention/fused.cuh"
+#include "families/ikbo_attention/ikbo_attention_fused.cuh"
 
 /* A row of a tile: what it is of, and its number in out. A user's rows are those of its own queries, then those of its
  * candidates; of each the heads that share keys, of each head the queries. */

@@ -3,7 +3,7 @@
 #define RECFUSE_CUDA_IKBO_ATTENTION_H
 
 #include "gpu/launches/launches.h"
-#include "families/ikbo_attention/keys.h"
+#include "families/ikbo_attention/attention_keys_args.h"
 
 /* Sets the error word of launches: that of all calls with these heads, kv_heads and dim. Keys have another address in each
  * call, layers the same shape. Launches raise earlier errors of these calls first. */
@@ -35,7 +35,7 @@ int64_t rf__attention_item_rows(const rf_ikbo_attention_params *params, const rf
 /* Returns the most tiles that there may be: each user's last one may be short. */
 int64_t rf__attention_tiles(const rf_ikbo_attention_params *params);
 
-/* Lowers a call that rf_ikbo_attention_takes: group.cu, then fused.cu. */
+/* Lowers a call that rf_ikbo_attention_takes: ikbo_attention_group.cu, then ikbo_attention_fused.cu. */
 rf_status rf__ikbo_attention_lower(const rf__gpu *gpu, const rf_ikbo_attention_params *params,
                                    rf__launches *launches);
 

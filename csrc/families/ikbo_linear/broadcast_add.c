@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "core/validate.h"
-#include "families/ikbo_linear/args.h"
+#include "families/ikbo_linear/ikbo_linear_args.h"
 #include "families/ikbo_linear/ikbo_linear.h"
 
 static const rf__kernel_source source = {"families/ikbo_linear/broadcast_add.cu", "rf_broadcast_add"};

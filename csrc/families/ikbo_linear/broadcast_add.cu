@@ -27,7 +27,7 @@
 #endif
 
 #include "families/ikbo_linear/activation.cuh"
-#include "families/ikbo_linear/args.h"
+#include "families/ikbo_linear/ikbo_linear_args.h"
 #include "families/ikbo_linear/parent.cuh"
 
 #if RF_DTYPE == 3

@@ -36,7 +36,7 @@ rf_status rf__ikbo_add_launch(const rf_ikbo_add_params *params, const rf__ikbo_t
 typedef struct rf__ikbo_shape {
     int32_t rows, ranks;
     int32_t slots; /* of the ring */
-    int32_t groups; /* of small.cu: strips of a block; 0: fused.cu */
+    int32_t groups; /* of small.cu: strips of a block; 0: ikbo_linear_fused.cu */
     bool joined; /* of two levels: a candidate's k ends with its user's, so there are no sums of users */
     bool direct; /* weights that can be are read as they lie; else all are packed */
 } rf__ikbo_shape;
@@ -71,7 +71,7 @@ bool rf__ikbo_has_sums(const rf_ikbo_linear_params *params, const rf__ikbo_varia
 /* Places of a level in the workspace: bytes from its start. Unset where the level has no such part. */
 typedef struct rf__ikbo_workspace {
     int64_t weight; /* packed */
-    int64_t sums, done; /* sums, for fused.cu with those of a bias-only item, and their counter */
+    int64_t sums, done; /* sums, for ikbo_linear_fused.cu with those of a bias-only item, and their counter */
 } rf__ikbo_workspace;
 
 /* Returns the bytes of the workspace; writes `levels` [params->n_levels]. */

@@ -1,4 +1,4 @@
-/* Weights, and the bias, in the order in which fused.cu and small.cu read them; and their counters set to 0.
+/* Weights, and the bias, in the order in which ikbo_linear_fused.cu and small.cu read them; and their counters set to 0.
  *
  * A level's weight [m, k] becomes images of its slots: [slot, rank, row, 32 of k], zeros beyond m and k, a row's four pieces
  * of 16 bytes in the order that the tensor cores' swizzle of 64 bytes wants: piece c of row r lies at c ^ (r / 2 % 4). Made in
@@ -8,7 +8,7 @@
  * Launch: grid [ceil(most pieces or floats of a level / RF_BLOCK), levels], block [RF_BLOCK].
  */
 #include "gpu/device/common.cuh"
-#include "families/ikbo_linear/args.h"
+#include "families/ikbo_linear/ikbo_linear_args.h"
 #include "families/ikbo_linear/bias.cuh"
 
 #ifndef RF_DTYPE
@@ -38,7 +38,7 @@ RF_INLINE void pack(const rf_pack_level &level, int m, int ranks, int at) {
     ((rf_bytes<16> *)level.packed)[place] = to;
 }
 
-/* Float `at` of [strips, rank, RF_ROWS / 8, 128 threads, 4]: rows as at the head of fused.cu. */
+/* Float `at` of [strips, rank, RF_ROWS / 8, 128 threads, 4]: rows as at the head of ikbo_linear_fused.cu. */
 RF_INLINE float bias_of(const rf_pack_args &args, int at) {
     const int rank = at / (RF_ROWS * RF_FUSED_COLUMNS) % args.ranks;
     const int inside = at % (RF_ROWS * RF_FUSED_COLUMNS);

@@ -1,6 +1,6 @@
 /* How the kernels of a whole layer cut it, and which of them is faster for a call. */
 #include "core/validate.h"
-#include "families/ikbo_linear/args.h"
+#include "families/ikbo_linear/ikbo_linear_args.h"
 #include "families/ikbo_linear/ikbo_linear.h"
 
 int64_t rf__ikbo_strips(const rf_ikbo_linear_params *params) {
@@ -45,12 +45,12 @@ static int64_t fused_slots(const rf_ikbo_linear_params *params, bool joined) {
     return slots * rf__ikbo_strips(params);
 }
 
-/* Whether fused.cu has registers for so many rows. */
+/* Whether ikbo_linear_fused.cu has registers for so many rows. */
 static bool fits_fused(const rf_ikbo_linear_params *params) {
     return params->m <= RF__IKBO_MOST_RANKS * RF_FUSED_MOST_ROWS;
 }
 
-/* Nanoseconds of a call by fused.cu, as on an H200: what does not depend on the size; a slot of all levels but the last, which is
+/* Nanoseconds of a call by ikbo_linear_fused.cu, as on an H200: what does not depend on the size; a slot of all levels but the last, which is
  * waited for, or of joined ones; a slot of a strip with 448 rows. Of more rows: as if it took them, which torch does. */
 static int64_t fused_time(const rf_ikbo_linear_params *params, int32_t sms) {
     enum { BASE = 9000, WAIT = 230, JOINED = 5000, JOINED_SLOT = 195, STRIP_SLOT = 380, MORE_ROWS = 18000 };

@@ -1,4 +1,4 @@
-/* A linear layer over users and their candidates, as fused.cu has it, for items so few that they do not fill a GPU by its
+/* A linear layer over users and their candidates, as ikbo_linear_fused.cu has it, for items so few that they do not fill a GPU by its
  * strips: the time is then that of loads that wait for each other.
  *
  *     sums of an item = W_level . x[item] + sums of its parent;   out[candidate] = activation(its sums)
@@ -12,7 +12,7 @@
  * beside it, and reads inputs meanwhile. RF_DIRECT: weights come by tensor maps as they lie, so with RF_JOINED there is one launch.
  *
  * A block: RF_GROUPS warpgroups that multiply, and warps that copy: one for each strip, one for weights.
- * A thread: RF_ROWS / 2 sums as in fused.cu. Shared memory: RF_SMALL_SHARED_BYTES. Launch: grid [pieces of all levels],
+ * A thread: RF_ROWS / 2 sums as in ikbo_linear_fused.cu. Shared memory: RF_SMALL_SHARED_BYTES. Launch: grid [pieces of all levels],
  * block [(RF_GROUPS + 1) * 128].
  * Source: IKBO (in-kernel broadcast optimization), section 2: decomposition, broadcast fusion, multi-stage fusion.
  */
@@ -38,7 +38,7 @@
 #include "gpu/device/hopper.cuh"
 #include "gpu/device/wgmma.cuh"
 #include "families/ikbo_linear/activation.cuh"
-#include "families/ikbo_linear/args.h"
+#include "families/ikbo_linear/ikbo_linear_args.h"
 #include "families/ikbo_linear/bias.cuh"
 #include "families/ikbo_linear/parent.cuh"
 

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-#include "families/pin_rows/args.h"
+#include "families/pin_rows/pin_rows_args.h"
 
 static const rf__kernel_source source = {"families/pin_rows/pin_rows.cu", "rf_pin_rows"};
 

@@ -11,7 +11,7 @@
 #endif
 
 #include "gpu/device/common.cuh"
-#include "families/pin_rows/args.h"
+#include "families/pin_rows/pin_rows_args.h"
 
 extern "C" __global__ void rf_pin_rows(const __grid_constant__ rf_pin_rows_args args) {
     rf_wait_for_previous_kernel();

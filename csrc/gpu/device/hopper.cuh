@@ -9,7 +9,7 @@
 #define RECFUSE_HOPPER_CUH
 
 #include "gpu/device/common.cuh"
-#include "gpu/device/tensor_map.h"
+#include "gpu/device/tensor_map_type.h"
 
 RF_INLINE rf_u32 rf_shared(const void *address) { return (rf_u32)__cvta_generic_to_shared(address); }
 

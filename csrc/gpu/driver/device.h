@@ -3,7 +3,7 @@
 #define RECFUSE_CUDA_DRIVER_DEVICE_H
 
 #include "gpu/driver/driver.h"
-#include "gpu/driver/error_word.h"
+#include "gpu/driver/error_words.h"
 #include "gpu/driver/gpu.h"
 
 enum { RF__CUDA_MOST_DEVICES = 64, RF__CUDA_DESCRIBED = -1 };

@@ -2,7 +2,7 @@
 #ifndef RECFUSE_CUDA_DRIVER_DRIVER_H
 #define RECFUSE_CUDA_DRIVER_DRIVER_H
 
-#include "gpu/driver/abi.h"
+#include "gpu/driver/cuda_abi.h"
 #include "core/status.h"
 
 typedef struct rf__cuda_driver {

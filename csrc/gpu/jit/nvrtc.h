@@ -2,7 +2,7 @@
 #ifndef RECFUSE_CUDA_NVRTC_H
 #define RECFUSE_CUDA_NVRTC_H
 
-#include "gpu/driver/abi.h"
+#include "gpu/driver/cuda_abi.h"
 #include "core/file.h"
 #include "core/status.h"
 #include "gpu/jit/source.h"

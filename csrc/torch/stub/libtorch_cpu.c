@@ -1,6 +1,6 @@
 /* Stands in for libtorch_cpu.so when recfuse is linked, so that building needs no torch: the names of
- * abi.h and nothing behind them. It is neither installed nor loaded. */
-#include "torch/abi.h"
+ * torch_abi.h and nothing behind them. It is neither installed nor loaded. */
+#include "torch/torch_abi.h"
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #define STUB(result, name, parameters) \

@@ -1,4 +1,4 @@
-"""Lookups grouped by row, without a GPU: keys.cu, sort.cu and group.cu beside a model.
+"""Lookups grouped by row, without a GPU: keys.cu, sort.cu and backward_group.cu beside a model.
 
 They run on the host as blocks of threads, in random order."""
 

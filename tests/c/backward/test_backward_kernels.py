@@ -11,7 +11,7 @@ import pytest
 
 from support.kernels import BFLOAT16, FLOAT16, FLOAT32, NVRTC, compile_log
 
-FOLDER = "families/fused_embedding_bag/backward"
+FOLDER = "families/fused_backward"
 GRADIENT = 0  # RF_EMIT
 EMITS = range(5)
 DTYPES = ((FLOAT32, FLOAT32, 0), (FLOAT16, FLOAT16, 1), (FLOAT32, BFLOAT16, 1), (BFLOAT16, FLOAT32, 0))
@@ -36,7 +36,7 @@ KEYS = wide("u32", "u32"), wide("u64", "u64"), f"{wide('u32', 'u32')} -DRF_GROUP
 
 FILES = {
     "small/lists.cu": INTEGERS,
-    "small/staged.cu": [
+    "small/small_rows.cu": [
         f"{emitting(emit, *DTYPES[(emit + staged + other) % 4])} -DRF_STAGED={staged}"
         for emit, staged, other in itertools.product(EMITS, (0, 1), (0, 1))
     ],
@@ -54,7 +54,7 @@ FILES = {
         f"{wide('u32', value)} -DRF_DIGIT_BITS=11 -DRF_ITEMS={items} -DRF_GROUPED=1"
         for value, items in itertools.product(("u32", "u64"), (4, 8))
     ],
-    "sort/group.cu": [wide("u32", value) for value in ("u32", "u64")],
+    "sort/backward_group.cu": [wide("u32", value) for value in ("u32", "u64")],
     "rows.cu": [
         f"{emitting(emit, *dtypes)} {wide('u32', 'u32')} -DRF_ENTRIES={entries}"
         for emit, (entries, dtypes) in itertools.product(EMITS, ((0, DTYPES[0]), (1, DTYPES[2])))
@@ -67,8 +67,8 @@ FILES = {
 
 # Bytes that may be spilled: once a chunk or a task; and what is seldom needed of a feature.
 FEW = {("sort/sort.cu", arch): 32 for arch in ("sm_80", "sm_90a")}
-FEW |= {("sort/group.cu", arch): 80 for arch in ("sm_80", "sm_90a")}  # of digits with many entries
-FEW |= {("small/staged.cu", arch): 16 for arch in ("sm_80", "sm_90a")}
+FEW |= {("sort/backward_group.cu", arch): 80 for arch in ("sm_80", "sm_90a")}  # of digits with many entries
+FEW |= {("small/small_rows.cu", arch): 16 for arch in ("sm_80", "sm_90a")}
 FEW |= {("small/lists.cu", "sm_80"): 128, ("small/lists.cu", "sm_90a"): 160}
 
 

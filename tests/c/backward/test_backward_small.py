@@ -1,4 +1,4 @@
-"""The small path of the backward, without a GPU: lists.cu and staged.cu beside a model.
+"""The small path of the backward, without a GPU: lists.cu and small_rows.cu beside a model.
 
 They run on the host as blocks of threads, in random order."""
 

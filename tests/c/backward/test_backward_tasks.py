@@ -44,7 +44,7 @@ def host_library() -> ctypes.CDLL:
 
     def build(path: Path) -> None:
         folder = ROOT / "csrc"
-        sources = [folder / "families/fused_embedding_bag/backward/small/tasks.c", folder / "core/status.c"]
+        sources = [folder / "families/fused_backward/small/small_tasks.c", folder / "core/status.c"]
         command = [COMPILER, *FLAGS, "-O1", "-fPIC", "-shared", *sources, "-o", path]
         subprocess.run([str(part) for part in command], check=True)
 

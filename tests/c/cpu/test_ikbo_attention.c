@@ -6,7 +6,7 @@
 #include "families/ikbo_attention/ikbo_attention_sizes.h"
 #include "core/validate.h"
 #include "check.h"
-#include "families/ikbo_attention/packed/args.h"
+#include "families/ikbo_attention/packed/attention_packed_args.h"
 
 enum { MOST_CANDIDATES = 60, MOST_USERS = 9 };
 

@@ -7,7 +7,7 @@
 #ifndef RECFUSE_TESTS_FAKE_CUDA_H
 #define RECFUSE_TESTS_FAKE_CUDA_H
 
-#include "gpu/driver/abi.h"
+#include "gpu/driver/cuda_abi.h"
 
 /* How often a function was called. */
 int fake_cuda_calls(const char *name); /* NULL: of all functions */

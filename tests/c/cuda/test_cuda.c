@@ -15,7 +15,7 @@
 #include "check.h"
 #include "gpu/jit/cache.h"
 #include "gpu/jit/jit.h"
-#include "families/embedding_bag/schedule.h"
+#include "families/embedding_bag/embedding_bag_schedule.h"
 #include "fake_cuda.h"
 #include "program.h"
 

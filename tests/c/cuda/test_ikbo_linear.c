@@ -6,7 +6,7 @@
 
 #include "allocator.h"
 #include "check.h"
-#include "families/ikbo_linear/args.h"
+#include "families/ikbo_linear/ikbo_linear_args.h"
 #include "families/ikbo_linear/ikbo_linear.h"
 #include "program.h"
 

@@ -1,4 +1,4 @@
-/* How the one-launch attention cuts work, on the host: group.cu as a block of RF_BLOCK threads, and what fused.cu's warps
+/* How the one-launch attention cuts work, on the host: ikbo_attention_group.cu as a block of RF_BLOCK threads, and what ikbo_attention_fused.cu's warps
  * make of each tile. */
 #include "warps.h"
 
@@ -8,9 +8,9 @@
 #define RF_V_SLOTS 4
 #define RF_SEGMENT 1
 static inline rf_u64 __cvta_generic_to_shared(const void *address) { return (rf_u64)(uintptr_t)address; }
-#include "families/ikbo_attention/group.cu"
+#include "families/ikbo_attention/ikbo_attention_group.cu"
 
-#include "families/ikbo_attention/fused_copy.cuh"
+#include "families/ikbo_attention/ikbo_attention_copy.cuh"
 #include "families/ikbo_attention/fused_rows.cuh"
 
 static void group(const void *args) {

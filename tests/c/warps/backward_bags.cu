@@ -1,10 +1,10 @@
 /* Kernels of the backward that work bag by bag, on the host. */
 #include "warps.h"
 
-#include "families/fused_embedding_bag/backward/bags/bags.cuh"
+#include "families/fused_backward/bags/backward_bags.cuh"
 
-#include "families/fused_embedding_bag/backward/bags/sample_weights.cu"
-#include "families/fused_embedding_bag/backward/bags/winners.cu"
+#include "families/fused_backward/bags/sample_weights.cu"
+#include "families/fused_backward/bags/winners.cu"
 
 static void winners_block(const void *args) { rf_winners(*static_cast<const rf_bags_args *>(args)); }
 static void weights_block(const void *args) { rf_sample_weights(*static_cast<const rf_bags_args *>(args)); }

@@ -1,4 +1,4 @@
-/* How lookups are grouped by row, on the host: keys.cu, the pass of sort.cu and group.cu, as general.c launches them. With RF_ITEMS,
+/* How lookups are grouped by row, on the host: keys.cu, the pass of sort.cu and backward_group.cu, as general.c launches them. With RF_ITEMS,
  * RF_VALUE and types of lookups. */
 #include "warps.h"
 
@@ -8,19 +8,19 @@
 #define RF_DIGIT_BITS RF_BACKWARD_MOST_DIGIT_BITS
 #define RF_ENTRIES RF_ENTRIES_DIRECT
 #include "gpu/device/bags.cuh"
-#include "families/fused_embedding_bag/backward/sort/ranks.cuh"
+#include "families/fused_backward/sort/ranks.cuh"
 
 thread_local __align__(16) rf_u8 memory[256 << 10]; /* a block's dynamic shared memory */
 
 /* Names of one are not seen by the others. */
 namespace keys {
-#include "families/fused_embedding_bag/backward/keys.cu"
+#include "families/fused_backward/keys.cu"
 }
 namespace sort {
-#include "families/fused_embedding_bag/backward/sort/sort.cu"
+#include "families/fused_backward/sort/sort.cu"
 }
 namespace group {
-#include "families/fused_embedding_bag/backward/sort/group.cu"
+#include "families/fused_backward/sort/backward_group.cu"
 }
 
 static void keys_block(const void *args) {

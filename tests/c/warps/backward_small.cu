@@ -1,4 +1,4 @@
-/* The small path of the backward on the host: lists.cu, and staged.cu as RF_STAGED, RF_EMIT and dtypes say. */
+/* The small path of the backward on the host: lists.cu, and small_rows.cu as RF_STAGED, RF_EMIT and dtypes say. */
 #include "warps.h"
 
 #include "gpu/device/shared.cuh"
@@ -6,16 +6,16 @@
 thread_local __align__(16) rf_u8 memory[256 << 10]; /* a block's dynamic shared memory */
 
 #define RF_STREAMED 0
-#include "families/fused_embedding_bag/backward/emit.cuh"
-#include "families/fused_embedding_bag/backward/small/args.h"
+#include "families/fused_backward/emit.cuh"
+#include "families/fused_backward/small/backward_small_args.h"
 
 /* Names of one are not seen by the other. */
 namespace lists {
-#include "families/fused_embedding_bag/backward/small/lists.cu"
+#include "families/fused_backward/small/lists.cu"
 }
 #undef NO_ROW
 namespace staged {
-#include "families/fused_embedding_bag/backward/small/staged.cu"
+#include "families/fused_backward/small/small_rows.cu"
 }
 
 static void lists_block(const void *args) {

@@ -1,6 +1,6 @@
 /* From values to addresses of rows, some samples of all neighbours, and then from rows to the output. */
 #include "families/embedding_columns/cpu/rows.h"
-#include "families/embedding_columns/cpu/pool.h"
+#include "families/embedding_columns/cpu/columns_pool.h"
 
 enum {
     SAMPLES = 64, /* at once: their rows stay in L1 and L2 from the one step to the other */

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #include "recfuse.h"
-#include "families/fused_embedding_bag/backward/cpu/transpose.h"
+#include "families/fused_backward/cpu/transpose.h"
 #include "core/validate.h"
 
 /* The bad value that comes first in the order of the spans. */

@@ -1,9 +1,9 @@
-/* The cost model (partition/args.h) of a class and of a feature. */
+/* The cost model (partition/fused_map_args.h) of a class and of a feature. */
 #ifndef RECFUSE_CUDA_FUSED_COST_H
 #define RECFUSE_CUDA_FUSED_COST_H
 
 #include "families/fused_embedding_bag/features.h"
-#include "families/fused_embedding_bag/partition/args.h"
+#include "families/fused_embedding_bag/partition/fused_map_args.h"
 
 /* Lookups of a bag in flight, where a class pools. */
 static inline double rf__fused_in_flight(const rf__fused_class *schedule) {

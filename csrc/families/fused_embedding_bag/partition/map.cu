@@ -1,5 +1,5 @@
 /* Which block of the fused embedding bag works on what, decided on the device: where lengths of bags are there alone.
- * The same choices as partition/cost.c and cut.c make on the host, by one cost model (args.h), but for three: ranks are coarser, tasks
+ * The same choices as partition/cost.c and cut.c make on the host, by one cost model (fused_map_args.h), but for three: ranks are coarser, tasks
  * of tiles come last, not spread over the others, and the last tasks are as long as all.
  *
  * Who does what. Runs are shared out: run r < n_features is feature r, if its schedule pools; the runs behind it are
@@ -15,7 +15,7 @@
  * Whatever offsets hold, tasks cover each bag of each feature once and are no more than the host has made room for:
  * their number follows from the sum of the very same work that they are cut from.
  *
- * Shapes: those of rf_fused_map_args (partition/args.h). Shared memory, static: shared_data, 45 KB.
+ * Shapes: those of rf_fused_map_args (partition/fused_map_args.h). Shared memory, static: shared_data, 45 KB.
  * Launch: grid [1 ...], block [RF_BLOCK]. The same result whatever the grid.
  * Source: Pan et al., RecFlex, SC'24, section IV-B: thread mapping at run time.
  */
@@ -23,7 +23,7 @@
 #define RF_BLOCK 1024
 #endif
 #include "families/fused_embedding_bag/fused.cuh"
-#include "families/fused_embedding_bag/partition/args.h"
+#include "families/fused_embedding_bag/partition/fused_map_args.h"
 
 enum { WARPS = 32, RANKS = 32, LONG_RANKS = 16, NO_BIN = -1, LONGER = 1 << 8 };
 static_assert(RF_BLOCK == 32 * WARPS, "a lane of one warp for each warp");

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "families/fused_embedding_bag/partition/cut.h"
-#include "families/fused_embedding_bag/partition/args.h"
+#include "families/fused_embedding_bag/partition/fused_map_args.h"
 
 enum { BUCKETS = 64, /* of the work of tasks */ SPREAD = BUCKETS, LISTS };
 

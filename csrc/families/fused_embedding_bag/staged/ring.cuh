@@ -47,7 +47,7 @@ struct ring {
     staged_task tasks[SLOTS];
     int claims[2 * SLOTS]; /* of bags, in as many turns: see lay_out */
 };
-static_assert(sizeof(ring) <= RF_FUSED_STAGED_SHARED, "as args.h says");
+static_assert(sizeof(ring) <= RF_FUSED_STAGED_SHARED, "as fused_args.h says");
 static_assert(LENGTHS == HELPERS && MOST_BAGS % HELPERS == 0, "each helper has as much to do");
 static_assert(RF_FUSED_STAGED_RING % LINE == 0, "so that rows lie in one piece");
 static_assert(sizeof(RF_POSITION) == 4, "calls with more lookups have no tables staged");

@@ -18,7 +18,7 @@
  * On an H200 bank conflicts (rows are read in random order) and the wait for indices bind it, about evenly. Indices further
  * ahead, tables that stay in L2, and more warps with fewer registers are all slower.
  *
- * Shapes: those of rf_fused_args (args.h); tasks are lists [limit][grid], each ended by one of feature -1.
+ * Shapes: those of rf_fused_args (fused_args.h); tasks are lists [limit][grid], each ended by one of feature -1.
  * Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute capability 9.0.
  */
 #include "families/fused_embedding_bag/staged/producer.cuh"

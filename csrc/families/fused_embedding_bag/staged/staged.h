@@ -1,6 +1,6 @@
 /* Tables of narrow rows that are copied to shared memory as a whole: which, and which SM pools which.
  *
- * To delete this feature: this folder; in schedule.c staged_complete and staged_fill; in kernel.c, lower.c and prepare.c what says
+ * To delete this feature: this folder; in fused_schedule.c staged_complete and staged_fill; in fused_kernel.c, fused_lower.c and fused_prepare.c what says
  * `staged`; the lists in partition (partition.h, cut.c, write.c, check.c); RF_WITH_STAGED in kernels;
  * RF_FUSED_KIND_STAGED in the public header. */
 #ifndef RECFUSE_CUDA_FUSED_STAGED_H

@@ -2,7 +2,7 @@
  *
  * rf_attention_prepare: users[i] = map[i], or the number of users where that is none; bad contents are recorded. A thread
  *   owns one candidate, one length and one offset. Grid [ceil(max(n_items, users + 1) / RF_BLOCK)].
- * rf_attention_cut: the chunks of args.h, for torch as sequences: where their rows begin, their keys, how many these are.
+ * rf_attention_cut: the chunks of attention_packed_args.h, for torch as sequences: where their rows begin, their keys, how many these are.
  *   A thread owns one chunk. Grid [ceil(chunks / RF_BLOCK)].
  * rf_attention_pack: rows of items in another order, heads padded with zeros, and query heads that share keys as rows of
  *   one head: [item, query, kv_head, group, dim] becomes [item, query, group, kv_head, dim]. Also keys and values that
@@ -24,7 +24,7 @@
 #endif
 
 #include "families/ikbo_attention/contents.cuh"
-#include "families/ikbo_attention/packed/args.h"
+#include "families/ikbo_attention/packed/attention_packed_args.h"
 
 typedef rf_bytes<RF_VECTOR> vector_t;
 

@@ -3,7 +3,7 @@
 #define RECFUSE_CUDA_IKBO_ATTENTION_PACKED_H
 
 #include "families/ikbo_attention/ikbo_attention.h"
-#include "families/ikbo_attention/packed/args.h"
+#include "families/ikbo_attention/packed/attention_packed_args.h"
 
 /* Writes users [candidates.count] and records bad contents. Earlier errors are raised first. */
 rf_status rf__attention_prepare_lower(const rf_ikbo_attention_params *params, int32_t *users,

@@ -1,7 +1,7 @@
 /* ikbo_attention on any GPU: torch's attention of sequences of many lengths, over chunks of each user's queries.
  *
  * Candidates are put in their users' order by a stable sort on the device, and cut into chunks whose number the host
- * knows (families/ikbo_attention/packed/args.h), so that nothing is waited for. A chunk is a sequence of queries; its keys are
+ * knows (families/ikbo_attention/packed/attention_packed_args.h), so that nothing is waited for. A chunk is a sequence of queries; its keys are
  * where they lie, by a first position and a length, so that chunks share them and nothing is repeated in memory. Query
  * heads that share keys are further rows of one head. Flash attention takes float16 and bfloat16 heads of up to 256, the
  * memory-efficient kernel the rest. Both are called below autocast, which would change types.

@@ -1,0 +1,168 @@
+/* recfuse._C: compiling and measuring schedules of the embedding bag, for the tuner. Pointers are addresses
+ * on a GPU, as integers: whoever calls keeps the tensors alive. */
+#include "python/methods.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "families/embedding_bag/embedding_bag.h"
+#include "families/embedding_columns/embedding_columns.h"
+#include "families/fused_embedding_bag/partition/map_lower.h"
+#include "families/pin_rows/pin_rows.h"
+#include "core/validate.h"
+
+RF__PY_METHOD(embedding_bag_compile) {
+    rf_embedding_bag_schedule schedule, complete = {0};
+    rf__gpu gpu = {0};
+    rf_kernel_info info = {0};
+    const char *arch, *text;
+    char complete_text[RF_SCHEDULE_TEXT_BYTES];
+    long long dim, stride, lookups, bags, rows = -1, l2_bytes = 0;
+    int sms = 0, alignment, dtype, index_type, offset_type, pooling, weighted, padded, check;
+    static const float present = 0; /* never read: says that there are weights */
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "zLLiiiiipppLLs|LiL:embedding_bag_compile", &arch, &dim, &stride,
+                          &alignment, &dtype, &index_type, &offset_type, &pooling, &weighted, &padded, &check,
+                          &lookups, &bags, &text, &rows, &sms, &l2_bytes))
+        return NULL;
+    if (dtype < RF_FLOAT32 || dtype > RF_BFLOAT16 || index_type < RF_INT32 || index_type > RF_INT64 ||
+        offset_type < RF_INT32 || offset_type > RF_INT64 || pooling < RF_SUM || pooling > RF_MAX)
+        return PyErr_Format(
+            PyExc_ValueError,
+            "embedding_bag_compile: unknown dtype %d, index type %d, offset type %d or pooling %d", dtype,
+            index_type, offset_type, pooling);
+    const rf_embedding_bag_params params = {.dim = dim,
+                                            .weight_stride = stride,
+                                            .rows = rows >= 0 ? rows : lookups,
+                                            .dtype = (rf_dtype)dtype,
+                                            .index_type = (rf_int_type)index_type,
+                                            .offset_type = (rf_int_type)offset_type,
+                                            .pooling = (rf_pooling)pooling,
+                                            .sample_weights = weighted ? &present : NULL,
+                                            .padding_idx = padded ? 0 : -1,
+                                            .check_bounds = check,
+                                            .lookups = lookups,
+                                            .bags = bags};
+    status = rf_embedding_bag_schedule_parse(text, &schedule);
+    if (status == RF_OK) status = rf__gpu_of_arch(arch != NULL ? arch : "sm_90a", &gpu);
+    if (sms > 0) {
+        gpu.sms = sms;
+        gpu.l2_bytes = l2_bytes;
+    }
+    if (status == RF_OK)
+        RF__PY_UNLOCKED(status = rf__embedding_bag_compile(&gpu, &params, &schedule, alignment, arch != NULL,
+                                                           &info, &complete));
+    if (status != RF_OK) return rf__py_result(NULL, status, "embedding_bag_compile");
+    rf_embedding_bag_schedule_print(&complete, complete_text);
+    return rf__py_kernel(
+        &info, Py_BuildValue("{s:s,s:i}", "schedule", complete_text, "shared_bytes", info.shared_bytes));
+}
+
+RF__PY_METHOD(small_kernels_compile) {
+    const char *arch;
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "s:small_kernels_compile", &arch)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = rf__pin_rows_compile(arch);
+    if (status == RF_OK) status = rf__fused_map_compile(arch);
+    Py_END_ALLOW_THREADS;
+    Py_INCREF(Py_None);
+    return rf__py_result(Py_None, status, "small_kernels_compile");
+}
+
+RF__PY_METHOD(columns_kernels_compile) {
+    const char *arch;
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "s:columns_kernels_compile", &arch)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = rf__columns_compile(arch);
+    if (status == RF_OK) status = rf__columns_lookups_compile(arch);
+    Py_END_ALLOW_THREADS;
+    Py_INCREF(Py_None);
+    return rf__py_result(Py_None, status, "columns_kernels_compile");
+}
+
+/* The batches and schedules of a measurement, which the caller frees; false: *status or an exception says why. */
+static bool lists_read(PyObject *batches, PyObject *schedules, const rf_embedding_bag_params *table,
+                       rf_embedding_bag_measurement *work, rf_status *status) {
+    work->n_batches = PyList_Size(batches);
+    work->n_schedules = PyList_Size(schedules);
+    rf_embedding_bag_params *read = calloc((size_t)work->n_batches + 1, sizeof *read);
+    work->batches = read;
+    rf_embedding_bag_schedule *parsed = calloc((size_t)work->n_schedules + 1, sizeof *parsed);
+    work->schedules = parsed;
+    if (read == NULL || parsed == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    for (int64_t b = 0; b < work->n_batches; b++) {
+        read[b] = *table;
+        if (rf__py_batch(PyList_GetItem(batches, (Py_ssize_t)b), &read[b], NULL) != 0) return false;
+    }
+    for (int64_t s = 0; s < work->n_schedules; s++) {
+        Py_ssize_t length;
+        const char *text = PyUnicode_AsUTF8AndSize(PyList_GetItem(schedules, (Py_ssize_t)s), &length);
+        if (text == NULL) return false;
+        if (strlen(text) != (size_t)length) {
+            PyErr_SetString(PyExc_ValueError, "embedding_bag_measure: a schedule has a zero byte");
+            return false;
+        }
+        *status = rf_embedding_bag_schedule_parse(text, &parsed[s]);
+        if (*status != RF_OK) return false;
+    }
+    return true;
+}
+
+/* Pins rows again before each batch; the context has the rows. */
+static rf_status pin(void *context, const rf_embedding_bag_params *batch, const rf_cuda_stream *stream) {
+    rf_pin_rows_params params = *(const rf_pin_rows_params *)context;
+    const int64_t bytes = rf__dtype_bytes(batch->dtype);
+    params.weight = batch->weight;
+    params.rows = batch->rows;
+    params.row_bytes = batch->dim * bytes;
+    params.row_pitch = batch->weight_stride * bytes;
+    return rf_pin_rows_cuda(&params, true, stream);
+}
+
+RF__PY_METHOD(embedding_bag_measure) {
+    PyObject *batches, *schedules, *pinned;
+    PyArrayObject *seconds = NULL;
+    unsigned long long stream_address, weight, pinned_rows = 0;
+    long long rows, dim, stride, padding_idx, rounds, n_pinned = 0;
+    int device, dtype, pooling, check, pinned_type = RF_INT64;
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "iK(KLLLi)O!iLpO!LO:embedding_bag_measure", &device, &stream_address,
+                          &weight, &rows, &dim, &stride, &dtype, &PyList_Type, &batches, &pooling,
+                          &padding_idx, &check, &PyList_Type, &schedules, &rounds, &pinned))
+        return NULL;
+    if (pinned != Py_None) {
+        if (!PyTuple_Check(pinned))
+            return PyErr_Format(PyExc_TypeError, "embedding_bag_measure: pinned must be a tuple or None");
+        if (!PyArg_ParseTuple(pinned, "KL|i:embedding_bag_measure", &pinned_rows, &n_pinned, &pinned_type))
+            return NULL;
+    }
+    const rf_embedding_bag_params table = {.weight = rf__py_pointer(weight),
+                                           .rows = rows,
+                                           .dim = dim,
+                                           .weight_stride = stride,
+                                           .dtype = (rf_dtype)dtype,
+                                           .pooling = (rf_pooling)pooling,
+                                           .padding_idx = padding_idx,
+                                           .check_bounds = check,
+                                           .output_stride = dim};
+    rf_pin_rows_params rows_to_pin = {.hot_rows = rf__py_pointer(pinned_rows),
+                                      .n_hot_rows = n_pinned,
+                                      .index_type = (rf_int_type)pinned_type};
+    rf_embedding_bag_measurement work = {
+        .prepare = pinned_rows != 0 ? pin : NULL, .context = &rows_to_pin, .rounds = rounds};
+    const rf_cuda_stream stream = {device, rf__py_pointer(stream_address)};
+    if (!lists_read(batches, schedules, &table, &work, &status)) goto out;
+    seconds = rf__py_new(NPY_DOUBLE, (npy_intp)work.n_schedules, (npy_intp)(rounds > 0 ? rounds : 0));
+    if (seconds == NULL) goto out;
+    work.seconds = PyArray_DATA(seconds);
+    RF__PY_UNLOCKED(status = rf_embedding_bag_measure(&work, &stream));
+out:
+    free((void *)work.schedules);
+    free((void *)work.batches);
+    return rf__py_result(seconds, status, "embedding_bag_measure");
+}

@@ -1,0 +1,222 @@
+/* One column: rows pooled by the kernels of the other operators, or values written as they are. */
+#include "families/embedding_columns/cpu/columns_pool.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum {
+    SCRATCH = 4096, /* floats on the stack: a row of more is on the heap */
+    BLOCK = 64, /* floats that rows are added up in */
+    SMALL_TABLE = 1 << 20, /* bytes: of a larger one rows are asked for ahead */
+    ROWS_AHEAD = 64, /* of those that are pooled */
+    BAGS_TOGETHER = 8, /* pooled before more are asked for */
+};
+
+static void write_numbers(rf__columns_call *call, const rf__column *column, int64_t first, int64_t last) {
+    const rf_dtype dtype = call->params->output_dtype;
+    const int64_t width = column->left.width, end = last * width;
+    rf__column_values values;
+    for (int64_t at = first * width; at < end; at += RF__COLUMN_VALUES) {
+        const int64_t count = end - at < RF__COLUMN_VALUES ? end - at : RF__COLUMN_VALUES;
+        call->kernels->values(&column->left, at, count, &values);
+        if (!values.is_float)
+            for (int64_t i = 0; i < count; i++) values.floats[i] = (float)values.integers[i];
+        for (int64_t i = 0; i < count;) { /* a sample after another */
+            const int64_t sample = (at + i) / width, dim = at + i - sample * width;
+            const int64_t rest = width - dim < count - i ? width - dim : count - i;
+            call->pool->store(rf__column_output(call, column->column, sample) + dim * rf__dtype_bytes(dtype),
+                              dtype, rest, values.floats + i);
+            i += rest;
+        }
+    }
+}
+
+/* Where the written part of the table begins, and bytes from one of its rows to the next. */
+static const char *table_of(const rf__columns_call *call, const rf_columns_column *column, rf_dtype *dtype,
+                            int64_t *pitch) {
+    const rf_buffer *buffer = &call->params->buffers[column->buffer];
+    const int64_t bytes = rf__dtype_bytes(buffer->dtype);
+    *dtype = buffer->dtype;
+    *pitch = column->dim * bytes;
+    return (const char *)buffer->data + (column->weight_offset + column->first_dim) * bytes;
+}
+
+/* What the sum of rows is divided by. In float64, which has the square of each float32. */
+typedef struct divisor {
+    double count, weights, squares;
+} divisor;
+
+static double divisor_of(const rf_columns_column *column, const divisor *of) {
+    if (column->pooling == RF_COLUMN_MEAN) return column->weighted ? of->weights : of->count;
+    if (column->pooling == RF_COLUMN_SQRTN) return sqrt(column->weighted ? of->squares : of->count);
+    return 1.0;
+}
+
+static void divisor_add(divisor *of, const rf_columns_column *column, const float *weights, int64_t count) {
+    of->count += (double)count;
+    for (int64_t i = 0; i < count && column->weighted; i++) {
+        of->weights += weights[i];
+        of->squares += (double)weights[i] * weights[i];
+    }
+}
+
+static void fill(const rf__columns_call *call, const rf_columns_column *column, int64_t sample, float *row) {
+    for (int64_t d = 0; d < column->n_dims; d++) row[d] = column->fill;
+    call->pool->store(rf__column_output(call, column, sample), call->params->output_dtype, column->n_dims,
+                      row);
+}
+
+/* Writes a sum of rows [n_dims] in float32 as the column wants it. */
+static void finish(const rf__columns_call *call, const rf_columns_column *column, double by, int64_t sample,
+                   float *row) {
+    const float divisor = (float)by;
+    if (column->weighted && by != 1.0) { /* a divisor may have no float32 */
+        for (int64_t d = 0; d < column->n_dims; d++) row[d] = (float)(row[d] / by);
+    } else {
+        for (int64_t d = 0; d < column->n_dims && divisor != 1.0f; d++) row[d] /= divisor;
+    }
+    for (int64_t d = 0; d < column->n_dims && column->scale != 1.0f; d++) row[d] *= column->scale;
+    call->pool->store(rf__column_output(call, column, sample), call->params->output_dtype, column->n_dims,
+                      row);
+}
+
+/* Pools the bags that the cursor has given from `bag` on, `count` of them, into `output`. */
+static void pool_bags(const rf__column_cursor *cursor, rf_pooling pooling, int64_t bag, int64_t count,
+                      void *output, rf_dtype dtype, int64_t output_pitch) {
+    const rf_columns_column *column = cursor->column->column;
+    rf_dtype table_dtype;
+    int64_t pitch;
+    const char *weight = table_of(cursor->call, column, &table_dtype, &pitch);
+    const rf__pool_call call = {.indices = cursor->rows,
+                                .offsets = cursor->offsets + bag,
+                                .bags = count,
+                                .n_offsets = count + 1,
+                                .lookups = cursor->n_rows,
+                                .index_type = RF_INT64,
+                                .offset_type = RF_INT64,
+                                .sample_weights = column->weighted ? cursor->weights : NULL,
+                                .output_dtype = dtype,
+                                .output_pitch = output_pitch};
+    const rf__table table = {.weight = weight,
+                             .pitch = pitch,
+                             .dim = column->n_dims,
+                             .limit = UINT64_MAX,
+                             .pooling = pooling,
+                             .padding_idx = -1,
+                             .output = output};
+    const int op = pooling == RF_MAX ? RF__MAX : column->weighted ? RF__WEIGHTED : RF__SUM;
+    const rf__pool_kernel pool = cursor->call->pool->pool[table_dtype][RF_INT64][op];
+    if (column->rows * pitch <= SMALL_TABLE) {
+        pool(&call, &table, 0, count, NULL);
+        return;
+    }
+    const int64_t *offsets = cursor->offsets + bag, bytes = column->n_dims * rf__dtype_bytes(table_dtype);
+    for (int64_t first = 0, asked = offsets[0]; first < count; first += BAGS_TOGETHER) {
+        const int64_t last = count - first < BAGS_TOGETHER ? count : first + BAGS_TOGETHER;
+        const int64_t end =
+            offsets[count] - offsets[last] < ROWS_AHEAD ? offsets[count] : offsets[last] + ROWS_AHEAD;
+        for (; asked < end; asked++) rf__ask_for(weight + cursor->rows[asked] * pitch, bytes);
+        pool(&call, &table, first, last, NULL);
+    }
+}
+
+static void write_bags(const rf__column_cursor *cursor, float *scratch, int64_t n_scratch) {
+    const rf_columns_column *column = cursor->column->column;
+    const rf_embedding_columns_params *params = cursor->call->params;
+    const int64_t bags = cursor->last - cursor->first, *offsets = cursor->offsets;
+    const bool sums = column->weighted || column->pooling == RF_COLUMN_SQRTN || column->scale != 1.0f;
+    if (!sums) {
+        static const rf_pooling poolings[] = {RF_SUM, RF_MEAN, RF_MAX};
+        pool_bags(cursor, poolings[column->pooling], 0, bags,
+                  rf__column_output(cursor->call, column, cursor->first), params->output_dtype,
+                  params->output_stride * rf__dtype_bytes(params->output_dtype));
+    }
+    const int64_t together = n_scratch / column->n_dims;
+    for (int64_t bag = 0; bag < bags && sums; bag += together) {
+        const int64_t count = bags - bag < together ? bags - bag : together;
+        pool_bags(cursor, column->pooling == RF_COLUMN_MAX ? RF_MAX : RF_SUM, bag, count, scratch, RF_FLOAT32,
+                  column->n_dims * (int64_t)sizeof *scratch);
+        for (int64_t b = 0; b < count; b++) {
+            const int64_t from = offsets[bag + b], n_rows = offsets[bag + b + 1] - from;
+            divisor of = {0};
+            divisor_add(&of, column, cursor->weights + from, n_rows);
+            if (n_rows > 0)
+                finish(cursor->call, column, divisor_of(column, &of), cursor->first + bag + b,
+                       scratch + b * column->n_dims);
+        }
+    }
+    for (int64_t bag = 0; bag < bags && column->empty < 0; bag++)
+        if (offsets[bag] == offsets[bag + 1]) fill(cursor->call, column, cursor->first + bag, scratch);
+}
+
+/* Adds the rows of a piece to `sum` [n_dims]; `count`: rows before them. */
+static void add_piece(const rf__column_cursor *cursor, float *sum, int64_t count) {
+    const rf_columns_column *column = cursor->column->column;
+    rf_dtype dtype;
+    int64_t pitch;
+    const char *weight = table_of(cursor->call, column, &dtype, &pitch);
+    float row[BLOCK];
+    for (int64_t r = 0; r < cursor->n_rows; r++, count++) {
+        const char *from = weight + cursor->rows[r] * pitch;
+        const float factor = column->weighted ? cursor->weights[r] : 1.0f;
+        for (int64_t d = 0; d < column->n_dims; d += BLOCK) {
+            const int64_t columns = column->n_dims - d < BLOCK ? column->n_dims - d : BLOCK;
+            cursor->call->pool->load(from + d * rf__dtype_bytes(dtype), dtype, columns, row);
+            for (int64_t i = 0; i < columns; i++) {
+                if (column->pooling != RF_COLUMN_MAX)
+                    sum[d + i] += factor * row[i];
+                else if (count == 0 || row[i] > sum[d + i])
+                    sum[d + i] = row[i];
+            }
+        }
+    }
+}
+
+static void write_table(rf__columns_call *call, const rf__column *column, int64_t first, int64_t last) {
+    const int64_t n_dims = column->column->n_dims;
+    float on_stack[SCRATCH], *on_heap = NULL, *scratch = on_stack;
+    divisor of = {0};
+    int64_t count = 0;
+    rf__column_cursor cursor;
+    if (n_dims > SCRATCH) {
+        scratch = on_heap = malloc((size_t)n_dims * sizeof *on_heap);
+        if (on_heap == NULL) {
+            rf__columns_offend(call, &(rf__column_offence){.kind = RF__COLUMN_NO_MEMORY,
+                                                           .column = column->number,
+                                                           .sample = first,
+                                                           .value = n_dims});
+            return;
+        }
+    }
+    rf__column_cursor_open(call, column, first, last, &cursor);
+    while (rf__column_cursor_next(&cursor)) {
+        if (n_dims == 0) continue; /* contents are checked all the same */
+        if (!cursor.is_piece) {
+            write_bags(&cursor, scratch, n_dims > SCRATCH ? n_dims : SCRATCH);
+            continue;
+        }
+        if (count == 0) {
+            for (int64_t d = 0; d < n_dims; d++) scratch[d] = 0;
+            of = (divisor){0};
+        }
+        add_piece(&cursor, scratch, count);
+        divisor_add(&of, column->column, cursor.weights, cursor.n_rows);
+        count += cursor.n_rows;
+        if (cursor.more) continue;
+        if (count > 0) {
+            finish(call, column->column, divisor_of(column->column, &of), cursor.first, scratch);
+        } else {
+            fill(call, column->column, cursor.first, scratch);
+        }
+        count = 0;
+    }
+    free(on_heap);
+}
+
+void rf__column_write(rf__columns_call *call, const rf__column *column, int64_t first, int64_t last) {
+    if (column->column->buffer < 0) {
+        write_numbers(call, column, first, last);
+    } else {
+        write_table(call, column, first, last);
+    }
+}

@@ -1,0 +1,128 @@
+/* The backward of fused calls on a GPU: the forward transposed (DESIGN's decision 10).
+ *
+ * From file to file: entry.c, the functions of recfuse.h; backward.c, runs a problem; lowering.c, descriptions and launches of
+ * both paths; problem.c, features as kernels see them; segments.c, features whose entries are sorted together;
+ * general/layout.c, the workspace of the general path; general/general.c, its launches; backward_kernel.c, variants of its kernels;
+ * small/small.c, tables that fit in shared memory; compile_ahead.c, kernels that training takes.
+ * On the device, general path: keys.cu makes entries of lookups, sort.cu sorts them by row, or sort.cu and backward_group.cu bring those
+ * of a row together, rows.cu and joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
+ * listed.cu updates rows whose sums are given. Small tables: lists.cu, small_rows.cu. All
+ * end in emit.cuh. */
+#ifndef RECFUSE_CUDA_BACKWARD_H
+#define RECFUSE_CUDA_BACKWARD_H
+
+#include "families/fused_backward/backward_args.h"
+#include "gpu/launches/launches.h"
+
+/* Parts that a call can do without; its results are the same. */
+enum {
+    RF__BACKWARD_WITHOUT_GROUPS = 1, /* sorts entries also where they may be grouped: group.cu */
+    RF__BACKWARD_WITHOUT_SMALL = 2, /* takes all features the general path: small/ */
+    RF__BACKWARD_WITHOUT_PARTS = 4 /* takes features that small/parts.cuh lists the general path */
+};
+/* Sets what later calls of this process leave out; 0, as at the start: nothing. For benchmarks/ablations.py. */
+RF__SHARED void rf__backward_leave_out(int32_t parts);
+
+/* Features of a call whose buffers are among the matrices, and what becomes of a row's sum. */
+typedef struct rf__backward_problem {
+    rf_fused_backward_params call; /* of `rows`, `dim`, `dtype` and `group` nothing is read */
+    rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
+    int64_t buffers[RF_BACKWARD_MOST_MATRICES]; /* of which features have them */
+    int32_t n_matrices;
+    rf_dtype dtype; /* of the matrices */
+    int32_t emit; /* RF_EMIT_GRADIENT or optimizer + 1 */
+    bool stochastic_rounding;
+    rf_emit_args emit_args;
+    int32_t left_out; /* RF__BACKWARD_WITHOUT_..., or-ed: not used by this call, to measure what they bring */
+    /* [n_matrices]: rows and sums are listed there; NULL: sums are written to the matrices, gradients to zeros. */
+    const rf_sparse_output *const *listed;
+} rf__backward_problem;
+
+/* Adds a matrix, whose first row follows the last row of the one before. */
+void rf__backward_matrix_add(rf__backward_problem *problem, int64_t buffer, rf_backward_matrix matrix);
+/* Whether sums are rounded stochastically: float32 is not. */
+static inline bool rf__backward_rounds(const rf__backward_problem *problem) {
+    return problem->stochastic_rounding && problem->dtype != RF_FLOAT32;
+}
+/* Whether a matrix and its states can be read and written by four columns at once; optimizer -1: a gradient. */
+bool rf__backward_aligned(const rf_backward_matrix *matrix, rf_dtype dtype, int32_t optimizer);
+
+/* Traffic of some features, where all features of a call have as many lookups: about, for explanations. */
+typedef struct rf__backward_traffic {
+    double columns; /* of grad */
+    double lookups, lookup_elements; /* elements of grad that are added */
+    double rows, row_elements; /* that have a lookup */
+} rf__backward_traffic;
+rf__backward_traffic rf__backward_traffic_less(rf__backward_traffic all, rf__backward_traffic some);
+/* Adds to a launch the gradient that it reads, rows and states that emit.cuh reads and writes, and operations. */
+void rf__backward_traffic_add(const rf__backward_problem *problem, const rf__backward_traffic *traffic,
+                              rf__kernel_launch *launch);
+
+/* Elements of the features' descriptions. */
+typedef struct rf__backward_features {
+    rf_backward_feature *features; /* [n_features]; NULL once they are in an upload */
+    int64_t rows; /* of all matrices */
+    int64_t count; /* features that are of this launch */
+    int32_t entries; /* RF_ENTRIES_... */
+    bool any_mean, aligned;
+    int32_t dim; /* the widest */
+    rf_backward_segments segments;
+    int32_t passes, digit_bits; /* of the sort */
+    rf_backward_segments groups; /* count 0: entries are sorted */
+    rf__backward_traffic traffic;
+} rf__backward_features;
+
+/* Describes features; to be freed, also where it fails. */
+rf_status rf__backward_describe(const rf__backward_problem *problem, rf__backward_features *described);
+/* Counts the features whose pooling is not -1, and what they have in common: all but `rows` and `dim`. */
+void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_features *described);
+/* Which features are sorted together, by how many digits of how many bits, and which are grouped together. */
+void rf__backward_segment(const rf__backward_problem *problem, rf__backward_features *described);
+
+/* Kernels. */
+typedef enum rf__backward_kernel {
+    RF__BACKWARD_BAG_FACTORS,
+    RF__BACKWARD_KEYS,
+    RF__BACKWARD_COUNT,
+    RF__BACKWARD_PLACES,
+    RF__BACKWARD_SORT,
+    RF__BACKWARD_GROUP,
+    RF__BACKWARD_COUNT_ROWS,
+    RF__BACKWARD_SUM_ROWS,
+    RF__BACKWARD_SPLIT_ROWS,
+    RF__BACKWARD_ROWS,
+    RF__BACKWARD_JOINS,
+    RF__BACKWARD_LISTED,
+    RF__BACKWARD_KERNELS
+} rf__backward_kernel;
+
+/* What specialises them; a kernel's code does not depend on all of it. */
+typedef struct rf__backward_variant {
+    int32_t kernel; /* rf__backward_kernel */
+    int32_t index_type, offset_type;
+    int32_t wide_keys, wide_values; /* of 64 bits */
+    int32_t digit_bits, items, entries; /* RF_ITEMS; RF_ENTRIES_... */
+    int32_t grouped; /* entries of equal keys are brought together, in no order of keys */
+    int32_t grad_dtype, weight_dtype, emit, round, aligned;
+    int32_t vectors; /* 0: the kernel knows */
+    int32_t dynamic_shared;
+} rf__backward_variant;
+
+/* Adds a launch of which grid, shared memory and traffic are set. Arguments NULL: those of the launch before. */
+rf_status rf__backward_launch_add(rf__launches *launches, const rf__backward_variant *variant,
+                                  rf__backward_kernel number, const rf__kernel_launch *launch,
+                                  const void *arguments, size_t argument_bytes);
+
+/* Lowers an update of rows whose sums are given. */
+rf_status rf__rows_update_lower(const rf_rows_update_params *params, rf__launches *launches);
+
+/* Compiles into the cache what training takes after calls with these features, buffers (not their data), types and
+ * output; in collections, whose buffers are aligned matrices. `emit`: RF_EMIT_GRADIENT, dense and sparse gradients;
+ * optimizer + 1, its updates, in the backward pass or of rows (of those alone where rows are too wide for the first). Needs
+ * no GPU. */
+RF__SHARED rf_status rf__backward_compile(const char *arch, const rf_fused_embedding_bag_params *params,
+                                          int32_t emit, bool stochastic_rounding);
+/* The same of winners.cu and sample_weights.cu, as far as such calls take them. */
+rf_status rf__bags_compile(const rf__gpu *gpu, const rf_fused_embedding_bag_params *params);
+
+#endif

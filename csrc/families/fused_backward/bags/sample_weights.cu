@@ -1,0 +1,89 @@
+/* The gradient of sample weights: of each lookup that counts the product of its row and its bag's gradient. Of others it
+ * stays what it was, zero.
+ *
+ * A warp: a bag, of which it takes every gridDim.y-th round of lookups; LANES lanes a lookup, as a row has quarters of its
+ * columns, so 32 / LANES lookups a round, UNROLL rounds in flight. A lane adds up its columns in their order, then lanes
+ * add up pairwise: one order of additions, whatever the GPU does first.
+ * Launch: grid [ceil(n_features * bags / warps), parts], block [RF_BAGS_BLOCK].
+ */
+#include "families/fused_backward/bags/backward_bags.cuh"
+
+#ifndef RF_GRAD_DTYPE
+#define RF_GRAD_DTYPE RF_FLOAT32
+#endif
+
+enum { UNROLL = 2 /* lookups in flight a lane */ };
+
+/* A bag's gradient and how lanes share rows. */
+struct bag_grad_t {
+    const rf_u8 *grad; /* of the bag's first column */
+    rf_i64 first; /* column of the lane */
+    int lanes;
+    bool whole, whole_grad;
+
+    RF_INLINE columns_t grad_of(rf_i64 column, int count) const {
+        return columns_of<RF_GRAD_DTYPE>(grad, column, count, whole_grad);
+    }
+};
+
+/* Adds the products of four columns of some lookups. */
+RF_INLINE void products_add(const rf_bags_feature &feature, const bag_grad_t &bag, rf_i64 column, int count,
+                            const columns_t &grad, const rf_i64 (&rows)[UNROLL], float (&sums)[UNROLL]) {
+    columns_t values[UNROLL];
+#pragma unroll
+    for (int k = 0; k < UNROLL; k++)
+        if (rows[k] >= 0)
+            values[k] =
+                columns_of(feature.weight, feature.dtype, rows[k] * feature.dim + column, count, bag.whole);
+#pragma unroll
+    for (int k = 0; k < UNROLL; k++) {
+        if (rows[k] < 0) continue;
+#pragma unroll
+        for (int i = 0; i < LANE_COLUMNS; i++) sums[k] = fmaf(grad.of[i], values[k].of[i], sums[k]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BAGS_BLOCK, 8)
+    rf_sample_weights(const __grid_constant__ rf_bags_args args) {
+    rf_wait_for_previous_kernel();
+    const rf_i64 slot = (rf_i64)blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
+    if (slot >= args.n_features * args.bags) return;
+    const rf_i64 number = slot / args.bags, bag = slot - number * args.bags;
+    const rf_bags_feature feature = args.features[number];
+    const bag_t lookups = bag_of(args, number, bag);
+    bag_grad_t at;
+    at.lanes = lanes_of(feature.dim, 32);
+    at.first = threadIdx.x % at.lanes * LANE_COLUMNS;
+    const rf_u8 *grad = args.grad + feature.output_column * rf_element<RF_GRAD_DTYPE>::BYTES;
+    at.grad = grad + bag * args.output_dim * rf_element<RF_GRAD_DTYPE>::BYTES;
+    at.whole = are_whole(feature.weight, feature.dtype, feature.dim, feature.dim);
+    at.whole_grad = are_whole(grad, RF_GRAD_DTYPE, args.output_dim, feature.dim);
+    const bool is_narrow = feature.dim <= 32 * LANE_COLUMNS;
+    const int count = (int)min(max(feature.dim - at.first, (rf_i64)0), (rf_i64)LANE_COLUMNS);
+    columns_t kept = {};
+    if (is_narrow && count > 0 && lookups.from < lookups.to) kept = at.grad_of(at.first, count);
+    const int at_once = 32 / at.lanes, own = (int)threadIdx.x % 32 / at.lanes;
+    const rf_i64 stride = (rf_i64)at_once * UNROLL;
+    for (rf_i64 round = lookups.from + blockIdx.y * stride; round < lookups.to; round += gridDim.y * stride) {
+        rf_i64 rows[UNROLL];
+        float sums[UNROLL] = {};
+#pragma unroll
+        for (int k = 0; k < UNROLL; k++) {
+            const rf_i64 lookup = round + k * at_once + own;
+            rows[k] = lookup < lookups.to ? row_of(args, feature, lookup) : -1;
+        }
+#pragma unroll 1
+        for (rf_i64 column = at.first; column < feature.dim; column += 32 * LANE_COLUMNS) {
+            const int some = (int)min(feature.dim - column, (rf_i64)LANE_COLUMNS);
+            products_add(feature, at, column, some, is_narrow ? kept : at.grad_of(column, some), rows, sums);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < UNROLL; k++) {
+            for (int apart = at.lanes / 2; apart > 0; apart /= 2)
+                sums[k] += __shfl_xor_sync(RF_FULL_WARP, sums[k], apart);
+            const rf_i64 lookup = round + k * at_once + own;
+            if (threadIdx.x % at.lanes == 0 && rows[k] >= 0) args.output[lookup] = sums[k];
+        }
+    }
+}

@@ -1,0 +1,302 @@
+/* Lookups become entries: a key, the row that is looked up among all rows of the launch, and where in grad the columns of
+ * its bag and feature begin. Lookups that do not count (a bad index or bag, padding, a feature of another launch) have
+ * the key `trash`; the first pass of the sort leaves them out. The digits of that pass are counted here.
+ *
+ * A block: a chunk of neighbouring lookups. The bags that begin in it are found among the offsets by two searches of a warp.
+ * Each marks a bit, where its first lookup is, so that the bits up to a lookup say which bag it is of: a count that costs
+ * the same for long and for short bags. A warp: 32 neighbouring lookups at once, so one word of those bits.
+ * Where offsets are bad, or a chunk has more bags than lookups, each lookup looks for its bag by itself. Where all bags of a
+ * segment have as many lookups, nothing is looked for: the offsets of the chunk's bags need only be as they should be then.
+ * Shared memory: static. Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK]. The second kernel: a
+ * group of 8 lanes a bag, grid [ceil(slots / 32)], block [RF_BACKWARD_BLOCK].
+ */
+#ifndef RF_ENTRIES
+#define RF_ENTRIES RF_ENTRIES_INDIRECT
+#endif
+
+#include "gpu/device/bags.cuh"
+#include "families/fused_backward/entries.cuh"
+
+enum {
+    BLOCK = RF_BACKWARD_SORT_BLOCK,
+    WARPS = BLOCK / 32,
+    ITEMS = RF_ITEMS,
+    CHUNK = CHUNK_ENTRIES,
+    WORDS = CHUNK / 32
+};
+
+struct shared_t {
+    rf_u32 begins[WORDS]; /* a bit where a bag begins */
+    rf_u16 before[WORDS]; /* bits in words before */
+    rf_u16 bags[CHUNK]; /* of each bit the slot, less the chunk's first */
+    rf_u32 counts[1 << RF_BACKWARD_MOST_DIGIT_BITS];
+    rf_u32 ends[2];
+};
+
+/* A slot is a bag of a feature: number feature * bags + bag. The last one that begins at `position` or before among those
+ * of [first, behind); by a warp, which looks at 32 places at once. */
+RF_INLINE rf_u32 slot_search(const rf_backward_keys_args &args, rf_u32 first, rf_u32 behind,
+                             rf_i64 position) {
+    const rf_u32 lane = threadIdx.x % 32;
+    rf_u32 count = behind - first;
+    while (count > 1) {
+        const rf_u32 step = (count + 31) / 32, at = lane * step;
+        const bool before = at < count && rf_load(args.offsets + first + at) <= position;
+        const rf_u32 all = __ballot_sync(RF_FULL_WARP, before);
+        const rf_u32 last = all == 0 ? 0 : 31 - __clz(all);
+        first += last * step;
+        count = min(step, count - last * step);
+    }
+    return first;
+}
+
+RF_INLINE rf_u32 far_slot(const rf_backward_keys_args &args, rf_u32 first, rf_u32 last, rf_i64 position) {
+    while (last > first) {
+        const rf_u32 middle = last - (last - first) / 2;
+        if (rf_load(args.offsets + middle) <= position) {
+            first = middle;
+        } else {
+            last = middle - 1;
+        }
+    }
+    return first;
+}
+
+RF_INLINE bool holds(const rf_backward_keys_args &args, rf_u32 slot, rf_i64 position) {
+    const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
+    return rf_is_bag(slot == 0, from, to, args.lookups) && from <= position && position < to;
+}
+
+RF_INLINE rf_backward_feature feature_load(const rf_backward_keys_args &args, rf_u32 number) {
+    const rf_backward_feature *from = args.features + number;
+    return {rf_load(&from->first_row), rf_load(&from->rows), rf_load(&from->padding_idx),
+            rf_load(&from->output_column), rf_load(&from->pooling)};
+}
+
+/* The lookups of the segment `lane`, where offsets say that they begin. Bad ones leave none out: segments follow each other. */
+RF_INLINE rf_u32 length_of(const rf_backward_keys_args &args) {
+    const int lane = threadIdx.x % 32;
+    rf_i64 begin = args.lookups;
+    if (lane < args.segments.count) {
+        begin = rf_load(args.offsets + args.segments.slots[lane]);
+        begin = lane == 0 ? 0 : min(max(begin, (rf_i64)0), args.lookups);
+    }
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) {
+        const rf_i64 lower = __shfl_up_sync(RF_FULL_WARP, begin, apart);
+        if (lane >= apart) begin = max(begin, lower);
+    }
+    const rf_i64 next = __shfl_sync(RF_FULL_WARP, begin, min(lane + 1, 31));
+    return (rf_u32)((lane == 31 ? args.lookups : next) - begin);
+}
+
+/* Marks where the bags of a chunk begin, [first_slot, last_slot]. Returns whether all is as it should be. */
+RF_INLINE bool bags_mark(const rf_backward_keys_args &args, const chunk_t &chunk, rf_u32 first_slot,
+                         rf_u32 last_slot, shared_t &shared) {
+    const int thread = threadIdx.x, count = (int)(last_slot - first_slot) + 1;
+    bool bad = false;
+    for (int i = thread; i < count; i += BLOCK) {
+        const rf_u32 slot = first_slot + i;
+        const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
+        bad |= !rf_is_bag(slot == 0, from, to, args.lookups) || (i == 0 && from > chunk.first) ||
+               (slot == last_slot && to < chunk.first + chunk.size);
+        const rf_i64 at = max(from - chunk.first, (rf_i64)0);
+        if (to > chunk.first && to > from && at < chunk.size)
+            atomicOr(&shared.begins[at / 32], 1u << at % 32);
+    }
+    if (__syncthreads_or(bad)) return false;
+    if (thread < 32) {
+        enum { EACH = WORDS / 32 };
+        rf_u32 own = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) own += __popc(shared.begins[thread * EACH + i]);
+        rf_u32 before = rf_sum_of_lanes_to(own) - own;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            shared.before[thread * EACH + i] = (rf_u16)before;
+            before += __popc(shared.begins[thread * EACH + i]);
+        }
+    }
+    __syncthreads();
+    for (int i = thread; i < count; i += BLOCK) {
+        const rf_u32 slot = first_slot + i;
+        const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
+        const rf_i64 at = max(from - chunk.first, (rf_i64)0);
+        if (to <= chunk.first || to <= from || at >= chunk.size) continue;
+        const rf_u32 below = shared.begins[at / 32] & ((1u << at % 32) - 1);
+        shared.bags[shared.before[at / 32] + __popc(below)] = (rf_u16)i;
+    }
+    __syncthreads();
+    return true;
+}
+
+/* The number of a lookup's bag among those of the chunk, in which the lanes of a warp have a word. */
+RF_INLINE rf_u32 bag_number(const shared_t &shared, int word) {
+    const rf_u32 upto = 0xffffffffu >> (31 - threadIdx.x % 32);
+    return shared.bags[shared.before[word] + __popc(shared.begins[word] & upto) - 1];
+}
+
+/* The entry of a lookup in a bag of a feature; `slot`, `number`: theirs; `key`: if it is one. */
+RF_INLINE void entry_write(const rf_backward_keys_args &args, shared_t &shared,
+                           const rf_backward_feature &feature, rf_i64 position, rf_u32 slot, rf_u32 number,
+                           rf_u32 bag, bool is_entry, RF_KEY key, const digits_t &digits) {
+    const RF_VALUE source = (RF_VALUE)bag * (RF_VALUE)args.output_dim + (RF_VALUE)feature.output_column;
+    rf_backward_entry entry = {is_entry ? key : (RF_KEY)args.trash, source};
+    if (RF_ENTRIES != RF_ENTRIES_DIRECT) {
+        float factor = args.sample_weights != nullptr ? rf_load(args.sample_weights + position) : 1.0f;
+        if (feature.pooling == RF_MEAN) factor = rf_load(args.bag_factors + slot);
+        if (feature.pooling == RF_MAX) factor = -(float)(number + 1);
+        args.factors[position] = factor;
+        args.sources[position] = source;
+        entry.value = (RF_VALUE)position;
+    }
+    args.entries[position] = entry;
+    if (is_entry) atomicAdd(&shared.counts[digits.of(key)], 1u);
+}
+
+/* The bags of a chunk's lookups, if all bags of its segment have as many lookups as one another: then a bag is known by where a
+ * lookup is. */
+struct even_t {
+    rf_u32 each; /* lookups of a bag; 0: they have not as many */
+    rf_u32 first, last; /* bags, among those of the segment */
+};
+RF_INLINE even_t even_of(const chunk_t &chunk, rf_u32 slots) {
+    even_t even = {chunk.length / slots, 0, 0};
+    if (even.each * slots != chunk.length) even.each = 0;
+    if (even.each == 0) return even;
+    even.first = chunk.number * CHUNK / even.each;
+    even.last = (chunk.number * CHUNK + chunk.size - 1) / even.each;
+    return even;
+}
+/* Whether an offset of those bags says something else to a thread; the segment's first bag is `slot`. */
+RF_INLINE bool differs(const rf_backward_keys_args &args, const chunk_t &chunk, const even_t &even,
+                       rf_u32 slot) {
+    const rf_i64 begin = chunk.first - (rf_i64)chunk.number * CHUNK;
+    const rf_u32 behind = even.last + 1;
+    rf_i64 found[ITEMS], end = 0;
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const rf_u32 bag = even.first + k * BLOCK + threadIdx.x;
+        found[k] = bag < behind ? (rf_i64)rf_load(args.offsets + slot + bag) : 0;
+    }
+    if (threadIdx.x == 0) end = rf_load(args.offsets + slot + behind);
+    bool other = threadIdx.x == 0 && end != begin + (rf_i64)behind * even.each;
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const rf_u32 bag = even.first + k * BLOCK + threadIdx.x;
+        other |= bag < behind && found[k] != begin + (rf_i64)bag * even.each;
+    }
+    return other;
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
+    rf_backward_keys(const __grid_constant__ rf_backward_keys_args args) {
+    __shared__ shared_t shared;
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    for (int digit = thread; digit < 1 << args.counts.bits; digit += BLOCK) shared.counts[digit] = 0;
+    if (thread < WORDS) shared.begins[thread] = 0;
+    rf_wait_for_previous_kernel();
+    const rf_u32 length = length_of(args);
+    const chunk_t chunk = chunk_find(length, blockIdx.x);
+    if (blockIdx.x == 0 && thread < 32) {
+        args.counts.lengths[thread] = length;
+        args.counts.totals[thread] = 0;
+    }
+    if (RF_GROUPED)
+        for (rf_i64 i = (rf_i64)blockIdx.x * BLOCK + thread; i < args.n_zeros; i += (rf_i64)gridDim.x * BLOCK)
+            args.zeros[i] = 0;
+    if (chunk.size == 0) return;
+    RF_INDEX indices[ITEMS];
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const int at = (k * WARPS + warp) * 32 + lane;
+        indices[k] = at < chunk.size ? rf_load(args.indices + chunk.first + at) : (RF_INDEX)-1;
+    }
+    const bool is_last = chunk.segment + 1 >= args.segments.count;
+    const rf_u32 start = args.segments.slots[chunk.segment];
+    const rf_u32 behind = is_last ? args.slots : args.segments.slots[chunk.segment + 1];
+    even_t even = even_of(chunk, behind - start);
+    if (even.each > 0 && __syncthreads_or(differs(args, chunk, even, start))) even.each = 0;
+    rf_u32 first_slot = start + even.first, last_slot = start + even.last;
+    bool is_near = true;
+    if (even.each == 0) {
+        if (warp < 2) {
+            const rf_u32 found =
+                slot_search(args, start, behind, warp == 0 ? chunk.first : chunk.first + chunk.size - 1);
+            if (lane == 0) shared.ends[warp] = found;
+        }
+        __syncthreads();
+        first_slot = shared.ends[0];
+        last_slot = max(shared.ends[1], first_slot);
+        is_near = last_slot - first_slot < CHUNK && bags_mark(args, chunk, first_slot, last_slot, shared);
+    }
+    const auto bag_of = [&](int word) { /* among those of the chunk */
+                                        if (even.each == 0) return bag_number(shared, word);
+                                        return (chunk.number * CHUNK + word * 32 + lane) / even.each -
+                                               even.first;
+    };
+    const rf_u32 first_number = first_slot / args.bags, next_number = (first_number + 1) * args.bags;
+    const rf_backward_feature first_feature = feature_load(args, first_number);
+    const digits_t digits = digits_of(args.segments, args.counts, chunk.segment, chunk.length);
+    const rf_i64 base = args.segments.bases[chunk.segment];
+    const rf_i64 span = RF_GROUPED ? (rf_i64)1 << (32 - digits.least()) : args.span;
+    if (is_near && last_slot < next_number) { /* mostly */
+        const RF_KEY rows = (RF_KEY)(first_feature.pooling >= 0 ? first_feature.rows : 0);
+        const RF_KEY first_row = (RF_KEY)first_feature.first_row, padding = (RF_KEY)first_feature.padding_idx;
+        const rf_u32 first_bag = first_slot - first_number * args.bags;
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            const int word = k * WARPS + warp, at = word * 32 + lane;
+            if (at >= chunk.size) continue;
+            const rf_u32 number = bag_of(word);
+            const RF_KEY index = (RF_KEY)indices[k];
+            const bool fits = sizeof(RF_INDEX) <= sizeof(RF_KEY) || (rf_i64)indices[k] == (rf_i64)index;
+            const bool is_entry = fits && index < rows && index != padding;
+            entry_write(args, shared, first_feature, chunk.first + at, first_slot + number, first_number,
+                        first_bag + number, is_entry, first_row + index, digits);
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            const int word = k * WARPS + warp, at = word * 32 + lane;
+            if (at >= chunk.size) continue;
+            const rf_i64 position = chunk.first + at, index = (rf_i64)indices[k];
+            const rf_u32 slot =
+                is_near ? first_slot + bag_of(word) : far_slot(args, first_slot, last_slot, position);
+            const rf_u32 number = slot < next_number ? first_number : slot / args.bags;
+            rf_backward_feature feature = first_feature;
+            if (number != first_number) feature = feature_load(args, number);
+            const rf_i64 key = feature.first_row + index;
+            const bool is_entry = feature.pooling >= 0 && (rf_u64)index < (rf_u64)feature.rows &&
+                                  index != feature.padding_idx && (is_near || holds(args, slot, position)) &&
+                                  (rf_u64)(key - base) < (rf_u64)span;
+            entry_write(args, shared, feature, position, slot, number, slot - number * args.bags, is_entry,
+                        (RF_KEY)key, digits);
+        }
+    }
+    __syncthreads();
+    counts_keep(args.counts, shared.counts, digits.bits);
+}
+
+/* One over the lookups of a bag that count, where its feature pools by mean. */
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
+    rf_backward_bag_factors(const __grid_constant__ rf_backward_keys_args args) {
+    enum { LANES = 8 };
+    rf_wait_for_previous_kernel();
+    const rf_u32 slot = blockIdx.x * (RF_BACKWARD_BLOCK / LANES) + threadIdx.x / LANES;
+    const bool any = slot < args.slots;
+    const rf_backward_feature *feature = args.features + (any ? slot / args.bags : 0);
+    int count = 0;
+    if (any && rf_load(&feature->pooling) == RF_MEAN) {
+        const rf_i64 rows = rf_load(&feature->rows), padding_idx = rf_load(&feature->padding_idx);
+        const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
+        for (rf_i64 i = rf_is_bag(slot == 0, from, to, args.lookups) ? from + threadIdx.x % LANES : to;
+             i < to; i += LANES) {
+            const rf_i64 index = (rf_i64)rf_load(args.indices + i);
+            count += (rf_u64)index < (rf_u64)rows && index != padding_idx;
+        }
+    }
+#pragma unroll
+    for (int apart = LANES / 2; apart > 0; apart /= 2) count += __shfl_xor_sync(RF_FULL_WARP, count, apart);
+    if (any && threadIdx.x % LANES == 0) args.bag_factors[slot] = count > 1 ? 1.0f / (float)count : 1.0f;
+}

@@ -1,0 +1,53 @@
+/* An optimizer's step on rows that are listed with their summed gradients: a step that comes later than the backward pass.
+ *
+ * A group of lanes, a quarter of the columns and at most 32: a row, up to 128 columns at once. Rows that the matrix does not
+ * have are passed over. Shared memory: none. Launch: grid [ceil(count / groups of a block)], block [RF_BACKWARD_BLOCK].
+ */
+#define RF_VECTORS 1
+#include "families/fused_backward/backward_pool.cuh"
+
+/* Four columns of a row's gradient. Returns how many there are. */
+RF_INLINE int listed_gradient(const rf_backward_listed_args &args, const rf_emit_t &emit, rf_i64 number,
+                              const rf_emit_place_t &place, int column, rf_emit_ahead_t &ahead,
+                              four_t &gradient) {
+    const int valid = min(args.matrix.dim - column, 4);
+    const rf_u8 *from = args.sums + (number * args.matrix.dim + column) * GRAD_BYTES;
+    gradient = four_load<RF_GRAD_DTYPE, true>(from, valid);
+    rf_emit_load(rf_emit_behind(place, column), valid, ahead);
+    if (!emit.plain) rf_emit_gradient(emit, ahead, gradient);
+    return valid;
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
+    rf_backward_listed(const __grid_constant__ rf_backward_listed_args args) {
+    rf_wait_for_previous_kernel();
+    const rf_emit_t emit = rf_emit_of(args.emit);
+    const groups_t groups = groups_of(args.matrix.dim, 1); /* as the host counts */
+    const rf_i64 number = (rf_i64)blockIdx.x * groups.count + groups.group;
+    if (emit.skip || number >= args.count) return;
+    const rf_i64 row = rf_load(args.rows + number);
+    if ((rf_u64)row >= (rf_u64)args.matrix.rows) return;
+    const int first = 4 * groups.lane, step = 4 * groups.lanes;
+    const rf_emit_place_t place = rf_emit_rows(args.matrix, 0, 0).place((rf_u64)row);
+    rf_emit_ahead_t ahead;
+    four_t gradient;
+    float factor = 0;
+    if (EMIT_ROWWISE) {
+        const float before = args.matrix.states[0][row];
+        float squares = 0;
+        for (int column = first; column < args.matrix.dim; column += step) {
+            const int valid = listed_gradient(args, emit, number, place, column, ahead, gradient);
+            squares += rf_emit_squares(valid, gradient);
+        }
+        for (int apart = groups.lanes / 2; apart > 0; apart /= 2)
+            squares += __shfl_xor_sync(groups.mask, squares, apart);
+        __syncwarp(groups.mask); /* all have read the state */
+        const float state = rf_emit_row_state(before, squares, 1.0f / (float)args.matrix.dim);
+        factor = rf_emit_row_factor(emit, state);
+        if (groups.lane == 0) args.matrix.states[0][row] = state;
+    }
+    for (int column = first; column < args.matrix.dim; column += step) {
+        const int valid = listed_gradient(args, emit, number, place, column, ahead, gradient);
+        rf_emit_store(emit, rf_emit_behind(place, column), row, column, valid, ahead, gradient, factor);
+    }
+}

@@ -1,0 +1,141 @@
+/* Features as the kernels of the backward see them. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "core/validate.h"
+#include "families/fused_backward/backward.h"
+
+enum { VECTOR = 4 /* columns */ };
+
+void rf__backward_matrix_add(rf__backward_problem *problem, int64_t buffer, rf_backward_matrix matrix) {
+    const int32_t number = problem->n_matrices++;
+    const rf_backward_matrix *before = number > 0 ? &problem->matrices[number - 1] : NULL;
+    matrix.first_row = before != NULL ? before->first_row + before->rows : 0;
+    problem->buffers[number] = buffer;
+    problem->matrices[number] = matrix;
+}
+
+/* The number of its matrix; -1: the feature is not of this launch. */
+static int32_t matrix_of(const rf__backward_problem *problem, const rf_feature *feature) {
+    if (feature->buffer < 0 || feature->rows == 0 || feature->dim == 0) return -1;
+    for (int32_t i = 0; i < problem->n_matrices; i++)
+        if (problem->buffers[i] == feature->buffer) return i;
+    return -1;
+}
+
+bool rf__backward_aligned(const rf_backward_matrix *matrix, rf_dtype dtype, int32_t optimizer) {
+    bool aligned =
+        matrix->dim % VECTOR == 0 && matrix->weight % (VECTOR * (uint64_t)rf__dtype_bytes(dtype)) == 0;
+    for (int32_t state = 0; state < 2 && optimizer != RF_ROWWISE_ADAGRAD; state++)
+        aligned &= matrix->states[state] % (VECTOR * sizeof(float)) == 0;
+    return aligned;
+}
+
+static bool all_aligned(const rf__backward_problem *problem) {
+    const rf_fused_backward_params *call = &problem->call;
+    const uint64_t grad_bytes = VECTOR * (uint64_t)rf__dtype_bytes(call->grad_dtype);
+    bool aligned = (uintptr_t)call->grad % grad_bytes == 0 && call->output_dim % VECTOR == 0;
+    for (int32_t i = 0; i < problem->n_matrices; i++)
+        aligned &= rf__backward_aligned(&problem->matrices[i], problem->dtype, problem->emit - 1);
+    return aligned;
+}
+
+/* Of a matrix that several features share no row counts twice. */
+static rf__backward_traffic traffic_of(const rf__backward_problem *problem,
+                                       const rf_backward_feature *features) {
+    const rf_fused_backward_params *call = &problem->call;
+    const double lookups = (double)call->lookups / (double)call->n_features;
+    double rows[RF_BACKWARD_MOST_MATRICES] = {0};
+    rf__backward_traffic traffic = {0};
+    for (int64_t f = 0; f < call->n_features; f++) {
+        if (features[f].pooling < 0) continue;
+        rows[matrix_of(problem, &call->features[f])] +=
+            (double)features[f].rows < lookups ? (double)features[f].rows : lookups;
+        traffic.columns += (double)call->features[f].dim;
+        traffic.lookups += lookups;
+        traffic.lookup_elements += lookups * (double)call->features[f].dim;
+    }
+    for (int32_t i = 0; i < problem->n_matrices; i++) {
+        const rf_backward_matrix *matrix = &problem->matrices[i];
+        if (rows[i] > (double)matrix->rows) rows[i] = (double)matrix->rows;
+        traffic.rows += rows[i];
+        traffic.row_elements += rows[i] * matrix->dim;
+    }
+    return traffic;
+}
+
+rf__backward_traffic rf__backward_traffic_less(rf__backward_traffic all, rf__backward_traffic some) {
+    return (rf__backward_traffic){.columns = all.columns - some.columns,
+                                  .lookups = all.lookups - some.lookups,
+                                  .lookup_elements = all.lookup_elements - some.lookup_elements,
+                                  .rows = all.rows - some.rows,
+                                  .row_elements = all.row_elements - some.row_elements};
+}
+
+void rf__backward_traffic_add(const rf__backward_problem *problem, const rf__backward_traffic *traffic,
+                              rf__kernel_launch *launch) {
+    /* Operations of an element: as emit.cuh, about. */
+    static const struct {
+        double states, row_states, flops;
+    } of[] = {[RF_EMIT_GRADIENT] = {0, 0, 0},
+              [RF_SGD + 1] = {0, 0, 2},
+              [RF_ADAGRAD + 1] = {1, 0, 6},
+              [RF_ROWWISE_ADAGRAD + 1] = {0, 1, 4},
+              [RF_ADAM + 1] = {2, 0, 12}};
+    const double weights = traffic->row_elements * (double)rf__dtype_bytes(problem->dtype);
+    const double states = (double)sizeof(float) * (traffic->row_elements * of[problem->emit].states +
+                                                   traffic->rows * of[problem->emit].row_states);
+    launch->read_bytes += (int64_t)((double)problem->call.bags * traffic->columns *
+                                    (double)rf__dtype_bytes(problem->call.grad_dtype));
+    if (problem->emit != RF_EMIT_GRADIENT) launch->read_bytes += (int64_t)(weights + states);
+    launch->written_bytes += (int64_t)(weights + states);
+    launch->flops += traffic->lookup_elements + traffic->row_elements * of[problem->emit].flops;
+}
+
+void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_features *described) {
+    const rf_fused_backward_params *call = &problem->call;
+    described->count = 0;
+    described->any_mean = false;
+    described->entries = call->sample_weights != NULL ? RF_ENTRIES_INDIRECT : RF_ENTRIES_DIRECT;
+    described->aligned = all_aligned(problem);
+    for (int64_t f = 0; f < call->n_features; f++) {
+        const rf_backward_feature *feature = &described->features[f];
+        if (feature->pooling < 0) continue;
+        described->count++;
+        described->aligned &= feature->output_column % VECTOR == 0;
+        described->any_mean |= feature->pooling == RF_MEAN;
+        if (feature->pooling == RF_MAX) described->entries = RF_ENTRIES_MIXED;
+        if (feature->pooling == RF_MEAN && described->entries == RF_ENTRIES_DIRECT)
+            described->entries = RF_ENTRIES_INDIRECT;
+    }
+    described->traffic = traffic_of(problem, described->features);
+    rf__backward_segment(problem, described);
+}
+
+rf_status rf__backward_describe(const rf__backward_problem *problem, rf__backward_features *described) {
+    const rf_fused_backward_params *call = &problem->call;
+    *described = (rf__backward_features){0};
+    described->features = calloc((size_t)call->n_features + 1, sizeof *described->features);
+    RF_FAIL_IF(described->features == NULL, RF_ERR_MEMORY, "no memory for %" PRId64 " features",
+               call->n_features);
+    for (int32_t i = 0; i < problem->n_matrices; i++) {
+        const rf_backward_matrix *matrix = &problem->matrices[i];
+        described->rows = matrix->first_row + matrix->rows;
+        if (matrix->dim > described->dim) described->dim = matrix->dim;
+    }
+    for (int64_t f = 0; f < call->n_features; f++) {
+        const rf_feature *feature = &call->features[f];
+        const int32_t number = matrix_of(problem, feature);
+        rf_backward_feature *to = &described->features[f];
+        *to = (rf_backward_feature){.pooling = -1};
+        if (number < 0) continue;
+        const rf_backward_matrix *matrix = &problem->matrices[number];
+        *to = (rf_backward_feature){.first_row = matrix->first_row + feature->weight_offset / matrix->dim,
+                                    .rows = feature->rows,
+                                    .padding_idx = feature->padding_idx,
+                                    .output_column = (int32_t)feature->output_column,
+                                    .pooling = (int32_t)feature->pooling};
+    }
+    rf__backward_summarise(problem, described);
+    return RF_OK;
+}

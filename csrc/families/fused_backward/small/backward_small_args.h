@@ -1,0 +1,88 @@
+/* The small path of the backward, for tables of few rows that one feature alone looks up: what its host C and its kernels,
+ * lists.cu and small_rows.cu, both know. Read by C11 and by NVRTC, as "families/fused_backward/small/backward_small_args.h" on both sides.
+ *
+ * lists.cu sorts the lookups of each such feature by row, in one block's shared memory; small_rows.cu pools the rows from the
+ * lists and makes of the sums what emit.cuh says. No keys, no sort of all lookups, no partial sums in memory. */
+#ifndef RECFUSE_CUDA_BACKWARD_SMALL_ARGS_H
+#define RECFUSE_CUDA_BACKWARD_SMALL_ARGS_H
+
+#include "families/fused_backward/backward_args.h"
+
+enum {
+    /* A feature is small if its table has so many rows and the call so many bags a feature, if its columns are a multiple
+     * of four and it is a sum or a mean without sample weights. */
+    RF_SMALL_MOST_ROWS = 16384,
+    RF_SMALL_MOST_BAGS = 65535,
+    /* lists.cu */
+    RF_SMALL_FEW_ROWS = 128, /* so few that many lanes count the same: parts.cuh lists their lookups, */
+    RF_SMALL_NEAR_BAGS = 4096, /* and those of more bags a feature */
+    RF_SMALL_LISTS_BLOCK = 512,
+    RF_SMALL_LISTS_ROWS = 8192, /* of a task, at most */
+    RF_SMALL_LISTS_BLOCKS = 2, /* of an SM */
+    RF_SMALL_LISTS_LEAST_SHARED = 48 << 10, /* bytes */
+    /* small_rows.cu */
+    RF_SMALL_COLUMNS = 32, /* of a task whose gradients are staged, at most; a power of two */
+    RF_SMALL_WHOLE_COLUMNS = 128, /* the same where they are gathered; and of row-wise Adagrad's rows */
+    RF_SMALL_LONG = 256 /* lookups of a row; those with more are pooled by the whole block */
+};
+
+/* Columns of a lane: where gradients are staged one vector, so that neighbouring lanes read and write whole sectors of a row. */
+#define RF_SMALL_LANE_COLUMNS(staged) ((staged) ? 4 : 8)
+/* Threads of a block of small_rows.cu: as many as have their registers. Two blocks of an SM, three where gradients are gathered
+ * for SGD or as they are. */
+#define RF_SMALL_THREADS(staged, emit)                         \
+    ((emit) == RF_ADAM + 1              ? (staged) ? 384 : 256 \
+     : (staged)                         ? 512                  \
+     : (emit) == RF_ROWWISE_ADAGRAD + 1 ? 320                  \
+                                        : 256)
+
+/* What a block of lists.cu does: rows [first_row, last_row) of a small feature. Like what a block of small_rows.cu does, with all
+ * that it needs of the feature, so that it does not wait for memory twice. */
+typedef struct rf_small_list {
+    rf_i64 start; /* where in `starts` the feature has rows + 1 numbers */
+    rf_i64 factors; /* where in `factors` it has one a bag; -1: it is a sum */
+    rf_i32 number; /* of the feature, among those of the call */
+    rf_i32 rows, padding_idx; /* -1: none */
+    rf_i32 first_row, last_row, unused;
+} rf_small_list;
+RF_SIZE_IS(rf_small_list, 40);
+
+/* What a block of small_rows.cu does: so many columns from `column` on of those rows. */
+typedef struct rf_small_task {
+    rf_i64 row; /* of its matrix, where the feature's table begins */
+    rf_i64 start, factors; /* as above */
+    rf_i32 feature, first_row, last_row, column, columns;
+    rf_i32 output_column, matrix, unused;
+} rf_small_task;
+RF_SIZE_IS(rf_small_task, 56);
+
+/* lists.cu */
+typedef struct rf_small_lists_args {
+    RF_BACKWARD_ADDRESS(const RF_INDEX) indices; /* [lookups] */
+    RF_BACKWARD_ADDRESS(const RF_OFFSET) offsets; /* [features * bags + 1] */
+    RF_BACKWARD_ADDRESS(const rf_small_list) tasks; /* [grid] */
+    RF_BACKWARD_ADDRESS(rf_u16) list; /* [lookups]: bags, each feature's from where its lookups begin */
+    RF_BACKWARD_ADDRESS(rf_u32) starts; /* where in the list a row's bags begin */
+    RF_BACKWARD_ADDRESS(float) factors; /* one over the lookups of a bag that count; NULL: all are sums */
+    rf_i64 lookups;
+    rf_i32 bags;
+    rf_i32 shared_bytes; /* of a block, dynamic */
+} rf_small_lists_args;
+RF_SIZE_IS(rf_small_lists_args, 64);
+
+/* small_rows.cu */
+typedef struct rf_small_args {
+    RF_BACKWARD_ADDRESS(const rf_u8) grad; /* [bags, output_dim] */
+    RF_BACKWARD_ADDRESS(const rf_small_task) tasks; /* [grid] */
+    RF_BACKWARD_ADDRESS(const rf_u16) list; /* as above */
+    RF_BACKWARD_ADDRESS(const rf_u32) starts;
+    RF_BACKWARD_ADDRESS(const float) factors;
+    rf_i64 output_dim;
+    rf_i32 bags;
+    rf_i32 by_frequency; /* a row's sum is divided by the number of its lookups */
+    rf_emit_args emit;
+    rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
+} rf_small_args;
+RF_SIZE_IS(rf_small_args, 840);
+
+#endif

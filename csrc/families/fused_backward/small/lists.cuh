@@ -1,0 +1,301 @@
+/* What lists.cu goes through: a feature's lookups, with their rows and bags; and how it divides shared memory. Who includes this says
+ * BLOCK and WARPS, the threads and warps of a block. */
+#ifndef RECFUSE_CUDA_BACKWARD_LISTS_CUH
+#define RECFUSE_CUDA_BACKWARD_LISTS_CUH
+
+#include "gpu/device/bags.cuh"
+#include "gpu/device/shared.cuh"
+#include "gpu/device/sums.cuh"
+#include "families/fused_backward/small/backward_small_args.h"
+
+enum {
+    STEPS = 4, /* lookups that a lane loads at once */
+    UNIT = STEPS * 32, /* neighbouring lookups that a warp takes at once */
+    UNIT_BITS = 7,
+    MOST_MARKS = 1024,
+    NEAR_LOOKUPS = 65536, /* in which RF_SMALL_NEAR_BAGS are found by bits in shared memory */
+    TILE = 512, /* bytes of counters that a warp sums up at once */
+    MOST_TURNS = 4 /* that list what does not fit at once */
+};
+static_assert(UNIT == 1 << UNIT_BITS, "as pieces are counted");
+#define NO_ROW 0xffffffffu
+#ifdef __CUDACC__
+#define RF_APART \
+    static __device__ __noinline__ /* what is rarely called, so that it takes no registers from the rest */
+#else
+#define RF_APART static
+#endif
+
+/* What a block works on. */
+struct feature_t {
+    const RF_INDEX *indices; /* from its first lookup on */
+    const RF_OFFSET *offsets; /* [bags + 1] */
+    rf_i64 first; /* lookup; where offsets are bad, the first that a bag has */
+    rf_i64 lookups; /* of the call */
+    rf_u32 count, rows;
+    int padding_idx, bags;
+    bool is_first; /* of the call */
+    bool sound; /* all its bags are: they hold all lookups, in order */
+};
+
+/* Shared memory. */
+struct room_t {
+    rf_u32 *cells; /* counters [rows][parts], of 2 or 4 bytes */
+    rf_u16 *marks; /* the bag of the first lookup of each piece, and behind them the last bag */
+    /* Where offsets are sound and bags not too many (near): a bit a lookup, set where a bag begins; how many are set in the
+     * words before; the bag of each. Then there are no marks. */
+    rf_u32 *begins;
+    rf_u16 *before, *numbers;
+    rf_u16 *window; /* of the list */
+    bool near;
+    int cell_bytes, cells_bytes, parts;
+    int piece_bits; /* of the lookups in a piece, UNIT_BITS or more */
+    rf_u32 part_units; /* in a part */
+    rf_u32 window_size;
+};
+
+RF_INLINE bool is_bag(const feature_t &feature, int bag, rf_i64 from, rf_i64 to) {
+    return rf_is_bag(feature.is_first && bag == 0, from, to, feature.lookups);
+}
+
+/* Finds where the feature's lookups are, by the whole block. */
+RF_INLINE feature_t feature_of(const rf_small_lists_args &args, const rf_small_list &task,
+                               unsigned long long *bounds) {
+    feature_t feature;
+    feature.offsets = args.offsets + (rf_i64)task.number * args.bags;
+    feature.lookups = args.lookups;
+    feature.rows = task.rows;
+    feature.padding_idx = task.padding_idx;
+    feature.bags = args.bags;
+    feature.is_first = task.number == 0;
+    if (threadIdx.x == 0) {
+        bounds[0] = args.lookups;
+        bounds[1] = 0;
+    }
+    rf_i64 first = rf_load(feature.offsets), end = rf_load(feature.offsets + args.bags);
+    bool bad = false;
+    for (int bag = threadIdx.x; bag < args.bags; bag += BLOCK)
+        bad |= !is_bag(feature, bag, rf_load(feature.offsets + bag), rf_load(feature.offsets + bag + 1));
+    feature.sound = __syncthreads_or(bad) == 0;
+    if (!feature.sound) {
+        for (int bag = threadIdx.x; bag < args.bags; bag += BLOCK) {
+            const rf_i64 from = rf_load(feature.offsets + bag), to = rf_load(feature.offsets + bag + 1);
+            if (!is_bag(feature, bag, from, to) || from == to) continue;
+            atomicMin(&bounds[0], (unsigned long long)from);
+            atomicMax(&bounds[1], (unsigned long long)to);
+        }
+        __syncthreads();
+        first = (rf_i64)bounds[0];
+        end = (rf_i64)bounds[1];
+    }
+    feature.first = first;
+    feature.indices = args.indices + first;
+    feature.count = end > first ? (rf_u32)(end - first) : 0;
+    return feature;
+}
+
+RF_INLINE int rounded_up(int bytes, int to) { return (bytes + to - 1) / to * to; }
+
+/* Words of a bit a lookup, of all units. */
+RF_INLINE rf_u32 words_of(const feature_t &feature) { return (feature.count + UNIT - 1) / UNIT * STEPS; }
+
+/* Counters of 2 bytes count what there are. */
+RF_INLINE int cell_bytes_of(const feature_t &feature) { return feature.count > 65535 ? 4 : 2; }
+
+/* Parts of the lookups that a warp each can have. */
+RF_INLINE int parts_of(const feature_t &feature, int bytes, int rows) {
+    enum { WORTH = 256 }; /* lookups of a part */
+    int parts = 1;
+    while (parts * 2 <= (int)WARPS && (rf_u32)parts * WORTH < feature.count &&
+           rows * parts * 2 * cell_bytes_of(feature) <= bytes / 8 * 5)
+        parts *= 2;
+    return parts;
+}
+
+/* Divides shared memory: counters up to five eighths of it, then the list. */
+RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows) {
+    room_t room;
+    room.cell_bytes = cell_bytes_of(feature);
+    room.parts = parts_of(feature, bytes, rows);
+    room.cells_bytes = rounded_up(rows * room.parts * room.cell_bytes, TILE);
+    room.piece_bits = UNIT_BITS;
+    while (feature.count >> room.piece_bits >= MOST_MARKS) room.piece_bits++;
+    const rf_u32 pieces = (feature.count + (1u << room.piece_bits) - 1) >> room.piece_bits;
+    const rf_u32 units = (feature.count + UNIT - 1) / UNIT;
+    room.part_units = (units + room.parts - 1) / room.parts;
+    room.cells = (rf_u32 *)memory;
+    int used = room.cells_bytes;
+    const int near_bytes = rounded_up((int)words_of(feature) * 6 + feature.bags * 2, 16);
+    room.near = feature.sound && feature.bags <= RF_SMALL_NEAR_BAGS && feature.count <= NEAR_LOOKUPS &&
+                used + near_bytes <= bytes;
+    room.begins = (rf_u32 *)(memory + used);
+    room.before = (rf_u16 *)(room.begins + units * STEPS);
+    room.numbers = room.before + units * STEPS;
+    room.marks = (rf_u16 *)(memory + used);
+    used += room.near ? near_bytes : rounded_up(((int)pieces + 1) * 2, 16);
+    room.window = (rf_u16 *)(memory + used);
+    room.window_size = (rf_u32)max((bytes - used) / 2 - 8, 0); /* it begins where the list is aligned alike */
+    return room;
+}
+
+RF_INLINE rf_u32 cell_at(const room_t &room, rf_u32 cell) {
+    return room.cell_bytes == 4 ? room.cells[cell] : (rf_u32)((const rf_u16 *)room.cells)[cell];
+}
+/* Adds to a counter; returns what it was. A counter of 16 bits shares its word with another, which stays as it is: none
+ * counts beyond what it can hold. */
+RF_INLINE rf_u32 cell_add(const room_t &room, rf_u32 cell, rf_u32 more) {
+    if (room.cell_bytes == 4) return atomicAdd(room.cells + cell, more);
+    const rf_u32 shift = cell % 2 * 16;
+    return atomicAdd(room.cells + cell / 2, more << shift) >> shift & 0xffffu;
+}
+
+/* The last bag in [first, first + span) that a lookup may be in: the first whose end is behind it. */
+RF_INLINE void bags_find(const feature_t &feature, rf_u32 position, int first, int span, int (&bags)[STEPS]) {
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) bags[k] = first;
+    while (span > 1) {
+        const int half = span / 2;
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            const rf_i64 end = rf_load(feature.offsets + bags[k] + half);
+            bags[k] += end <= feature.first + (rf_i64)(position + k * 32) ? half : 0;
+        }
+        span -= half;
+    }
+}
+
+/* The row of an index; NO_ROW where it does not count. */
+RF_INLINE rf_u32 row_of(const feature_t &feature, RF_INDEX index) {
+    const bool is_row =
+        sizeof index == 4 ? (rf_u32)index < feature.rows : (rf_u64)index < (rf_u64)feature.rows;
+    return is_row && (rf_i32)index != feature.padding_idx ? (rf_u32)index : NO_ROW;
+}
+
+/* Asks for a lane's indices of a unit, the first at `position`; -1 where there is none. They are looked at by rows_of, apart
+ * from this, so that nobody waits for what is asked for ahead. */
+RF_INLINE void indices_load(const feature_t &feature, rf_u32 position, RF_INDEX (&indices)[STEPS]) {
+    const RF_INDEX *from =
+        (const RF_INDEX *)rf_place((const rf_u8 *)feature.indices, position, sizeof(RF_INDEX));
+    if (position - threadIdx.x % 32 + UNIT <= feature.count) { /* all are there */
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) indices[k] = rf_load(from + k * 32);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        indices[k] = -1;
+        if (position + k * 32 < feature.count) indices[k] = rf_load(from + k * 32);
+    }
+}
+/* Asks for them in L2, all but of very many: who counts asks for a few at a time. */
+RF_INLINE void indices_prefetch(const feature_t &feature) {
+    enum { LINE = 128 / sizeof(RF_INDEX) };
+    const rf_u32 count = min(feature.count, (rf_u32)NEAR_LOOKUPS);
+    for (rf_u32 at = threadIdx.x * LINE; at < count; at += BLOCK * LINE) rf_prefetch(feature.indices + at);
+}
+/* The counter of an index that is of one of `count` rows from `first` on, whose counters begin at `cells`, and counts; else one that
+ * nobody reads: that takes no branch. Addresses are of shared memory. */
+RF_INLINE rf_u32 cell_of(const feature_t &feature, RF_INDEX index, rf_u32 first, rf_u32 count, rf_u32 cells,
+                         rf_u32 unread, bool &own) {
+    const rf_u32 row = (rf_u32)index - first;
+    const bool far = sizeof index > 4 && (rf_u64)index >= (rf_u64)feature.rows;
+    own = row < count && (rf_i32)index != feature.padding_idx && !far;
+    return own ? cells + row * 4 : unread;
+}
+RF_INLINE void rows_of(const feature_t &feature, const RF_INDEX (&indices)[STEPS], rf_u32 (&rows)[STEPS]) {
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) rows[k] = row_of(feature, indices[k]);
+}
+
+/* The bags of a lane's lookups, where offsets are sound. Returns whether all bags of all lanes are known to be one. */
+RF_INLINE bool sound_bags_load(const feature_t &feature, const room_t &room, rf_u32 position,
+                               int (&bags)[STEPS]) {
+    const rf_u32 lane = threadIdx.x % 32;
+    if (room.near) {
+        const rf_u32 word = (position - lane) / 32, upto = 0xffffffffu >> (31 - lane);
+        const rf_bytes<16> begins = *(const rf_bytes<16> *)(room.begins + word);
+        const rf_bytes<8> before = *(const rf_bytes<8> *)(room.before + word);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            const rf_u32 first = before.word[k / 2] >> k % 2 * 16 & 0xffffu;
+            bags[k] = room.numbers[first + __popc(begins.word[k] & upto) - 1];
+        }
+        return false;
+    }
+    const rf_u32 piece = (position - lane) >> room.piece_bits;
+    const int first = room.marks[piece], last = room.marks[piece + 1];
+    bags_find(feature, position, first, last - first + 1, bags);
+    return first == last;
+}
+
+/* The same where they may be bad: lookups that no bag holds have no row. */
+RF_INLINE bool bags_load(const feature_t &feature, const room_t &room, rf_u32 position, rf_u32 (&rows)[STEPS],
+                         int (&bags)[STEPS]) {
+    if (feature.sound) return sound_bags_load(feature, room, position, bags);
+    bags_find(feature, position, 0, feature.bags, bags);
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        const rf_i64 at = feature.first + (rf_i64)position + k * 32;
+        const rf_i64 from = rf_load(feature.offsets + bags[k]), to = rf_load(feature.offsets + bags[k] + 1);
+        if (!is_bag(feature, bags[k], from, to) || at < from || at >= to) rows[k] = NO_ROW;
+    }
+    return false;
+}
+
+/* The lookups [from, to) of a bag, where offsets are sound; none behind the last bag. */
+struct bag_t {
+    rf_u32 from, to;
+};
+RF_INLINE bag_t bag_load(const feature_t &feature, int bag) {
+    bag_t found = {0, 0};
+    if (bag < feature.bags) {
+        found.from = (rf_u32)(rf_load(feature.offsets + bag) - feature.first);
+        found.to = (rf_u32)(rf_load(feature.offsets + bag + 1) - feature.first);
+    }
+    return found;
+}
+
+/* Clears what begins_write adds to. A barrier stands between. */
+RF_INLINE void begins_clear(const feature_t &feature, const room_t &room) {
+    if (!room.near) return;
+    for (rf_u32 i = threadIdx.x; i < words_of(feature); i += BLOCK) room.begins[i] = 0;
+}
+
+/* Which bag each piece begins in; nothing where offsets are bad. */
+RF_INLINE void marks_write(const feature_t &feature, const room_t &room, rf_u32 *of_warps) {
+    if (!feature.sound) return;
+    const rf_u32 size = room.near ? 32 : 1u << room.piece_bits;
+    const rf_u32 words = words_of(feature);
+    rf_u32 all = 0; /* bags with lookups, before those of this turn */
+    for (int start = 0; start < feature.bags; start += BLOCK) {
+        const int bag = start + (int)threadIdx.x;
+        const auto [from, to] = bag_load(feature, bag);
+        if (!room.near) {
+            for (rf_u32 piece = (from + size - 1) / size; piece * size < to; piece++)
+                room.marks[piece] = (rf_u16)bag;
+            continue;
+        }
+        const rf_u32 own = __ballot_sync(RF_FULL_WARP, to > from);
+        if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = __popc(own);
+        __syncthreads();
+        const rf_u32 before = all + __popc(own & ((1u << threadIdx.x % 32) - 1));
+        const rf_u32 number =
+            rf_sum_of_warps_before<(int)WARPS>(before, of_warps, (int)(threadIdx.x / 32), all);
+        if (start + BLOCK < feature.bags)
+            __syncthreads(); /* before the next turn; later a barrier of the caller stands */
+        if (to == from) continue;
+        room.numbers[number] = (rf_u16)bag;
+        atomicOr(&room.begins[from / 32], 1u << from % 32);
+        const rf_u32 last =
+            to == feature.count ? words - 1 : to / 32; /* behind all lookups it is the last bag */
+        for (rf_u32 word = from / 32 + 1; word <= last; word++) room.before[word] = (rf_u16)(number + 1);
+    }
+    if (threadIdx.x != 0) return;
+    if (room.near) {
+        room.before[0] = 0;
+    } else {
+        room.marks[(feature.count + size - 1) / size] = (rf_u16)(feature.bags - 1);
+    }
+}
+
+#endif

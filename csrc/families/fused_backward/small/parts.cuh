@@ -1,0 +1,290 @@
+/* How lists.cu lists what steps.cuh does not: parts of the lookups, each of which a warp goes through in order, 32 at once. Within a
+ * step, lookups of one row and different bags must keep their order: the lanes that have the same row find each other
+ * (__match_any_sync), and one of them counts for all. Where all lanes have one bag, each counts for itself. Counters have 16
+ * bits where a feature's lookups allow it; how many parts there are is what shared memory allows. A row that is too long, and a
+ * feature with many more lookups than there is room for, is written to memory at once.
+ *
+ * The bag of a lookup: a bit is set where a bag begins, so that those up to a lookup count the bags (bags without lookups have
+ * no bit). Where bags or lookups are too many for that, by bisection between the bags of its piece of the lookups and of
+ * the next, which are marked before; where a bag's offsets are bad, between all bags, and it is asked whether the bag
+ * holds the lookup. */
+#ifndef RECFUSE_CUDA_BACKWARD_PARTS_CUH
+#define RECFUSE_CUDA_BACKWARD_PARTS_CUH
+
+#include "families/fused_backward/small/lists.cuh"
+
+/* What a block has to do. */
+struct block_t {
+    rf_u32 first_row, rows;
+    bool is_last; /* of the feature */
+    rf_u32 *starts; /* of the feature */
+    rf_u16 *list; /* of all */
+    float *factors; /* of the feature, if they are this block's to write; else nullptr */
+};
+
+/* Rows [first, last) of the block's, which are listed together: from place `from` to `to`. */
+struct span_t {
+    rf_u32 first, last, from, to;
+    bool kept; /* in the window */
+};
+
+/* Bags' lookups, from which those that do not count are taken away. */
+RF_INLINE void counts_begin(const feature_t &feature, int *counts) {
+    for (int bag = threadIdx.x; bag < feature.bags; bag += BLOCK) {
+        const rf_i64 from = rf_load(feature.offsets + bag), to = rf_load(feature.offsets + bag + 1);
+        counts[bag] = is_bag(feature, bag, from, to) ? (int)(to - from) : 0;
+    }
+}
+RF_INLINE void counts_end(const feature_t &feature, float *factors) {
+    for (int bag = threadIdx.x; bag < feature.bags; bag += BLOCK) {
+        const int count = __ldcg((const int *)factors + bag);
+        factors[bag] = count > 1 ? 1.0f / (float)count : 1.0f;
+    }
+}
+RF_INLINE void count_less(const feature_t &feature, rf_u32 position, const rf_u32 (&rows)[STEPS],
+                          int *counts) {
+    rf_u32 there[STEPS];
+    bool any = false;
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        there[k] = position + k * 32 < feature.count ? 0 : NO_ROW;
+        any |= rows[k] == NO_ROW && there[k] == 0;
+    }
+    if (!any) return;
+    int bags[STEPS];
+    bags_find(feature, position, 0, feature.bags, bags);
+    if (!feature.sound) {
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            const rf_i64 at = feature.first + (rf_i64)position + k * 32;
+            const rf_i64 from = rf_load(feature.offsets + bags[k]);
+            const rf_i64 to = rf_load(feature.offsets + bags[k] + 1);
+            if (!is_bag(feature, bags[k], from, to) || at < from || at >= to) there[k] = NO_ROW;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
+        if (rows[k] == NO_ROW && there[k] == 0) atomicAdd(counts + bags[k], -1);
+}
+
+/* Counts all lookups. Returns how many this thread has seen of rows before the block's. */
+RF_APART rf_u32 rows_count(const feature_t feature, const room_t room, rf_u32 first_row, rf_u32 n_rows,
+                           int *counts) {
+    const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
+    rf_u32 before = 0, part = 0, part_end = room.part_units;
+    RF_INDEX coming[STEPS];
+    indices_load(feature, threadIdx.x / 32 * UNIT + lane, coming);
+#pragma unroll 1
+    for (rf_u32 unit = threadIdx.x / 32; unit < units; unit += WARPS) {
+        const rf_u32 position = unit * UNIT + lane;
+        rf_u32 rows[STEPS];
+        rows_of(feature, coming, rows);
+        indices_load(feature, position + WARPS * UNIT, coming);
+        if (counts != nullptr) count_less(feature, position, rows, counts);
+        if (!feature.sound) {
+            int bags[STEPS];
+            bags_load(feature, room, position, rows, bags);
+        }
+        while (unit >= part_end) {
+            part++;
+            part_end += room.part_units;
+        }
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            const rf_u32 row = rows[k] - first_row;
+            const bool own = row < n_rows; /* NO_ROW is not */
+            if (first_row > 0) before += rows[k] < first_row;
+            if (n_rows <= RF_SMALL_FEW_ROWS) {
+                const rf_u32 same = __match_any_sync(RF_FULL_WARP, own ? (int)row : -1);
+                if (own && (rf_u32)__ffs(same) == lane + 1)
+                    cell_add(room, row * room.parts + part, __popc(same));
+            } else if (own) {
+                cell_add(room, row * room.parts + part, 1);
+            }
+        }
+    }
+    return before;
+}
+
+/* A barrier stands between this and who counts. */
+RF_INLINE void counters_clear(const feature_t &feature, const room_t &room) {
+    for (int i = threadIdx.x; i < room.cells_bytes / 16; i += BLOCK)
+        ((rf_bytes<16> *)room.cells)[i] = rf_bytes<16>{};
+    begins_clear(feature, room);
+}
+
+/* The sum of four words of counters. */
+RF_INLINE rf_u32 word_sum(const room_t &room, rf_u32 word) {
+    return room.cell_bytes == 4 ? word : (word & 0xffffu) + (word >> 16);
+}
+/* A word of counters becomes one of places; `at` goes on. */
+RF_INLINE rf_u32 word_places(const room_t &room, rf_u32 word, rf_u32 &at) {
+    const rf_u32 first = at;
+    at += word_sum(room, word);
+    if (room.cell_bytes == 4) return first;
+    return first | (first + (word & 0xffffu)) << 16;
+}
+
+/* Counters become places: how many lookups there are in all counters before. Returns the number of all. */
+RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tiles = room.cells_bytes / TILE;
+    const int each = (tiles + WARPS - 1) / WARPS, first = warp * each, behind = min(first + each, tiles);
+    rf_bytes<16> *words = (rf_bytes<16> *)room.cells;
+    rf_u32 sum = 0;
+    for (int tile = first; tile < behind; tile++) {
+        const rf_bytes<16> found = words[tile * 32 + lane];
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum += word_sum(room, found.word[i]);
+    }
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(RF_FULL_WARP, sum, apart);
+    if (lane == 0) of_warps[warp] = sum;
+    __syncthreads();
+    rf_u32 all = 0, before = rf_sum_of_warps_before<(int)WARPS>(0u, of_warps, warp, all);
+    for (int tile = first; tile < behind; tile++) {
+        rf_bytes<16> found = words[tile * 32 + lane];
+        rf_u32 own = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) own += word_sum(room, found.word[i]);
+        const rf_u32 upto = rf_sum_of_lanes_to(own);
+        rf_u32 at = before + upto - own;
+#pragma unroll
+        for (int i = 0; i < 4; i++) found.word[i] = word_places(room, found.word[i], at);
+        words[tile * 32 + lane] = found;
+        before += __shfl_sync(RF_FULL_WARP, upto, 31);
+    }
+    __syncthreads();
+    return all;
+}
+
+/* The rows from `first` on that are listed together. */
+RF_INLINE span_t span_of(const room_t &room, rf_u32 first, rf_u32 rows, rf_u32 all) {
+    span_t span = {first, rows, cell_at(room, first * room.parts), all, false};
+    if (all > MOST_TURNS * room.window_size) return span;
+    span.kept = all - span.from <= room.window_size;
+    if (span.kept) return span;
+    rf_u32 behind = rows; /* the first row that does not fit is in (first, behind) */
+    span.last = first;
+    while (behind - span.last > 1) {
+        const rf_u32 middle = span.last + (behind - span.last) / 2;
+        if (cell_at(room, middle * room.parts) - span.from <= room.window_size) {
+            span.last = middle;
+        } else {
+            behind = middle;
+        }
+    }
+    span.kept = span.last > first;
+    if (!span.kept) span.last = first + 1;
+    span.to = span.last < rows ? cell_at(room, span.last * room.parts) : all;
+    return span;
+}
+
+/* A warp lists the lookups of its part whose rows are of the span; place p of the list is to[p]. */
+RF_INLINE void part_list(const feature_t &feature, const room_t &room, rf_u32 first_row, const span_t &span,
+                         rf_u16 *to) {
+    const rf_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, before = (1u << lane) - 1;
+    const rf_u32 units = (feature.count + UNIT - 1) / UNIT;
+    const rf_u32 behind = min((warp + 1) * room.part_units, units);
+    rf_u32 unit = warp * room.part_units;
+    if (warp >= (rf_u32)room.parts || unit >= behind) return;
+    RF_INDEX coming[STEPS];
+    indices_load(feature, unit * UNIT + lane, coming);
+#pragma unroll 1
+    for (; unit < behind; unit++) {
+        rf_u32 rows[STEPS];
+        int bags[STEPS];
+        rows_of(feature, coming, rows);
+        indices_load(feature, (unit + 1) * UNIT + lane, coming);
+        const bool one_bag = bags_load(feature, room, unit * UNIT + lane, rows, bags);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            const rf_u32 row = rows[k] - first_row;
+            const bool own = row - span.first < span.last - span.first;
+            const rf_u32 cell = row * room.parts + warp;
+            rf_u32 place = 0;
+            const bool no_order = one_bag || (feature.sound && __shfl_sync(RF_FULL_WARP, bags[k], 0) ==
+                                                                   __shfl_sync(RF_FULL_WARP, bags[k], 31));
+            if (no_order) {
+                if (own) place = cell_add(room, cell, 1);
+            } else {
+                const rf_u32 same = __match_any_sync(RF_FULL_WARP, own ? (int)row : -1);
+                const int leader = __ffs(same) - 1;
+                if (own && (int)lane == leader) place = cell_add(room, cell, __popc(same));
+                place = __shfl_sync(RF_FULL_WARP, place, leader) + __popc(same & before);
+            }
+            if (own) to[place] = (rf_u16)bags[k];
+            __syncwarp(); /* counters are as this step leaves them: the next one's leaders are other lanes */
+        }
+    }
+}
+
+/* Copies the window to the list; both begin at the same place in 16 bytes. */
+RF_INLINE void window_copy(const rf_u16 *from, rf_u16 *to, rf_u32 count) {
+    const rf_u32 lead = min((rf_u32)((16 - (rf_u64)to % 16) % 16 / 2), count);
+    const rf_u32 vectors = (count - lead) / 8, tail = lead + vectors * 8;
+    if (threadIdx.x < lead) to[threadIdx.x] = from[threadIdx.x];
+    if (threadIdx.x < count - tail) to[tail + threadIdx.x] = from[tail + threadIdx.x];
+    for (rf_u32 i = threadIdx.x; i < vectors; i += BLOCK)
+        ((rf_bytes<16> *)(to + lead))[i] = ((const rf_bytes<16> *)(from + lead))[i];
+}
+
+/* Writes where the rows begin in the list. Returns where the block's part of it is. */
+RF_INLINE rf_u16 *starts_write(const feature_t &feature, const room_t &room, const block_t &block,
+                               rf_u32 before, rf_u32 all) {
+    const rf_u32 place = (rf_u32)feature.first + before;
+    for (rf_u32 row = threadIdx.x; row < block.rows; row += BLOCK)
+        block.starts[block.first_row + row] = place + cell_at(room, row * room.parts);
+    if (threadIdx.x == 0 && block.is_last) block.starts[block.first_row + block.rows] = place + all;
+    return block.list + place;
+}
+
+/* The sum of a number of each thread, for all of them; of_warps [WARPS]. A barrier stands between it and what uses them next. */
+RF_INLINE rf_u32 sum_of_block(rf_u32 own, rf_u32 *of_warps) {
+    rf_u32 all;
+    (void)rf_sum_of_block_before<(int)WARPS>(own, of_warps, all);
+    return all;
+}
+
+/* Span by span; what is kept on chip is then copied. */
+RF_INLINE void spans_list(const feature_t &feature, const room_t &room, const block_t &block, rf_u16 *list,
+                          rf_u32 all) {
+    for (rf_u32 next = 0; next < block.rows && all > 0;) {
+        const span_t span = span_of(room, next, block.rows, all);
+        rf_u16 *to = list + span.from;
+        rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
+        __syncthreads(); /* all have seen where the span ends, and copied the one before */
+        part_list(feature, room, block.first_row, span, span.kept ? window - span.from : list);
+        __syncthreads();
+        if (span.kept) window_copy(window, to, span.to - span.from);
+        next = span.last;
+    }
+}
+
+/* What a block does before it counts lookups; its shared memory is prepared. */
+RF_INLINE void counting_begin(const feature_t &feature, const block_t &block) {
+    if (block.factors != nullptr) counts_begin(feature, (int *)block.factors);
+    __syncthreads();
+}
+/* And behind it; `before`: lookups of rows before the block's that this thread has seen. Returns those of all threads. */
+RF_INLINE rf_u32 counting_end(const feature_t &feature, const block_t &block, rf_u32 before,
+                              rf_u32 *of_warps) {
+    before = block.first_row > 0 ? sum_of_block(before, of_warps) : 0;
+    __syncthreads();
+    if (block.factors != nullptr) counts_end(feature, block.factors);
+    return before;
+}
+
+/* A warp a part. */
+RF_APART void list_by_parts(const rf_small_lists_args &args, const feature_t feature, const block_t block,
+                            rf_u8 *memory, rf_u32 *of_warps) {
+    const room_t room = room_of(feature, memory, args.shared_bytes, (int)block.rows);
+    counters_clear(feature, room);
+    marks_write(feature, room, of_warps);
+    counting_begin(feature, block);
+    rf_u32 before = rows_count(feature, room, block.first_row, block.rows, (int *)block.factors);
+    before = counting_end(feature, block, before, of_warps);
+    const rf_u32 all = cells_sum(room, of_warps);
+    spans_list(feature, room, block, starts_write(feature, room, block, before, all), all);
+}
+
+#endif

@@ -1,0 +1,119 @@
+/* Lookups become a list, step by step (steps.cuh), once counters have become places (step_sums.cuh). */
+#ifndef RECFUSE_CUDA_BACKWARD_STEP_LIST_CUH
+#define RECFUSE_CUDA_BACKWARD_STEP_LIST_CUH
+
+#include "families/fused_backward/small/step_sums.cuh"
+
+/* A quad of steps: what is asked for ahead. */
+struct ahead_t {
+    RF_INDEX indices[QUAD]; /* -1: none */
+    rf_bytes<16> firsts; /* of long bags */
+};
+/* `own`: the lane's index of the feature's first step. */
+template <bool LONG_BAGS>
+RF_INLINE void quad_load(const feature_t &feature, const steps_t &steps, const rf_u8 *own, rf_u32 quad,
+                         ahead_t &to) {
+    const rf_u32 lane = threadIdx.x % 32;
+    rf_u32 at[QUAD];
+    bool there[QUAD];
+    if (LONG_BAGS) {
+        const rf_u32 *const from = steps.firsts + quad * QUAD;
+        to.firsts = *(const rf_bytes<16> *)from;
+        const rf_u32 next = from[QUAD], upto = (lane + 1) << 16;
+#pragma unroll
+        for (int k = 0; k < QUAD; k++) {
+            const rf_u32 behind = k + 1 < QUAD ? to.firsts.word[k + 1] : next;
+            at[k] = to.firsts.word[k] >> 16;
+            there[k] = behind - to.firsts.word[k] >= upto; /* bags do not descend: nothing is borrowed */
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < QUAD; k++) {
+            at[k] = quad * UNIT + k * 32;
+            there[k] = at[k] + lane < feature.count;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < QUAD; k++) {
+        to.indices[k] = -1;
+        if (there[k]) to.indices[k] = rf_load((const RF_INDEX *)rf_place(own, at[k], sizeof(RF_INDEX)));
+    }
+}
+
+/* Adds a step's lookups to their counters. Returns for each what the counter was before it. */
+template <bool LONG_BAGS> RF_INLINE rf_u32 step_add(rf_u32 at, rf_u32 one, rf_u32 taken) {
+    rf_u32 was = 0;
+    if (LONG_BAGS) {
+        was = __byte_perm(rf_shared_add_from(at, one), 0, taken);
+    } else {
+        const rf_u32 same = __match_any_sync(RF_FULL_WARP, at), lane = threadIdx.x % 32;
+        const int leader = __ffs(same) - 1;
+        if ((int)lane == leader) was = rf_shared_add_from(at, one * __popc(same));
+        was =
+            __byte_perm(__shfl_sync(RF_FULL_WARP, was, leader), 0, taken) + __popc(same & ((1u << lane) - 1));
+    }
+    __syncwarp(); /* the next step's lookups come later */
+    return was;
+}
+
+/* Lists the lookups: place p is at to + 2 * p in shared memory, from place `near` on at far[p] in memory. What does not count
+ * is counted where nobody reads: that takes no branch. */
+template <int BITS, bool LONG_BAGS, bool FAR>
+RF_INLINE void part_list_by_steps(const feature_t &feature, const steps_t &steps, const block_t &block,
+                                  rf_u32 to, rf_u32 near, rf_u16 *far) {
+    const rf_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (warp >= steps.parts) return;
+    const rf_u32 cells = counts_of<BITS>(steps, warp);
+    const rf_u32 one = counters_t<BITS>::one(warp), taken = counters_t<BITS>::taken(warp);
+    const rf_u32 unread = rf_shared_kept(steps.counts - 32 + lane);
+    /* Half of a counter's address more: where its row begins; of an unread one some place of the counters. */
+    const rf_u32 begins = rf_shared_kept(steps.begins) - cells / 2;
+    const rf_u32 bags_at = rf_shared_kept(steps.bags + lane), behind = quad_of(steps, warp + 1);
+    const rf_u8 *indices = (const rf_u8 *)(feature.indices + lane);
+    rf_keep(indices);
+    rf_u32 quad = quad_of(steps, warp);
+    ahead_t coming;
+    quad_load<LONG_BAGS>(feature, steps, indices, quad, coming);
+#pragma unroll 2
+    for (; quad < behind; quad++) {
+        rf_u32 at[QUAD], bags[QUAD], places[QUAD];
+        bool own[QUAD];
+#pragma unroll
+        for (int k = 0; k < QUAD; k++) {
+            at[k] = cell_of(feature, coming.indices[k], block.first_row, block.rows, cells, unread, own[k]);
+            bags[k] = LONG_BAGS ? coming.firsts.word[k] : 0;
+        }
+        quad_load<LONG_BAGS>(feature, steps, indices, quad + 1, coming);
+#pragma unroll
+        for (int k = 0; k < QUAD; k++) {
+            places[k] = rf_shared_load_2(begins + at[k] / 2);
+            places[k] += step_add<LONG_BAGS>(at[k], one, taken);
+        }
+#pragma unroll
+        for (int k = 0; k < QUAD; k++) {
+            const rf_u32 bag = LONG_BAGS ? bags[k] : rf_shared_load_2(bags_at + (quad * UNIT + k * 32) * 2);
+            const bool is_near = !FAR || places[k] < near;
+            if (own[k] && is_near) rf_shared_store_2(to + places[k] * 2, bag);
+            if (FAR && own[k] && !is_near) far[places[k]] = (rf_u16)bag;
+        }
+    }
+}
+
+/* Writes the list of the block's `all` lookups, most of it by way of shared memory. */
+template <int BITS>
+RF_INLINE void steps_list(const feature_t &feature, const steps_t &steps, const block_t &block, rf_u32 all,
+                          rf_u16 *list) {
+    rf_u16 *const window = steps.window + (rf_u64)list % 16 / 2;
+    const rf_u32 to = rf_shared_kept(window), near = min(all, steps.window_size);
+    if (!steps.long_bags) {
+        part_list_by_steps<BITS, false, true>(feature, steps, block, to, near, list);
+    } else if (near < all) {
+        part_list_by_steps<BITS, true, true>(feature, steps, block, to, near, list);
+    } else {
+        part_list_by_steps<BITS, true, false>(feature, steps, block, to, near, list);
+    }
+    __syncthreads();
+    window_copy(window, list, near);
+}
+
+#endif

@@ -1,0 +1,199 @@
+/* How small features' lookups are listed. A step is up to a warp's lanes of neighbouring lookups: where bags are long, of one bag.
+ * Each of up to 16 parts, runs of neighbouring steps, is a warp's, and has a counter of BITS for each row. Summed up
+ * (step_sums.cuh), they say where each part's lookups of a row begin among the row's; then warps go through their parts
+ * once more, step by step, and a lookup's place is where its row begins and what the counter was before (step_list.cuh).
+ * Lookups of a bag have no order, since the list says no more than the bag; where a step has several, the lanes that have the same
+ * row find each other (__match_any_sync), and one of them counts for all. So nothing is sorted, and the list is that of
+ * a stable sort.
+ *
+ * Counters have 8 bits, so that many warps have one for each row. A row with more lookups than they can count is noticed, since then
+ * they do not add up to what was counted: the feature is listed once more, with counters of 16 bits. */
+#ifndef RECFUSE_CUDA_BACKWARD_STEPS_CUH
+#define RECFUSE_CUDA_BACKWARD_STEPS_CUH
+
+#include "families/fused_backward/small/parts.cuh"
+
+enum {
+    QUAD = 4, /* steps that a warp works on at once */
+    LONG_BAG = 8, /* lookups of a bag on average, from which on a step is of one bag */
+    MOST_AVERAGE = 64, /* lookups of a row: with more of them 8 bits may not do */
+    LEAST_WORDS = 2, /* of a row's counters */
+    MOST_WORDS = 4,
+    SUMMED = 128, /* rows that a warp sums up at once */
+    LEAST_LIST = 1024 /* bytes: of the longest row, and of what is rounded */
+};
+static_assert(QUAD * 32 == UNIT, "as indices are loaded");
+
+/* Counters of BITS. */
+template <int BITS> struct counters_t {
+    enum {
+        OF_WORD = 32 / BITS, /* parts */
+        MOST = (1 << BITS) - 1
+    };
+    /* What adds one to a part's. */
+    static RF_INLINE rf_u32 one(rf_u32 part) { return 1u << part % OF_WORD * BITS; }
+    /* How __byte_perm takes a part's out of its word. */
+    static RF_INLINE rf_u32 taken(rf_u32 part) {
+        return BITS == 8 ? 0x4440 + part % OF_WORD : 0x4410 + part % OF_WORD * 0x22;
+    }
+    /* The sum of a word's, and more. */
+    static RF_INLINE rf_u32 sum(rf_u32 word, rf_u32 more) {
+        return BITS == 8 ? __dp4a(word, 0x01010101u, more) : more + (word & 0xffffu) + (word >> 16);
+    }
+    /* Of each how many are in those before it of the word, and more. None carries to the next. */
+    static RF_INLINE rf_u32 sums_before(rf_u32 word, rf_u32 more) {
+        return BITS == 8 ? word * 0x01010100u + more * 0x01010101u : (word << 16) + more * 0x00010001u;
+    }
+};
+
+/* Shared memory. */
+struct steps_t {
+    rf_u32 *counts; /* [words][stride]: of each row one a part; before them a word a lane that nobody reads */
+    rf_u32 stride; /* rows, up to what is summed at once */
+    rf_u16 *begins; /* [stride]: where rows begin in the list */
+    bool long_bags;
+    rf_u32 *firsts; /* [quads * QUAD + 1]: of long bags a step's bag and, 16 bits up, its first lookup */
+    rf_u16 *bags; /* [lookups, up to whole quads]: of others the bag of each lookup */
+    rf_u16 *window; /* of the list, [window_size] and what aligns it */
+    rf_u32 window_size;
+    rf_u32 quads, words, parts;
+};
+
+/* Whether a feature is listed by steps, where there is room. Lanes of few rows would count one after another. */
+RF_INLINE bool is_for_steps(const feature_t &feature) {
+    return feature.sound && feature.bags <= RF_SMALL_NEAR_BAGS && feature.count < NEAR_LOOKUPS &&
+           feature.rows > RF_SMALL_FEW_ROWS;
+}
+
+/* Divides shared memory. Returns whether there is room. */
+template <int BITS>
+RF_INLINE bool steps_room(const feature_t &feature, const block_t &block, rf_u8 *memory, int bytes,
+                          steps_t &steps) {
+    const int count = (int)feature.count;
+    /* Of the list, about what the block's rows have. */
+    const int list = (int)((rf_u64)feature.count * block.rows / feature.rows) * 2;
+    steps.long_bags = count >= LONG_BAG * feature.bags;
+    const int most_steps = count / 32 + feature.bags + 2 * QUAD + 1;
+    const int bag_bytes = rounded_up(steps.long_bags ? most_steps * 4 : rounded_up(count, UNIT) * 2, 16);
+    steps.stride = (block.rows + SUMMED - 1) / SUMMED * SUMMED;
+    const int stride = (int)steps.stride, others = 32 * 4 + stride * 2 + bag_bytes + LEAST_LIST;
+    int left = bytes - others - list; /* for counters */
+    if (left < LEAST_WORDS * 4 * stride) left += list / 4; /* a part of the list goes to memory at once */
+    if (left < LEAST_WORDS * 4 * stride) return false;
+    typedef counters_t<BITS> counters;
+    const rf_u32 useful = feature.count / UNIT / counters::OF_WORD + 1; /* a part has a quad */
+    steps.words = min(min(left / 4 / steps.stride, (rf_u32)MOST_WORDS), useful);
+    steps.parts = steps.words * counters::OF_WORD;
+    steps.counts = (rf_u32 *)memory + 32;
+    steps.begins = (rf_u16 *)(steps.counts + steps.words * steps.stride);
+    steps.firsts = (rf_u32 *)(steps.begins + steps.stride);
+    steps.bags = (rf_u16 *)steps.firsts;
+    const int used = others - LEAST_LIST + (int)steps.words * 4 * stride;
+    steps.window = (rf_u16 *)(memory + used);
+    steps.window_size = (rf_u32)(bytes - used) / 2 - 8; /* it begins where the list is aligned alike */
+    return true;
+}
+
+/* The bags of lookups: a thread has a bag, and the lanes of its warp help with one of many. */
+RF_INLINE void lookups_bags_write(const feature_t &feature, const steps_t &steps) {
+    for (int start = 0; start < feature.bags; start += BLOCK) {
+        const int bag = start + (int)threadIdx.x;
+        auto [from, to] = bag_load(feature, bag);
+        const rf_u32 few = min(to, from + LONG_BAG);
+        for (; from < few; from++) steps.bags[from] = (rf_u16)bag;
+        for (rf_u32 left = __ballot_sync(RF_FULL_WARP, from < to); left != 0; left &= left - 1) {
+            const int lane = __ffs(left) - 1;
+            const rf_u32 behind = __shfl_sync(RF_FULL_WARP, to, lane);
+            const rf_u16 own = (rf_u16)__shfl_sync(RF_FULL_WARP, bag, lane);
+            for (rf_u32 at = __shfl_sync(RF_FULL_WARP, from, lane) + threadIdx.x % 32; at < behind; at += 32)
+                steps.bags[at] = own;
+        }
+    }
+}
+
+/* Writes the steps, and clears counters. A barrier stands between this and who reads them. */
+RF_INLINE void steps_begin(const feature_t &feature, steps_t &steps, rf_u32 *of_warps) {
+    for (rf_u32 i = threadIdx.x; i < steps.words * steps.stride / 4; i += BLOCK)
+        ((rf_bytes<16> *)steps.counts)[i] = rf_bytes<16>{};
+    if (!steps.long_bags) {
+        steps.quads = (feature.count + UNIT - 1) / UNIT;
+        lookups_bags_write(feature, steps);
+        return;
+    }
+    rf_u32 all = 0;
+    for (int start = 0; start < feature.bags; start += BLOCK) {
+        const int bag = start + (int)threadIdx.x;
+        auto [from, to] = bag_load(feature, bag);
+        rf_u32 sum;
+        if (start > 0) __syncthreads(); /* all have read the sums before */
+        rf_u32 *next =
+            steps.firsts + all + rf_sum_of_block_before<(int)WARPS>((to - from + 31) / 32, of_warps, sum);
+        for (; from < to; from += 32) *next++ = from << 16 | (rf_u32)bag;
+        all += sum;
+    }
+    steps.quads = (all + QUAD - 1) / QUAD;
+    /* Those without lookups, also of a quad behind, which may be asked for. */
+    if (all + threadIdx.x <= (steps.quads + 1) * QUAD)
+        steps.firsts[all + threadIdx.x] = feature.count << 16 | 0xffffu;
+}
+
+/* The first quad of a part, and the first lookup of a quad. */
+RF_INLINE rf_u32 quad_of(const steps_t &steps, rf_u32 part) { return part * steps.quads / steps.parts; }
+RF_INLINE rf_u32 lookup_of(const feature_t &feature, const steps_t &steps, rf_u32 quad) {
+    return steps.long_bags ? steps.firsts[quad * QUAD] >> 16 : min(quad * UNIT, feature.count);
+}
+
+/* The address of a part's counter of row 0. */
+template <int BITS> RF_INLINE rf_u32 counts_of(const steps_t &steps, rf_u32 part) {
+    return rf_shared_kept(steps.counts + part / counters_t<BITS>::OF_WORD * steps.stride);
+}
+
+/* Counts the lookups of the block's rows. Returns how many this thread has. MORE: also those of rows before the block's, and takes lookups
+ * that do not count from their bags. Warps take two units in turns, since one takes less time than memory, and load the next two
+ * before they work on these. */
+template <int BITS, bool MORE>
+RF_INLINE rf_u32 steps_count(const feature_t &feature, const steps_t &steps, const block_t &block,
+                             rf_u32 &before) {
+    enum { UNITS = sizeof(RF_INDEX) > 4 || MORE ? 1 : 2 };
+    const rf_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    rf_u32 seen = 0;
+    if (warp >= steps.parts) return 0;
+    const rf_u32 cells = counts_of<BITS>(steps, warp), one = counters_t<BITS>::one(warp);
+    const rf_u32 unread = rf_shared_kept(steps.counts - 32 + lane);
+    rf_u32 at = lookup_of(feature, steps, quad_of(steps, warp));
+    feature_t part = feature;
+    part.count = lookup_of(feature, steps, quad_of(steps, warp + 1));
+    RF_INDEX coming[UNITS][STEPS];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) indices_load(part, at + u * UNIT + lane, coming[u]);
+#pragma unroll 1
+    for (; at < part.count; at += UNITS * UNIT) {
+        rf_u32 own[UNITS][STEPS];
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+#pragma unroll
+            for (int k = 0; k < STEPS; k++) {
+                bool is_own;
+                own[u][k] =
+                    cell_of(feature, coming[u][k], block.first_row, block.rows, cells, unread, is_own);
+                seen += is_own;
+            }
+            if (!MORE) continue;
+            rf_u32 rows[STEPS];
+            rows_of(feature, coming[u], rows);
+#pragma unroll
+            for (int k = 0; k < STEPS; k++) before += rows[k] < block.first_row;
+            if (block.factors != nullptr) count_less(part, at + u * UNIT + lane, rows, (int *)block.factors);
+        }
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) indices_load(part, at + (UNITS + u) * UNIT + lane, coming[u]);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+#pragma unroll
+            for (int k = 0; k < STEPS; k++) rf_shared_add(own[u][k], one);
+        }
+    }
+    return seen;
+}
+
+#endif

@@ -1,0 +1,88 @@
+/* Ranks of a block's entries among those that have the same digit, in their order: what sort.cu and backward_group.cu share. */
+#ifndef RECFUSE_CUDA_BACKWARD_RANKS_CUH
+#define RECFUSE_CUDA_BACKWARD_RANKS_CUH
+
+#include "families/fused_backward/entries.cuh"
+
+/* Those of the lanes `same` whose number has a bit as this lane's has it. */
+RF_INLINE rf_u32 lanes_with(rf_u32 same, int number, int bit) {
+#ifdef __CUDA_ARCH__
+    /* The compiler works the bit out twice, in seven instructions; these are four. */
+    asm volatile("{ .reg .pred own; .reg .b32 all, bits;\n"
+                 "and.b32 bits, %1, %2;\n"
+                 "setp.ne.b32 own, bits, 0;\n"
+                 "vote.sync.ballot.b32 all, own, 0xffffffff;\n"
+                 "@!own not.b32 all, all;\n"
+                 "and.b32 %0, %0, all; }"
+                 : "+r"(same)
+                 : "r"(number), "r"(1 << bit));
+    return same;
+#else
+    const bool own = (number >> bit & 1) != 0;
+    const rf_u32 all = __ballot_sync(RF_FULL_WARP, own);
+    return same & (own ? all : ~all);
+#endif
+}
+
+/* Lanes that have the same digit of `bits` bits, MOST_BITS at most, by a vote a bit: faster than __match_any_sync where lanes
+ * have many digits. -1: none. */
+template <int MOST_BITS> RF_INLINE rf_u32 lanes_alike(int digit, int bits) {
+    rf_u32 same = __ballot_sync(RF_FULL_WARP, digit >= 0);
+#pragma unroll
+    for (int bit = 0; bit < MOST_BITS;
+         bit++) /* a vote too many does no harm, a branch a bit would cost as much */
+        if (bit < 6 || bit / 2 * 2 < bits) same = lanes_with(same, digit, bit);
+    return same;
+}
+
+/* Ranks of `each` entries a lane among those of their warp that have the same digit; digit(k): of a lane's entry k, -1: none;
+ * keep(k, digit, rank). `counts` [1 << bits]: the warp's, zeros before. */
+template <int MOST_BITS, int ITEMS, class digit_t, class keep_t>
+RF_INLINE void ranks_of_warp(rf_u16 *counts, int bits, int each, digit_t digit, keep_t keep) {
+    const rf_u32 lower = (1u << threadIdx.x % 32) - 1;
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        if (k >= each) break;
+        const int own = digit(k);
+        const rf_u32 same = lanes_alike<MOST_BITS>(own, bits), before = __popc(same & lower);
+        rf_u32 first = 0;
+        if (own >= 0) first = counts[own];
+        __syncwarp();
+        if (own >= 0 && before == 0) counts[own] = (rf_u16)(first + __popc(same));
+        __syncwarp(); /* before others read it for their next entry: votes order no memory */
+        keep(k, own, first + before);
+    }
+}
+
+/* Of the first `digits` digits, counts of warps become those of the warps before; `sums`: of all. Between barriers. */
+template <int BLOCK, int DIGITS>
+RF_INLINE void warps_add(rf_u16 (*counts)[DIGITS], rf_u32 *sums, int digits) {
+    enum {
+        WARPS = BLOCK / 32,
+        PAIRS = DIGITS / 2, /* of digits, whose counts share a word */
+        EACH = (PAIRS + BLOCK - 1) / BLOCK, /* pairs a thread */
+        AT_ONCE = 8 /* counts that a thread loads at once */
+    };
+    rf_u32 *const words = (rf_u32 *)&counts[0][0];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int pair = i * BLOCK + (int)threadIdx.x;
+        if (pair >= PAIRS || 2 * pair >= digits) continue;
+        rf_u32 sum = 0;
+#pragma unroll
+        for (int first = 0; first < WARPS; first += AT_ONCE) {
+            rf_u32 found[AT_ONCE];
+#pragma unroll
+            for (int w = 0; w < AT_ONCE; w++) found[w] = words[(first + w) * PAIRS + pair];
+#pragma unroll
+            for (int w = 0; w < AT_ONCE; w++) {
+                words[(first + w) * PAIRS + pair] = sum;
+                sum += found[w];
+            }
+        }
+        sums[2 * pair] = sum & 0xffffu;
+        sums[2 * pair + 1] = sum >> 16;
+    }
+}
+
+#endif

@@ -1,0 +1,238 @@
+/* One pass of a stable radix sort of entries by key: inside their segment they go by RF_DIGIT_BITS bits of it, or, RF_GROUPED, by
+ * as many of the first bits of their places as there are lookups for, and backward_group.cu does the rest. Three launches:
+ * rf_backward_count counts the digits of each chunk of entries (keys.cu does it for the first pass),
+ * rf_backward_places sums them up, chunk by chunk, rf_backward_sort sums up digits and takes the entries to their places.
+ * (One sweep with decoupled look-back, as in Adinets and Merrill, "Onesweep", 2022, is slower here: all chunks run at once,
+ * so each would look back at all before it.)
+ * The order is that of any stable sort, without lookups that do not count: the first pass leaves them out.
+ *
+ * A block of the first and the last: a chunk; a warp of the last: RF_ITEMS * 32 entries of it in order; a thread:
+ * every 32nd of those. Shared memory of the last: counts a warp and digit, then the chunk's entries in their new order.
+ * Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK]. A block of rf_backward_places: RF_BACKWARD_PLACES_DIGITS digits of a
+ * segment, a lane each; its warps share the segment's chunks: grid [segments * ceil(digits / those)], the same block.
+ */
+#ifndef RF_DIGIT_BITS
+#define RF_DIGIT_BITS 8
+#endif
+
+#include "families/fused_backward/sort/ranks.cuh"
+
+enum {
+    BLOCK = RF_BACKWARD_SORT_BLOCK,
+    WARPS = BLOCK / 32,
+    ITEMS = RF_ITEMS,
+    CHUNK = CHUNK_ENTRIES,
+    DIGITS = 1 << RF_DIGIT_BITS,
+    OWN = (DIGITS + BLOCK - 1) / BLOCK, /* neighbouring digits of a thread */
+    AT_ONCE = 8, /* counts that a thread loads at once */
+    BLOCKS = sizeof(rf_backward_entry) > 8 ? 1 : 2 /* an SM, by registers */
+};
+
+struct shared_t {
+    union {
+        rf_u16 counts[WARPS][DIGITS]; /* then where a warp's entries of a digit go, in the chunk */
+        rf_backward_entry entries[CHUNK];
+    };
+    rf_u32 begins[DIGITS]; /* where a digit's entries begin in the chunk */
+    rf_u32 places[DIGITS]; /* and in the sorted order, less that */
+    rf_u64 of_warps[WARPS];
+};
+static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, ITEMS, sizeof(rf_backward_entry)),
+              "as the host counts");
+
+RF_INLINE chunk_t chunk_of(const rf_backward_sort_args &args) {
+    return chunk_find(rf_load(args.counts.lengths + threadIdx.x % 32), blockIdx.x);
+}
+RF_INLINE digits_t digits_of(const rf_backward_sort_args &args, int segment, rf_u32 length) {
+    digits_t digits = digits_of(args.segments, args.counts, segment, length);
+    if (!RF_GROUPED) digits.bits = RF_DIGIT_BITS;
+    return digits;
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
+    rf_backward_count(const __grid_constant__ rf_backward_sort_args args) {
+    __shared__ rf_u32 counts[DIGITS];
+    const int thread = threadIdx.x;
+    for (int digit = thread; digit < DIGITS; digit += BLOCK) counts[digit] = 0;
+    rf_wait_for_previous_kernel();
+    const chunk_t chunk = chunk_of(args);
+    if (chunk.size == 0) return;
+    const digits_t digits = digits_of(args, chunk.segment, chunk.length);
+    RF_KEY keys[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const int at = i * BLOCK + thread;
+        keys[i] = at < chunk.size ? rf_load(&args.entries[chunk.first + at].key) : (RF_KEY)0;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++)
+        if (i * BLOCK + thread < chunk.size) atomicAdd(&counts[digits.of(keys[i])], 1u);
+    __syncthreads();
+    counts_keep(args.counts, counts, digits.bits);
+}
+
+/* A digit's counts of chunks from `start` on, 0 from `end` on; `any`: there is such a digit. */
+RF_INLINE void counts_load(const rf_u32 *places, int start, int end, bool any, rf_u32 (&counts)[AT_ONCE]) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+        counts[i] = any && start + i < end ? places[(rf_i64)(start + i) * DIGITS] : 0;
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
+    rf_backward_places(const __grid_constant__ rf_backward_sort_args args) {
+    enum { BLOCK_DIGITS = RF_BACKWARD_PLACES_DIGITS };
+    static_assert(BLOCK_DIGITS == 32, "a lane each");
+    __shared__ rf_u32 sums[WARPS][BLOCK_DIGITS];
+    rf_wait_for_previous_kernel();
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int blocks = (DIGITS + BLOCK_DIGITS - 1) / BLOCK_DIGITS; /* of a segment */
+    const int segment = (int)blockIdx.x / blocks, digit = (int)blockIdx.x % blocks * BLOCK_DIGITS + lane;
+    const rf_u32 length = rf_load(args.counts.lengths + lane);
+    const chunks_t chunks = chunks_of(length);
+    const digits_t digits = digits_of(args, segment, __shfl_sync(RF_FULL_WARP, length, segment));
+    if (digit - lane >= 1 << digits.bits) return;
+    const int behind = (int)__shfl_sync(RF_FULL_WARP, chunks.upto, segment);
+    const int count = (int)__shfl_sync(RF_FULL_WARP, chunks.own, segment);
+    const int share = (count + WARPS - 1) / WARPS, begin = behind - count + warp * share;
+    const int end = min(begin + share, behind);
+    const bool any = digit < 1 << digits.bits;
+    rf_u32 *const places = args.counts.places + digit;
+    rf_u32 sum = 0;
+    for (int start = begin; start < end; start += AT_ONCE) {
+        rf_u32 own[AT_ONCE];
+        counts_load(places, start, end, any, own);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) sum += own[i];
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    rf_u32 place = 0, of_digit = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        const rf_u32 own = sums[w][lane];
+        place += w < warp ? own : 0;
+        of_digit += own;
+    }
+    if (warp == 0) {
+        if (any) args.counts.digits[(rf_i64)segment * DIGITS + digit] = of_digit;
+        const rf_u32 upto = rf_sum_of_lanes_to(of_digit);
+        if (lane == 31 && args.counts.lengths != args.counts.totals)
+            atomicAdd(args.counts.totals + segment, upto);
+    }
+    for (int start = begin; start < end; start += AT_ONCE) {
+        rf_u32 own[AT_ONCE];
+        counts_load(places, start, end, any, own);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (any && start + i < end) places[(rf_i64)(start + i) * DIGITS] = place;
+            place += own[i];
+        }
+    }
+}
+
+/* A chunk's counts of a warp and digit become where, in the chunk, they begin less the digit's own place, which is in `begins`;
+ * `places` become those in the sorted order, less that. `of_digits`: entries of the segment. Returns
+ * the number of all entries of the chunk. */
+RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *of_digits, int digits) {
+    const int digit = (int)threadIdx.x * OWN;
+    rf_u32 ahead[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) ahead[i] = digit + i < digits ? rf_load(of_digits + digit + i) : 0;
+    warps_add<BLOCK, DIGITS>(shared.counts, shared.begins, digits);
+    __syncthreads();
+    rf_u64 counts[OWN], sum = 0, all; /* of the chunk, above of the segment */
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        counts[i] = (rf_u64)ahead[i] << 32 | (digit + i < digits ? shared.begins[digit + i] : 0);
+        sum += counts[i];
+    }
+    rf_u64 begin = rf_sum_of_block_before<WARPS>(sum, shared.of_warps, all);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        if (digit + i < digits) {
+            shared.begins[digit + i] = (rf_u32)begin;
+            shared.places[digit + i] += (rf_u32)(begin >> 32) - (rf_u32)begin;
+        }
+        begin += counts[i];
+    }
+    __syncthreads();
+    return (int)(rf_u32)all;
+}
+
+/* Where the digits of a segment begin, by its first chunk, before which no other has entries; `end`: of the segment. Digits of
+ * too many entries are cut into parts. */
+RF_INLINE void groups_write(const rf_backward_groups &to, const shared_t &shared, int segment,
+                            const digits_t &digits, rf_u32 end) {
+    const int count = 1 << digits.bits;
+    rf_u32 *const begins = to.begins + (rf_i64)segment * (DIGITS + 1);
+    for (int digit = threadIdx.x; digit <= count; digit += BLOCK) {
+        const rf_u32 begin = digit < count ? shared.places[digit] + shared.begins[digit] : end;
+        const rf_u32 behind = digit + 1 < count ? shared.places[digit + 1] + shared.begins[digit + 1] : end;
+        begins[digit] = begin;
+        if (behind - begin <= digits.most) continue;
+        const rf_u32 parts = (behind - begin + RF_BACKWARD_ROOM - 1) / RF_BACKWARD_ROOM;
+        const rf_u32 first = atomicAdd(to.n_parts, parts);
+        for (rf_u32 i = 0; i < parts; i++) to.parts[first + i] = {begin, behind, first, segment};
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
+    rf_backward_sort(const __grid_constant__ rf_backward_sort_args args) {
+    extern __shared__ __align__(16) rf_u8 memory[];
+    shared_t &shared = *(shared_t *)memory;
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    rf_bytes<16> *const zeros = (rf_bytes<16> *)&shared.counts[0][0];
+    for (int i = thread; i < WARPS * DIGITS / 8; i += BLOCK) zeros[i] = {};
+    rf_wait_for_previous_kernel();
+    const chunk_t chunk = chunk_of(args);
+    const rf_u32 total = rf_load(args.counts.totals + lane), upto = rf_sum_of_lanes_to(total);
+    if (blockIdx.x == 0 && thread == 31) *args.count = (rf_i64)upto;
+    if (chunk.size == 0) return;
+    const digits_t digits = digits_of(args, chunk.segment, chunk.length);
+    const rf_u32 begin = __shfl_sync(RF_FULL_WARP, upto - total, chunk.segment);
+    const RF_KEY trash = (RF_KEY)args.trash;
+    RF_KEY keys[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const int at = warp * (ITEMS * 32) + i * 32 + lane;
+        keys[i] = at < chunk.size ? rf_load(&args.entries[chunk.first + at].key) : trash;
+    }
+    const rf_u32 *const places = args.counts.places + (rf_i64)blockIdx.x * DIGITS;
+    for (int digit = thread; digit < 1 << digits.bits; digit += BLOCK)
+        shared.places[digit] = begin + rf_load(places + digit);
+    __syncthreads(); /* counts were cleared by all threads for all warps */
+    rf_u32 ranks[ITEMS]; /* above of 16 bits the digit */
+    ranks_of_warp<RF_DIGIT_BITS, ITEMS>(
+        shared.counts[warp], digits.bits, ITEMS,
+        [&](int i) { return keys[i] < trash ? digits.of(keys[i]) : -1; },
+        [&](int i, int digit, rf_u32 rank) { ranks[i] = (rf_u32)digit << 16 | rank; });
+    __syncthreads();
+    const int size =
+        digits_scan(shared, args.counts.digits + (rf_i64)chunk.segment * DIGITS, 1 << digits.bits);
+    if (RF_GROUPED && chunk.number == 0)
+        groups_write(args.groups, shared, chunk.segment, digits,
+                     begin + rf_load(args.counts.totals + chunk.segment));
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const rf_u32 digit = ranks[i] >> 16;
+        if (keys[i] < trash)
+            ranks[i] = (ranks[i] & 0xffff) + shared.counts[warp][digit] + shared.begins[digit];
+    }
+    RF_VALUE values[ITEMS]; /* not before: keys and ranks take the registers */
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const int at = warp * (ITEMS * 32) + i * 32 + lane;
+        if (keys[i] < trash) values[i] = rf_load(&args.entries[chunk.first + at].value);
+    }
+    __syncthreads(); /* nobody needs counts any more */
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++)
+        if (keys[i] < trash) shared.entries[ranks[i]] = {keys[i], values[i]};
+    __syncthreads();
+#pragma unroll 4
+    for (int at = thread; at < size; at += BLOCK) {
+        const rf_backward_entry entry = shared.entries[at];
+        args.sorted[(rf_i64)shared.places[digits.of(entry.key)] + at] = entry;
+    }
+}

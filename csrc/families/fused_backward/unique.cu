@@ -1,0 +1,57 @@
+/* Rows found before each chunk of rows.cu, for gradients that are listed. The first kernel counts the rows that begin in a
+ * chunk: grid [chunks]; the second sums them up, behind the last chunk all: grid [1]; the third counts those before a matrix,
+ * where there are several, a warp each: grid [matrices / warps of a block]. Blocks: [RF_BACKWARD_BLOCK]. */
+#include "families/fused_backward/entries.cuh"
+
+enum { BLOCK = RF_BACKWARD_BLOCK };
+
+/* Whether an entry is the first of a row. */
+RF_INLINE bool row_begins(const rf_backward_rows_args &args, rf_i64 at) {
+    return at == 0 || args.entries[at - 1].key != args.entries[at].key;
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
+    rf_backward_count_rows(const __grid_constant__ rf_backward_rows_args args) {
+    rf_wait_for_previous_kernel();
+    const rf_i64 count = rf_load(args.count), first = (rf_i64)blockIdx.x * args.chunk;
+    int total = 0;
+    for (int start = 0; start < args.chunk; start += BLOCK) {
+        const rf_i64 at = first + start + threadIdx.x;
+        const bool counts = start + (int)threadIdx.x < args.chunk && at < count;
+        total += __syncthreads_count(counts && row_begins(args, at));
+    }
+    if (threadIdx.x == 0) args.bases[blockIdx.x] = (rf_u32)total;
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
+    rf_backward_sum_rows(const __grid_constant__ rf_backward_rows_args args) {
+    __shared__ rf_u32 of_warps[BLOCK / 32];
+    rf_wait_for_previous_kernel();
+    const int thread = threadIdx.x;
+    rf_u32 before = 0;
+    for (int start = 0; start <= args.chunks; start += BLOCK) {
+        const int at = start + thread;
+        const rf_u32 own = at < args.chunks ? args.bases[at] : 0;
+        rf_u32 all;
+        __syncthreads();
+        const rf_u32 first = rf_sum_of_block_before<BLOCK / 32>(own, of_warps, all);
+        if (at <= args.chunks) args.bases[at] = before + first;
+        before += all;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
+    rf_backward_split_rows(const __grid_constant__ rf_backward_rows_args args) {
+    rf_wait_for_previous_kernel();
+    const int lane = threadIdx.x % 32, matrix = blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
+    if (matrix >= args.n_matrices) return;
+    const rf_i64 behind =
+        entries_before(args.entries, 0, rf_load(args.count), args.matrices[matrix].first_row);
+    const rf_i64 chunk = behind / args.chunk;
+    rf_u32 before = args.bases[chunk];
+    for (rf_i64 first = chunk * args.chunk; first < behind; first += 32) {
+        const rf_i64 at = first + lane;
+        before += __popc(__ballot_sync(RF_FULL_WARP, at < behind && row_begins(args, at)));
+    }
+    if (lane == 0) args.bases[args.chunks + 1 + matrix] = before;
+}

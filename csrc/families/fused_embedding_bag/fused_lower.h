@@ -1,0 +1,37 @@
+/* The fused embedding bags lowered. */
+#ifndef RECFUSE_CUDA_FUSED_LOWER_H
+#define RECFUSE_CUDA_FUSED_LOWER_H
+
+#include "families/fused_embedding_bag/fused_kernel.h"
+#include "families/fused_embedding_bag/partition/map_lower.h"
+#include "families/fused_embedding_bag/partition/partition.h"
+
+/* A batch with the facts that its descriptions have of it (fused_prepare.h). Pointers are borrowed. */
+typedef struct rf__fused_problem {
+    const rf_fused_embedding_bag_params *params; /* checked; with bags and columns */
+    const rf__fused_class_list *classes;
+    const rf__fused_traffic *traffic;
+    bool wide_rows; /* a table has more rows than 32 bits count */
+    bool callers_mapping;
+    int32_t warps; /* as in rf_fused_plan */
+    const rf__fused_map_table *map_table; /* not NULL: partition/map.cu maps by it */
+    /* Else: the mapping's first row, its staged tables, and how much of the batch is theirs, 0 to 1. */
+    rf__fused_mapping mapping;
+    rf__fused_staged staged;
+    double staged_share;
+    rf__cu_pointer cycles; /* uint64_t [n_features]: blocks are timed; 0: they are not */
+} rf__fused_problem;
+
+/* Lowers to at most four launches, which read two uploads: RF__FUSED_UPLOAD_FEATURES (rf_fused_descriptor [n_features]) and
+ * RF__FUSED_UPLOAD_PARTITION (the mapping, or the table of map.cu). */
+rf_status rf__fused_lower(const rf__gpu *gpu, const rf__fused_problem *problem, rf__launches *launches);
+
+/* Sets the tables whose errors launches of these params raise and report; rf__fused_lower does. */
+void rf__fused_owner_set(const rf_fused_embedding_bag_params *params, rf__launches *launches);
+
+/* Compiles the kernel of a problem without a mapping, of which `info` tells, and those that its batches with staged
+ * tables need. */
+RF__SHARED rf_status rf__fused_compile(const char *arch, const rf__fused_problem *problem,
+                                       rf_kernel_info *info);
+
+#endif

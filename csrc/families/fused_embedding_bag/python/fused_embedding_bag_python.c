@@ -1,0 +1,192 @@
+/* Compiling and timing fused embedding bags. */
+#include "families/fused_embedding_bag/python/fused_call.h"
+
+#include <stdlib.h>
+
+#include "families/fused_backward/backward.h"
+#include "families/fused_embedding_bag/fused.h"
+#include "core/validate.h"
+
+RF__PY_METHOD(fused_embedding_bag_candidates) {
+    enum { MOST = 128 };
+    static const char function[] = "fused_embedding_bag_candidates";
+    rf__py_fused_call call = {0};
+    rf__fused_geometry shape;
+    rf_fused_schedule found[MOST];
+    PyObject *call_object, *list = NULL;
+    rf_status status = RF_OK;
+    long long feature;
+    int32_t count = 0;
+    if (!PyArg_ParseTuple(arguments, "OL:fused_embedding_bag_candidates", &call_object, &feature))
+        return NULL;
+    if (rf__py_call_read(call_object, function, &call) != 0) goto out;
+    RF__PY_REFUSE_IF(feature < 0 || feature >= call.params.n_features, PyExc_IndexError,
+                     "%s: feature is %lld, must be 0 to %lld", function, feature,
+                     (long long)call.params.n_features - 1);
+    if (call.params.features[feature].dim != 0) {
+        RF_TRY(rf__check_fused_features(&call.params));
+        RF_TRY(rf__fused_geometry_of(&call.params, feature, &shape));
+        count = rf__fused_candidates(&shape, found, MOST);
+    }
+    list = PyList_New(count);
+    for (int32_t i = 0; list != NULL && i < count; i++) {
+        const rf_fused_schedule *schedule = &found[i];
+        PyObject *tuple = Py_BuildValue("(iiiii)", schedule->kind, schedule->threads, schedule->distance,
+                                        schedule->split, schedule->expected);
+        if (tuple == NULL || PyList_SetItem(list, i, tuple) != 0) Py_CLEAR(list);
+    }
+out:
+    rf__py_call_free(&call);
+    return rf__py_result(list, status, function);
+}
+
+/* Compiles what batches of these params need, by the classes of some sets of schedules. */
+static rf_status compile(const char *arch, const rf_fused_embedding_bag_params *params,
+                         const rf_fused_schedule *schedules, int64_t sets, rf__fused_classes *classes,
+                         rf__fused_feature *features, rf__fused_problem *problem, rf_kernel_info *info) {
+    rf__fused_traffic traffic;
+    RF_CHECK(rf__fused_features(params, schedules, sets, classes, features));
+    RF_CHECK(rf__fused_class_list_of(classes, &problem->classes));
+    rf__fused_traffic_of(params, NULL, &traffic);
+    problem->params = params;
+    problem->traffic = &traffic;
+    for (int64_t f = 0; f < params->n_features; f++)
+        problem->wide_rows |= params->features[f].rows > UINT32_MAX;
+    return rf__fused_compile(arch, problem, info);
+}
+
+RF__PY_METHOD(fused_embedding_bag_compile) {
+    static const char function[] = "fused_embedding_bag_compile";
+    rf__py_fused_call call = {0};
+    const char *arch;
+    PyObject *call_object, *schedules_object, *result = NULL;
+    PyArrayObject *schedules = NULL;
+    rf__fused_classes *classes = NULL;
+    rf__fused_feature *features = NULL;
+    rf_kernel_info info;
+    int index_type, offset_type, weighted, check, warps, timed, mapped = 0, huge = 0;
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "sOiippOip|pp:fused_embedding_bag_compile", &arch, &call_object,
+                          &index_type, &offset_type, &weighted, &check, &schedules_object, &warps, &timed,
+                          &mapped, &huge))
+        return NULL;
+    if (rf__py_call_read(call_object, function, &call) != 0) goto out;
+    schedules = rf__py_schedules(schedules_object, 3, &call, function);
+    if (schedules == NULL) goto out;
+    const int64_t sets = PyArray_DIM(schedules, 0);
+    RF__PY_REFUSE_IF(sets == 0, PyExc_ValueError, "%s: schedules has no set", function);
+    call.params.index_type = (rf_int_type)index_type;
+    call.params.offset_type = (rf_int_type)offset_type;
+    call.params.sample_weights = weighted ? call.params.output : NULL; /* not looked at */
+    call.params.check_bounds = check;
+    RF_TRY(rf__py_call_check(&call.params, warps));
+    classes = calloc(1, sizeof *classes);
+    features = calloc((size_t)(sets * call.params.n_features) + 1, sizeof *features);
+    if (classes == NULL || features == NULL) {
+        PyErr_NoMemory();
+        goto out;
+    }
+    if (huge) call.params.lookups = INT32_MAX;
+    Py_BEGIN_ALLOW_THREADS;
+    status = compile(arch, &call.params, PyArray_DATA(schedules), sets, classes, features,
+                     &(rf__fused_problem){.warps = warps, .callers_mapping = mapped, .cycles = timed}, &info);
+    Py_END_ALLOW_THREADS;
+    if (status == RF_OK) result = rf__py_kernel(&info, Py_BuildValue("{s:i}", "classes", classes->count));
+out:
+    free(features);
+    free(classes);
+    Py_XDECREF(schedules);
+    rf__py_call_free(&call);
+    return rf__py_result(result, status, function);
+}
+
+RF__PY_METHOD(fused_embedding_bag_training_compile) {
+    static const char function[] = "fused_embedding_bag_training_compile";
+    rf__py_fused_call call = {0};
+    const char *arch;
+    PyObject *call_object, *result = NULL;
+    int index_type, offset_type, weighted, optimizer, stochastic_rounding;
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "sOiipip:fused_embedding_bag_training_compile", &arch, &call_object,
+                          &index_type, &offset_type, &weighted, &optimizer, &stochastic_rounding))
+        return NULL;
+    if (rf__py_call_read(call_object, function, &call) != 0) goto out;
+    RF__PY_REFUSE_IF(optimizer < -1 || optimizer > RF_ADAM, PyExc_ValueError, "%s: optimizer is %d", function,
+                     optimizer);
+    call.params.index_type = (rf_int_type)index_type;
+    call.params.offset_type = (rf_int_type)offset_type;
+    call.params.sample_weights = weighted ? call.params.output : NULL; /* not looked at */
+    RF_TRY(rf__py_call_check(&call.params, 0));
+    RF__PY_UNLOCKED(status =
+                        rf__backward_compile(arch, &call.params, optimizer + 1, stochastic_rounding != 0));
+    RF_TRY(status);
+    Py_INCREF(Py_None);
+    result = Py_None;
+out:
+    rf__py_call_free(&call);
+    return rf__py_result(result, status, function);
+}
+
+RF__PY_METHOD(fused_embedding_bag_backward_leave_out) {
+    int parts;
+    if (!PyArg_ParseTuple(arguments, "i:fused_embedding_bag_backward_leave_out", &parts)) return NULL;
+    rf__backward_leave_out(parts);
+    Py_RETURN_NONE;
+}
+
+RF__PY_METHOD(fused_embedding_bag_measure) {
+    static const char function[] = "fused_embedding_bag_measure";
+    rf__py_fused_call call = {0};
+    rf__fused_measurement work = {0};
+    rf_cuda_stream stream = {0};
+    PyObject *call_object, *list, *schedules_object;
+    PyArrayObject *schedules = NULL, *result = NULL;
+    rf_fused_embedding_bag_params *batches = NULL;
+    const void **host_offsets = NULL;
+    unsigned long long stream_address;
+    long long rounds;
+    int timed;
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "iKOO!OiLp:fused_embedding_bag_measure", &stream.device, &stream_address,
+                          &call_object, &PyList_Type, &list, &schedules_object, &work.warps, &rounds, &timed))
+        return NULL;
+    if (rf__py_call_read(call_object, function, &call) != 0) goto out;
+    schedules = rf__py_schedules(schedules_object, 3, &call, function);
+    if (schedules == NULL) goto out;
+    work.n_batches = PyList_Size(list);
+    batches = calloc((size_t)work.n_batches + 1, sizeof *batches);
+    host_offsets = calloc((size_t)work.n_batches + 1, sizeof *host_offsets);
+    if (batches == NULL || host_offsets == NULL) {
+        PyErr_NoMemory();
+        goto out;
+    }
+    for (int64_t b = 0; b < work.n_batches; b++) {
+        rf_embedding_bag_params read;
+        if (rf__py_batch(PyList_GetItem(list, (Py_ssize_t)b), &read, &host_offsets[b]) != 0) goto out;
+        batches[b] = call.params;
+        batches[b].indices = read.indices;
+        batches[b].lookups = read.lookups;
+        batches[b].index_type = read.index_type;
+        batches[b].offsets = read.offsets;
+        batches[b].bags = read.bags;
+        batches[b].offset_type = read.offset_type;
+        batches[b].sample_weights = read.sample_weights;
+        batches[b].output = read.output;
+    }
+    work.batches = batches;
+    work.host_offsets = host_offsets;
+    work.schedules = PyArray_DATA(schedules);
+    work.n_sets = PyArray_DIM(schedules, 0);
+    work.rounds = rounds > 0 ? rounds : 0;
+    stream.stream = rf__py_pointer(stream_address);
+    result = rf__py_new(NPY_DOUBLE, (npy_intp)work.n_sets,
+                        (npy_intp)(timed ? call.params.n_features : work.rounds));
+    if (result == NULL) goto out;
+    RF__PY_UNLOCKED(status = rf__fused_measure(&work, timed, PyArray_DATA(result), &stream));
+out:
+    free(host_offsets);
+    free(batches);
+    Py_XDECREF(schedules);
+    rf__py_call_free(&call);
+    return rf__py_result(result, status, function);
+}

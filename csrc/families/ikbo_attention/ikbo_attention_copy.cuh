@@ -1,0 +1,199 @@
+/* The warps of ikbo_attention_fused.cu that take tiles and copy keys and values. */
+#ifndef RECFUSE_IKBO_ATTENTION_FUSED_COPY_CUH
+#define RECFUSE_IKBO_ATTENTION_FUSED_COPY_CUH
+
+#include "families/ikbo_attention/ikbo_attention_fused.cuh"
+
+/* A block of KEYS keys or values of tile number n, whose description is read again: registers are scarce here. What no other
+ * tile reads leaves the second-level cache first, or it would push out what all blocks read, these instructions too. */
+RF_INLINE void copy_block(const rf_attention_args &args, const shared_t &at, const rf_tensor_map *map, int n,
+                          int block, rf_u32 to, rf_u32 barrier) {
+    const volatile tile_t *tile = &at.tiles[n % TILES];
+    const rf_u64 policy =
+        tile->row == 0 && tile->rows < TILE_ROWS && !args.same_keys ? RF_L2_FIRST : RF_L2_NORMAL;
+    const int first = tile->key + block * KEYS, head = tile->head, user = args.one_user ? 0 : tile->user;
+    rf_barrier_expect(barrier, KV_BYTES);
+#pragma unroll
+    for (int i = 0; i < ATOMS; i++)
+        rf_copy_box(to + i * KV_ATOM, map, i * RF_ATTENTION_ATOM, head, first, user, barrier, policy);
+}
+
+/* One warp: the first keys and values come to L2 while candidates are still being grouped, since mostly no cache has them; not
+ * where lengths say which count. It is but a hint: whatever another kernel writes there meanwhile, L2 has. */
+RF_INLINE void ask_for_first(const rf_attention_args &args, int lane) {
+    const int blocks = (args.positions + KEYS - 1) / KEYS, users = args.one_user ? 1 : args.n_users;
+    const rf_i64 boxes = (rf_i64)users * blocks * args.kv_heads * ATOMS;
+    const int most = RF_ATTENTION_FIRST_BYTES / (2 * KV_ATOM), count = boxes < most ? (int)boxes : most;
+    for (int box = (int)blockIdx.x + lane * (int)gridDim.x; box < count; box += 32 * (int)gridDim.x) {
+        const int column = box % ATOMS * RF_ATTENTION_ATOM, line = box / ATOMS, head = line % args.kv_heads,
+                  block = line / args.kv_heads, user = block / blocks;
+        rf_prefetch_box(&args.k, column, head, (block - user * blocks) * KEYS, user);
+        rf_prefetch_box(&args.v, column, head, (block - user * blocks) * KEYS, user);
+    }
+}
+
+/* Leaves of a tile's keys those of a part; a tile of few blocks has fewer parts, and the others are nothing. */
+RF_INLINE void cut_keys(tile_t &tile, int item, int part, int parts) {
+    const int blocks = (tile.keys + KEYS - 1) / KEYS;
+    parts = max(min(parts, blocks / RF_ATTENTION_LEAST_BLOCKS), 1);
+    if (part >= parts) {
+        tile.rows = tile.keys = 0;
+        return;
+    }
+    const int from = blocks * part / parts * KEYS, to = min(blocks * (part + 1) / parts * KEYS, tile.keys);
+    tile.key += from;
+    tile.keys = to - from;
+    tile.split = split_t{item, part, parts}.packed();
+}
+
+/* The users as one warp searches them: a lane keeps where the tiles of two of 64 begin, `stride` users apart. */
+struct users_t {
+    rf_attention_plan plan;
+    int stride, near, far;
+
+    RF_INLINE users_t(const rf_attention_args &args, int lane) {
+        const int users = args.n_users + 1;
+        stride = (users + 63) / 64;
+        const int at = lane * stride, behind = (lane + 32) * stride;
+        near = at < users ? args.work[at].tile : 0x7fffffff;
+        far = behind < users ? args.work[behind].tile : 0x7fffffff;
+        plan = *args.plan;
+    }
+    /* The last user whose tiles do not begin behind number `tile`; of those that are left, by 32 tries at once. */
+    RF_INLINE int of_tile(const rf_attention_args &args, int tile, int lane) const {
+        const int before = __popc(__ballot_sync(RF_FULL_WARP, near <= tile)) +
+                           __popc(__ballot_sync(RF_FULL_WARP, far <= tile));
+        int low = (before - 1) * stride;
+        for (int size = min(stride, args.n_users + 1 - low); size > 1;) {
+            const int step = (size + 31) / 32, at = lane * step;
+            const bool begins = at < size && args.work[low + at].tile <= tile;
+            const int most = (31 - __clz(__ballot_sync(RF_FULL_WARP, begins))) * step;
+            low += most;
+            size = min(step, size - most);
+        }
+        return low;
+    }
+};
+
+/* Describes the piece of work with this number, by all lanes; keys below 0: there are no more. */
+RF_INLINE void tile_write(const rf_attention_args &args, const users_t &users, tile_t *tile, int number,
+                          int lane) {
+    tile_t own = {0, -1, 0, 0, 0, 0, 0, 0};
+    const int item = number - users.plan.whole, parts = users.plan.parts, part = item > 0 ? item % parts : 0;
+    if (item > 0) number = users.plan.whole + item / parts;
+    if (number < users.plan.tiles) {
+        const rf_attention_work user = args.work[users.of_tile(args, number, lane)];
+        const int of_head = (user.rows + TILE_ROWS - 1) / TILE_ROWS, in_user = number - user.tile;
+        own.head = in_user / of_head;
+        own.row = (in_user - own.head * of_head) * TILE_ROWS;
+        own.rows = min(user.rows - own.row, (int)TILE_ROWS);
+        own.keys = user.keys;
+        own.key = user.key;
+        own.user = user.user;
+        own.first = user.first;
+        if (item >= 0 && parts > 1) cut_keys(own, item, part, parts);
+    }
+    if (lane == 0) *tile = own;
+}
+
+/* One warp: zeros behind the last of a tile's values, which are number `block` of the block, where a product with a weight
+ * of zero would let what lies there through if it is no number. */
+RF_INLINE void clear_values(const shared_t &at, int keys, int block, rf_u32 &parities, int lane) {
+    const int slot = block % RF_V_SLOTS, from = keys % KEYS;
+    rf_barrier_wait(at.v_raw + slot * 8, parities >> slot & 1);
+    parities ^= 1u << slot;
+    for (int i = from * 8 + lane; i < KEYS * 8; i += 32)
+#pragma unroll
+        for (int atom = 0; atom < ATOMS; atom++)
+            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at.v + slot * KV_BYTES +
+                                                                          atom * KV_ATOM + i * 16),
+                         "r"(0)
+                         : "memory");
+    rf_async_fence();
+    __syncwarp();
+    if (lane == 0) rf_barrier_arrive(at.v_full + slot * 8);
+}
+
+/* One warp: a tile's values are whole, and it is done with the tile; false behind the last one. `blocks`: of keys, before it. */
+RF_INLINE bool tile_end(const shared_t &at, int n, int &blocks, rf_u32 &parities, int lane) {
+    const int keys = at.tiles[n % TILES].keys;
+    if (keys < 0) return false;
+    blocks += (keys + KEYS - 1) / KEYS;
+    if (keys % KEYS != 0) clear_values(at, keys, blocks - 1, parities, lane);
+    rf_barrier_arrive(at.tile_empty + n % TILES * 8);
+    return true;
+}
+
+/* Whether a block that has taken n tiles has its share. Where all are alike it takes no more, or one that is a little ahead would
+ * take a tile that another could begin as soon. */
+RF_INLINE bool has_share(const rf_attention_args &args, const rf_attention_plan &plan, int n) {
+    return args.positions > 0 && plan.parts == 1 && n * (int)gridDim.x >= plan.tiles;
+}
+
+/* One warp: takes tiles, and clears the values of those that are AHEAD of them. What takes long is taken when the tile before it
+ * begins, or a block would have a tile to itself that others could begin at once; behind a short one, but for parts, there would be
+ * no time then to bring the queries. */
+RF_INLINE void take_tiles(const rf_attention_args &args, const shared_t &at, int lane) {
+    enum { AHEAD = 2, SHORT = 4 * KEYS };
+    const users_t users(args, lane);
+    rf_u32 parities = 0;
+    int blocks = 0;
+    bool more = true, late = false;
+    for (int n = 0;; n++) {
+        if (n >= AHEAD && late) {
+            if (!tile_end(at, n - AHEAD, blocks, parities, lane)) return;
+            rf_barrier_wait(at.tile_empty + (n - AHEAD) % TILES * 8, (n - AHEAD) / TILES & 1);
+        }
+        const bool was_late = late;
+        if (more) {
+            tile_t *tile = &at.tiles[n % TILES];
+            int number = blockIdx.x;
+            rf_barrier_wait(at.tile_empty + n % TILES * 8, (n / TILES & 1) ^ 1);
+            if (has_share(args, users.plan, n)) {
+                number = users.plan.tiles; /* there is none */
+            } else if (n > 0) {
+                if (lane == 0) number = atomicAdd(&args.plan->taken, 1) + gridDim.x;
+                number = __shfl_sync(RF_FULL_WARP, number, 0);
+            }
+            tile_write(args, users, tile, number, lane);
+            __syncwarp();
+            more = tile->keys >= 0;
+            late = more && (tile->keys >= SHORT || tile->split != 0);
+            if (lane == 0) rf_barrier_arrive(at.tile_full + n % TILES * 8);
+        }
+        if (n >= AHEAD && !was_late && !tile_end(at, n - AHEAD, blocks, parities, lane)) return;
+    }
+}
+
+/* One thread: copies the keys and values of tiles, a block of keys ahead. */
+RF_INLINE void copy_keys(const rf_attention_args &args, const shared_t &at) {
+    ring_t<RF_K_SLOTS> k = {0, 1};
+    ring_t<RF_V_SLOTS> v = {0, 1};
+    int last = -1; /* the block whose values are due: of this tile, or at its first block of the one before */
+    bool raw = false; /* behind its last value something else may lie */
+    for (int n = 0;; n++) {
+        rf_barrier_wait(at.tile_full + n % TILES * 8, n / TILES & 1);
+        const int keys = at.tiles[n % TILES].keys;
+        const int blocks = keys > 0 ? (keys + KEYS - 1) / KEYS : 0;
+        /* Once without keys too, for the values that are due: others wait for them before they read on. */
+        for (int block = 0; block < max(blocks, 1); block++) {
+            if (blocks > 0) {
+                rf_barrier_wait(at.k_empty + k.slot * 8, k.parity);
+                copy_block(args, at, &args.k, n, block, at.k + k.slot * KV_BYTES, at.k_full + k.slot * 8);
+                k.next();
+            }
+            if (last >= 0) {
+                rf_barrier_wait(at.v_empty + v.slot * 8, v.parity);
+                copy_block(args, at, &args.v, n - (block == 0), last, at.v + v.slot * KV_BYTES,
+                           (raw ? at.v_raw : at.v_full) + v.slot * 8);
+                v.next();
+            }
+            if (block == 0 && n > 0) rf_barrier_arrive(at.tile_empty + (n - 1) % TILES * 8);
+            last = blocks > 0 ? block : -1;
+            raw = block == blocks - 1 && keys % KEYS != 0;
+        }
+        if (keys < 0) return;
+    }
+}
+
+#endif

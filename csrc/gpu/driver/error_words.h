@@ -1,0 +1,51 @@
+/* The error words of a device (gpu/device/error_word.h): their memory, which one is a table's, and raising what kernels have
+ * left in them; rf_cuda_check is here too. */
+#ifndef RECFUSE_CUDA_DRIVER_ERROR_WORD_H
+#define RECFUSE_CUDA_DRIVER_ERROR_WORD_H
+
+#include "gpu/driver/driver.h"
+#include "gpu/device/error_word.h"
+
+enum { RF__CUDA_ERROR_WORDS = 4096 };
+
+/* Those of one device. They are never moved: a captured CUDA graph has their addresses. */
+typedef struct rf__cuda_error_words {
+    rf_error_word first; /* of the arrays [RF__CUDA_ERROR_WORDS], by their addresses on the device */
+    rf_error_record *records; /* the same records for the host; pinned */
+    uint64_t *owners; /* [RF__CUDA_ERROR_WORDS] hashes of tables, 0: nobody's; atomic */
+} rf__cuda_error_words;
+
+struct rf__cuda_device;
+
+/* Makes them, zeroed, in the current context; waits for its own copy. RF_ERR_MEMORY, RF_ERR_OUT_OF_MEMORY. */
+rf_status rf__cuda_error_words_new(const struct rf__cuda_device *device, rf__cuda_error_words *words);
+
+/* One word: what kernels get, and the host's view of its record. */
+typedef struct rf__cuda_error_word {
+    rf_error_word on_device;
+    rf_error_record *record;
+} rf__cuda_error_word;
+
+/* The word of a table at `weight` (of a fused call: the first one), told from others there by `shape`: rows, or what
+ * else does. The same for ever. Where thousands are in use already, some share theirs. Takes no lock. */
+rf__cuda_error_word rf__cuda_error_word_of(const rf__cuda_error_words *words, const void *weight,
+                                           uint64_t shape);
+
+/* What threads of the host have found for a call whose work is in a stream: an error of a word as well, with its message. From
+ * malloc. */
+typedef struct rf__cuda_note {
+    struct rf__cuda_note *next; /* error_words.c's, as the second */
+    const rf_error_record *of;
+    rf_status status;
+    char text[1024];
+} rf__cuda_note;
+
+/* Leaves a note for whoever raises the word's errors; of several the first stays. The note is no longer the caller's. On any
+ * thread; calls no driver, cannot fail. */
+void rf__cuda_note_leave(rf__cuda_error_word word, rf__cuda_note *note);
+
+/* Raises what a kernel has recorded in `word`, or a note, once: RF_ERR_INDEX or RF_ERR_VALUE with its message. RF_OK when there is
+ * nothing, or when `stream` is capturing. Costs one read of host memory when there is nothing. Never waits. */
+rf_status rf__cuda_check_word(const struct rf__cuda_device *device, rf__cuda_error_word word, void *stream);
+
+#endif
