@@ -1,6 +1,6 @@
-"""A linear layer over user and candidate features: the benchmark in the folder ikbo_linear."""
+"""A linear layer over users and candidates: the benchmark in the folder ikbo_linear."""
 
-from ikbo_linear.__main__ import main
+from ikbo_linear import bench
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,8 +10,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from common.calls import EAGER, time_calls
+from common.checks import TOLERANCES, relative_error
+from common.settings import Setting
 from common.table import Table
 from recfuse import timing
 
@@ -58,6 +62,7 @@ class Point:
     matmul_flop: int
     errors: dict[str, float]  # of all outputs together, relative to their norm, against float64
     names: frozenset[str]  # contestants that were asked for
+    eager: bool = False  # whether calls were timed as well as graph replays
     results: dict[str, timing.Comparison] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -86,17 +91,10 @@ class Point:
         return None if theirs is None or ours is None else theirs / ours
 
     def take_turns(
-        self,
-        mode: str,
-        calls: Mapping[str, Callable[[Input], object]],
-        inputs: Sequence[Input],
-        device: torch.device,
-        *,
-        matmul: Callable[[], object],
-        rounds: int,
-        eager: bool,
+        self, mode: str, calls: Mapping[str, Callable[[Input], object]], inputs: Sequence[Input],
+        device: torch.device, *, matmul: Callable[[], object], rounds: int, eager: bool,
         slow: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Times contestants and the matmul in a mode, and keeps the result and notes on missing graphs."""
         least, pause = MODES[mode].sample, MODES[mode].pause
         least /= next(part for flop, part in _SAMPLES.items() if self.shape.flop >= flop)
@@ -124,6 +122,87 @@ class Point:
             "bound_us": {mode: self.bound(mode) * 1e6 for mode in self.results},
             "measured": {mode: result.to_json(environment=False) for mode, result in self.results.items()},
         }  # fmt: skip
+
+
+class PointSetting(Setting):
+    """Keeps the points that were measured."""
+
+    def __init__(self, parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+        """`arguments`: the benchmark's."""
+        super().__init__(parser, arguments)
+        self.points: dict[tuple[Any, str], Any] = {}
+
+    def measure(self, shape: Any, dtype: str, names: Sequence[str], rounds: int, eager: bool) -> Any:
+        """The contestants `names` at a shape; `eager`: calls as well as graph replays."""
+        raise NotImplementedError
+
+    def point(self, shape: Any, dtype: str, names: Sequence[str], rounds: int, eager: bool = False) -> Any:
+        """As `measure`. A shape that was measured before with as much is not measured again."""
+        before = self.points.get((shape, dtype))
+        if before is None or not set(names) <= before.names or (eager and not before.eager):
+            try:
+                self.points[shape, dtype] = self.measure(shape, dtype, names, rounds, eager)
+            finally:
+                self.release()
+        return self.points[shape, dtype]
+
+
+class Problem(Protocol):
+    """Inputs of a shape, and some of its outputs in float64."""
+
+    inputs: list[Any]
+    dtype: torch.dtype
+    right: Tensor
+
+    def whole(self, output: Any) -> Tensor:
+        """All values of an output, in one row."""
+        ...
+
+    def sampled(self, output: Any) -> Tensor:
+        """Those that `right` has."""
+        ...
+
+
+ROUNDINGS = 3
+"""Each part of a sum is rounded to the output's type, and the sum is."""
+
+
+@dataclass
+class Checked:
+    """What the first outputs of contestants say."""
+
+    norms: dict[str, float] = field(default_factory=dict)  # errors of those that are right
+    failed: dict[str, Exception] = field(default_factory=dict)
+    wrong: dict[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # from float64, from others as a whole
+
+
+def check_outputs(
+    problem: Problem, runs: Mapping[str, Callable[[Any], Any]], first: Sequence[str]
+) -> Checked:
+    """Compares samples of outputs with float64, and whole outputs with the first right one, preferably of
+    `first`. A row that is not written or goes elsewhere shows so.
+    """
+    found, whole, right = Checked(), None, problem.right
+    allowed = ROUNDINGS * TOLERANCES[problem.dtype]
+    for name in sorted(runs, key=lambda name: name not in first):
+        try:
+            output = runs[name](problem.inputs[0])
+            sample, values = problem.sampled(output).double(), problem.whole(output)
+            error = relative_error(sample, right)
+            whole = values if whole is None and error <= allowed else whole
+            apart = 0.0 if whole is None else ((values - whole).abs_().max() / whole.abs().max()).item()
+            del output, values
+        except Exception as failure:
+            found.failed[name] = failure
+            continue
+        if error <= allowed and apart <= 2 * allowed:
+            found.norms[name] = ((sample - right).norm() / right.norm()).item()
+        else:
+            found.wrong[name] = error, apart
+    found.norms = {name: found.norms[name] for name in runs if name in found.norms}
+    return found
 
 
 def large_matmul(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:

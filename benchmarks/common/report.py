@@ -28,6 +28,8 @@ class Figure:
     record: Any
     lines: str = ""  # the axis, where its labels are numbers and points are joined by lines
     unit: str = TIMES_FASTER  # of what panels show
+    name: str = ""  # in the JSON file; else that of the figure's function
+    plot: str = ""  # name of the plot; else from the benchmark's and the figure's
 
 
 @dataclass
@@ -104,9 +106,9 @@ class Report:
     def add_figure(self, name: str, figure: Figure, plot: str) -> None:
         """The same with a figure, plotted as `plot`.png where --plots is given and there is what to plot."""
         self.add(name, figure.tables, figure.record)
-        if self._arguments.plots is not None and figure.panels:
-            title, device = f"{plot.replace('_', ' ')}: {figure.unit}", self._arguments.device
-            path = self._arguments.plots / f"{plot}.png"
+        folder, device = getattr(self._arguments, "plots", None), self._arguments.device
+        if folder is not None and figure.panels:
+            title, path = f"{plot.replace('_', ' ')}: {figure.unit}", folder / f"{plot}.png"
             plot_ratios(path, figure.panels, figure.lines, figure.unit, title, device)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.plots import colours, drawn, finish, machine
-from common.points import DTYPES, RECFUSE, Point
+from common.points import DTYPES, RECFUSE, Point, PointSetting, matmul_rates
 from common.report import Figure
 from common.table import Table
 from recfuse import timing
@@ -68,6 +69,17 @@ def figure_roofline(
     if path is not None:
         plot(path, record, named, "Roofline: every measured shape", machine(timing.environment(device)))
     return Figure([table], {}, record)
+
+
+def last_figures(setting: PointSetting, prefix: str, others: Shown) -> Iterator[Figure]:
+    """The roofline of all points of a run, and the rates of the large matmul."""
+    arguments, points = setting.arguments, list(setting.points.values())
+    if points:
+        path = arguments.plots and arguments.plots / f"{prefix}_roofline.png"
+        named = str(setting.shape)
+        figure = figure_roofline(points, arguments.modes, path, named, others, arguments.device)
+        yield replace(figure, name="roofline")
+        yield Figure([matmul_rates(points)], {}, None, name="matmul")
 
 
 def plot(path: Path, record: dict[str, list[dict[str, Any]]], named: str, title: str, note: str) -> None:

@@ -6,10 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+
+from common.ceilings import copy_speed
+from recfuse import timing
 
 
 def positive(text: str) -> int:
@@ -143,3 +147,18 @@ class Setting:
         self.device = torch.device(arguments.device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether calls have CUDA graphs."""
+        return self.device.type == "cuda"
+
+    @cached_property
+    def copy_speed(self) -> float:
+        """Bytes a second of a large copy, read and written together; on the CPU of a large array, read."""
+        return copy_speed(self.device) if self.on_gpu else timing.read_bandwidth()
+
+    def release(self) -> None:
+        """Give the GPU's unused memory back."""
+        if self.on_gpu:
+            torch.cuda.empty_cache()

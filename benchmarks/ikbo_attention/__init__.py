@@ -1,1 +1,22 @@
-"""Attention of candidates over the keys and values of their user, against its peers."""
+"""Attention of candidates over their user's history: recfuse.ikbo_attention against what people use.
+
+out[b] = softmax(scale * q[b] . k[user(b)]^T) . v[user(b)], per head. Contestants take turns on the same
+inputs:
+
+  torch    SDPA by each backend over keys and values repeated for each candidate, with and without the
+           repetition; a user's candidates packed as one long query, in a batch and with different lengths
+  FA3      FlashAttention-3 on the packed form, in a batch and with different lengths (package fa3-fwd)
+  Triton   a kernel of this benchmark that packs and broadcasts inside
+  recfuse  by each of its paths, and by the path that it chooses
+
+A large matmul takes turns with them: what share of its rate is reached. Outputs are compared with float64,
+and as a whole with each other; what does not run or is wrong is left out, and the run goes on. Packed forms
+get offsets and packed keys for nothing, recfuse groups by the map in every call.
+
+The defaults with --device cuda are the paper's shape and sweeps, in float16 and bfloat16; on the CPU smaller
+shapes, in float32.
+"""
+
+from common.registry import Benchmark
+
+bench = Benchmark("ikbo_attention", __doc__, ["flags", "figures"], rounds=5, plots="attention")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,10 @@ import torch
 from common.host import figure_host
 from common.points import DTYPES, RECFUSE, micro, tera
 from common.report import Figure, Panels, load_notes
+from common.roofline import last_figures
+from common.settings import fail
 from common.table import Table, times
+from ikbo_attention import bench
 from ikbo_attention.forms import (
     BY_FIGURE,
     COPIES,
@@ -49,6 +52,20 @@ class Sweep:
     names: Sequence[str] | None = None  # contestants, where not the figure's
 
 
+Sweeps = Callable[[AttentionSetting], list[Sweep]]
+
+
+def sweeps(name: str) -> Callable[[Sweeps], Sweeps]:
+    """Registers a figure of some sweeps."""
+
+    def register(make: Sweeps) -> Sweeps:
+        bench.figure(name)(lambda setting: figure_sweeps(setting, name, make(setting)))
+        return make
+
+    return register
+
+
+@sweeps("main")
 def main_sweeps(setting: AttentionSetting) -> list[Sweep]:
     """Numbers of keys, for each group."""
     even = "even groups", as_even
@@ -62,6 +79,7 @@ def main_sweeps(setting: AttentionSetting) -> list[Sweep]:
     ]  # fmt: skip
 
 
+@sweeps("ratios")
 def ratio_sweeps(setting: AttentionSetting) -> list[Sweep]:
     """Candidates of a user."""
     usual = as_even(setting.shape)
@@ -70,6 +88,7 @@ def ratio_sweeps(setting: AttentionSetting) -> list[Sweep]:
     return [Sweep(f"Ratios, kv {usual.kv}", "candidates a user", shapes, (text, lambda shape: usual))]
 
 
+@sweeps("queries")
 def query_sweeps(setting: AttentionSetting) -> list[Sweep]:
     """Queries of a candidate, for each group and some numbers of keys."""
     most = max(setting.arguments.queries)
@@ -88,6 +107,7 @@ def query_sweeps(setting: AttentionSetting) -> list[Sweep]:
     ]  # fmt: skip
 
 
+@sweeps("ragged")
 def ragged_sweeps(setting: AttentionSetting) -> list[Sweep]:
     """Histories of 50 to 100 % of a number of keys, and, for recfuse, all of that number."""
     wanted = [kv for kv in setting.arguments.kv if kv <= setting.arguments.ragged_most]
@@ -100,19 +120,11 @@ def ragged_sweeps(setting: AttentionSetting) -> list[Sweep]:
     ]
 
 
+@sweeps("self")
 def self_sweeps(setting: AttentionSetting) -> list[Sweep]:
     """Each user's keys as queries as well."""
     shapes = {str(kv): replace(setting.shape, kv=kv, own=kv) for kv in setting.arguments.self_kv}
     return [Sweep("Self and target", "kv", shapes)]
-
-
-SWEEPS: dict[str, Callable[[AttentionSetting], list[Sweep]]] = {
-    "main": main_sweeps,
-    "ratios": ratio_sweeps,
-    "queries": query_sweeps,
-    "ragged": ragged_sweeps,
-    "self": self_sweeps,
-}
 
 
 def contestants(setting: AttentionSetting, figure: str) -> list[str]:
@@ -123,11 +135,10 @@ def contestants(setting: AttentionSetting, figure: str) -> list[str]:
     return [name for name in NAMES if name in names]
 
 
-def figure_sweeps(setting: AttentionSetting, figure: str) -> Figure:
+def figure_sweeps(setting: AttentionSetting, figure: str, sweeps: Sequence[Sweep]) -> Figure:
     """Every sweep of a figure, in each type and mode."""
     arguments = setting.arguments
     rounds = arguments.rounds if figure == "main" else arguments.sweep_rounds
-    sweeps = SWEEPS[figure](setting)
     tables: list[Table] = []
     panels: Panels = {}
     record: dict[str, dict[str, object]] = {}
@@ -243,8 +254,9 @@ def _shares(points: Mapping[str, AttentionPoint], mode: str) -> dict[str, dict[s
     return series
 
 
+@bench.figure("host")
 @torch.inference_mode()
-def host(setting: AttentionSetting) -> Figure:
+def figure_host_calls(setting: AttentionSetting) -> Figure:
     """What the host spends on a call."""
     arguments = setting.arguments
     shape = replace(setting.shape, **_HOST)
@@ -257,3 +269,15 @@ def host(setting: AttentionSetting) -> Figure:
     runs = make_runs(problem, names)
     calls = {name: functools.partial(run, problem.inputs[0]) for name, run in runs.items()}
     return figure_host(str(shape), calls, setting.device, arguments.rounds)
+
+
+@bench.last
+def figures_of_all_points(setting: AttentionSetting) -> Iterator[Figure]:
+    """The roofline, the matmul's rates, and status 1 where an output was wrong or recfuse did not run."""
+
+    def others(point: AttentionPoint, mode: str) -> dict[str, str | None]:
+        return {"best peer": point.best_peer(mode), FA3_VARLEN: FA3_VARLEN, TRITON: TRITON}
+
+    yield from last_figures(setting, "attention", others)
+    if setting.troubles:
+        fail(setting.parser, "\n  ".join(["what did not run or is wrong:", *setting.troubles]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import recfuse
 from common.points import RECFUSE, made_at_first_call
+from ikbo_attention import bench
 from ikbo_attention.problem import Inputs, Output, Problem, Shape
 
 Run = Callable[[Inputs], Output]
@@ -40,8 +42,6 @@ COPIES = (*REPEATED, *BROADCAST)
 TORCH = (*COPIES, *PACKED, VARLEN, LOOP)
 FA3 = (FA3_BATCH, FA3_VARLEN, FA3_JOINED)
 OURS = (*PATHS, JAGGED, TWO_CALLS, RECFUSE)
-NAMES = (*TORCH, *FA3, TRITON, *OURS)
-"""In the order in which they are shown."""
 PEERS = (*TORCH, *FA3, TRITON)
 
 # Default contestants by figure; of a figure that is not listed, the first line's. Of the figure `host`, those
@@ -75,6 +75,20 @@ def takes(name: str, shape: Shape, on_gpu: bool) -> bool:
     return shape.is_even or name not in (*PACKED, FA3_BATCH)
 
 
+def alone(*names: str) -> Callable[[Callable[..., Attend]], Callable[..., Attend]]:
+    """Registers a form of candidates alone; with self-attention it runs once more, for users."""
+
+    def register(make: Callable[..., Attend]) -> Callable[..., Attend]:
+        def run(*arguments: Any) -> Run:
+            attend = make(*arguments)
+            return twice(attend) if arguments[-1].shape.own else attend
+
+        bench.peer(*names)(run)
+        return make
+
+    return register
+
+
 def by_backend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q [batch, queries, heads, dim], k and v [batch, kv, kv_heads, dim]: as q."""
     with sdpa_kernel(backend):
@@ -82,8 +96,11 @@ def by_backend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return scaled_dot_product_attention(*turned, enable_gqa=q.shape[2] != k.shape[2]).transpose(1, 2)
 
 
-def repeated_form(backend: SDPBackend, counted: bool) -> Attend:
-    """SDPA with keys and values once a candidate; `counted`: repeated in the call."""
+@alone(*COPIES)
+def repeated_form(name: str, problem: Problem) -> Attend:
+    """SDPA with keys and values once a candidate, repeated in the call or before it."""
+    counted = name in BROADCAST
+    backend = (BROADCAST if counted else REPEATED)[name]
 
     def attend(i: Inputs) -> Tensor:
         users = i.cand_to_user
@@ -102,6 +119,12 @@ def in_a_batch(batch: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Attend:
     return attend
 
 
+@alone(*PACKED)
+def packed_form(name: str, problem: Problem) -> Attend:
+    """SDPA on long queries."""
+    return in_a_batch(functools.partial(by_backend, PACKED[name]))
+
+
 def user_by_user(i: Inputs) -> Tensor:
     """SDPA for one user after another."""
     outputs = []
@@ -114,7 +137,8 @@ def user_by_user(i: Inputs) -> Tensor:
     return i.ungrouped(torch.cat(outputs))
 
 
-def torch_varlen() -> Attend:
+@alone(VARLEN)
+def torch_varlen(problem: Problem) -> Attend:
     """torch.nn.attention.varlen."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -127,18 +151,26 @@ def torch_varlen() -> Attend:
     return attend
 
 
+@alone(LOOP)
+def loop_form(problem: Problem) -> Attend:
+    """The same user by user."""
+    return user_by_user
+
+
 def _first(found: Tensor | tuple[Tensor, ...]) -> Tensor:
     return found[0] if isinstance(found, tuple) else found
 
 
-def fa3_batch() -> Attend:
+@alone(FA3_BATCH)
+def fa3_batch(problem: Problem) -> Attend:
     """FlashAttention-3's batch form, of the package fa3-fwd."""
     from fa3_fwd_interface import flash_attn_func
 
     return in_a_batch(lambda q, k, v: _first(flash_attn_func(q, k, v)))
 
 
-def fa3_varlen() -> Attend:
+@alone(FA3_VARLEN)
+def fa3_varlen(problem: Problem) -> Attend:
     """Its form for different lengths."""
     from fa3_fwd_interface import flash_attn_varlen_func
 
@@ -149,7 +181,8 @@ def fa3_varlen() -> Attend:
     return attend
 
 
-def fa3_joined() -> Run:
+@bench.peer(FA3_JOINED)
+def fa3_joined(problem: Problem) -> Run:
     """One call for users and candidates, whose queries and outputs lie together: [rows, heads, dim]."""
     from fa3_fwd_interface import flash_attn_varlen_func
 
@@ -160,6 +193,7 @@ def fa3_joined() -> Run:
     return attend
 
 
+@alone(TRITON)
 def triton_form(problem: Problem) -> Attend:
     """The kernel of `triton_peer.py`."""
     from ikbo_attention.triton_peer import triton_run
@@ -195,31 +229,29 @@ def twice(attend: Attend) -> Run:
     return lambda i: (attend(i.own), attend(i))
 
 
+@bench.peer(*PATHS)
+def path_form(name: str, problem: Problem) -> Run:
+    """recfuse by one of its paths."""
+    return functools.partial(recfuse_self if problem.shape.own else recfuse_form, PATHS.get(name, "auto"))
+
+
+@alone(JAGGED)
+def jagged_form(problem: Problem) -> Attend:
+    """recfuse without gaps between users' keys."""
+    return recfuse_jagged
+
+
+@alone(TWO_CALLS)
+def two_calls_form(problem: Problem) -> Attend:
+    """recfuse, a call for users and a call for candidates."""
+    return functools.partial(recfuse_form, "auto")
+
+
+bench.peer(RECFUSE)(functools.partial(path_form, RECFUSE))
+NAMES = tuple(bench.peers)
+"""In the order in which they are shown."""
+
+
 def make_runs(problem: Problem, names: Iterable[str]) -> dict[str, Run]:
     """Contestants by name. What cannot run here raises when it is called."""
-    makers: dict[str, Callable[[], Attend]] = {
-        **{name: functools.partial(repeated_form, each, False) for name, each in REPEATED.items()},
-        **{name: functools.partial(repeated_form, each, True) for name, each in BROADCAST.items()},
-        **{
-            name: functools.partial(in_a_batch, functools.partial(by_backend, each))
-            for name, each in PACKED.items()
-        },
-        LOOP: lambda: user_by_user,
-        VARLEN: torch_varlen,
-        FA3_BATCH: fa3_batch,
-        FA3_VARLEN: fa3_varlen,
-        TRITON: functools.partial(triton_form, problem),
-        JAGGED: lambda: recfuse_jagged,
-        TWO_CALLS: lambda: functools.partial(recfuse_form, "auto"),
-    }
-    whole: dict[str, Callable[[], Run]] = {FA3_JOINED: fa3_joined}
-    for name, path in ((RECFUSE, "auto"), *PATHS.items()):
-        form = recfuse_self if problem.shape.own else recfuse_form
-        whole[name] = functools.partial(functools.partial, form, path)
-
-    def make(name: str) -> Run:
-        if name in whole:
-            return whole[name]()
-        return twice(makers[name]()) if problem.shape.own else makers[name]()
-
-    return {name: made_at_first_call(functools.partial(make, name)) for name in names}
+    return {name: made_at_first_call(functools.partial(bench.peers[name], problem)) for name in names}

@@ -5,18 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from common.ceilings import copy_speed
-from common.checks import TOLERANCES, relative_error
-from common.points import DTYPES, RECFUSE, Point, large_matmul, tera
-from common.settings import Setting
+from common.points import DTYPES, RECFUSE, Point, PointSetting, check_outputs, large_matmul, tera
+from ikbo_attention import bench
 from ikbo_attention.forms import (
     COPIES,
     FA3_VARLEN,
@@ -30,11 +26,8 @@ from ikbo_attention.forms import (
     path_taken,
     takes,
 )
-from ikbo_attention.problem import Output, Problem, Shape
-from recfuse import timing
+from ikbo_attention.problem import Problem, Shape
 
-_ROUNDINGS = 3
-"""Weights are rounded to the type of the values before their product, and the output is."""
 FLASH = (FA3_VARLEN, VARLEN, "FA3 batch", "packed flash", "repeated flash")
 """FlashAttention's forms: the first that runs is what errors are compared with."""
 
@@ -58,61 +51,98 @@ class AttentionPoint(Point):
         return self.errors[name] / self.errors[flash] if flash and self.errors[flash] else None
 
 
-class AttentionSetting(Setting):
-    """The command line, the device, its copy speed, and the points measured so far."""
+@bench.setting
+class AttentionSetting(PointSetting):
+    """The points of this benchmark. What does not run or is wrong is left out, and the run goes on."""
 
     def __init__(self, parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         """`arguments`: the benchmark's."""
         super().__init__(parser, arguments)
-        self.points: dict[tuple[Shape, str], AttentionPoint] = {}
         self.troubles: list[str] = []  # wrong outputs, and calls of recfuse that failed: status 1 at the end
-
-    @cached_property
-    def copy_speed(self) -> float:
-        """Bytes a second; on the CPU, of reading alone."""
-        return copy_speed(self.device) if self.device.type == "cuda" else timing.read_bandwidth()
 
     @property
     def shape(self) -> Shape:
-        """The one that sweeps start from."""
+        """The shape that sweeps start from."""
         given = self.arguments
-        return Shape(
-            given.candidates,
-            given.groups[-1],
-            given.q,
-            given.sweep_kv[0],
-            given.heads,
-            given.kv_heads,
-            given.dim,
-        )
+        sizes = given.q, given.sweep_kv[0], given.heads, given.kv_heads, given.dim
+        return Shape(given.candidates, given.groups[-1], *sizes)
 
-    def trouble(self, text: str) -> str:
-        """Says at once what is wrong, and keeps it for the end of the run."""
-        self.troubles.append(text)
-        return self.say(text)
-
-    def say(self, text: str) -> str:
-        """A line of progress."""
+    def say(self, text: str, is_trouble: bool = False) -> str:
+        """Prints a line of progress, or what is wrong."""
         print(text, file=sys.stderr, flush=True)
+        self.troubles += [text] if is_trouble else []
         return text
 
-    def point(self, shape: Shape, dtype: str, names: Iterable[str], rounds: int) -> AttentionPoint | None:
-        """Measured, where it was not with all of these contestants; None where that failed."""
+    def point(
+        self, shape: Shape, dtype: str, names: Sequence[str], rounds: int, eager: bool = False
+    ) -> AttentionPoint | None:
+        """None where it failed."""
         names = [name for name in names if name in self.arguments.contestants]
-        before = self.points.get((shape, dtype))
-        if before is None or not set(names) <= before.names:
-            started = time.perf_counter()
-            try:
-                found = measure(self, shape, dtype, names, rounds)
-            except RuntimeError as error:
-                self.trouble(f"{dtype}, {shape}: not measured: {_line(error)}")
-                return None
-            finally:
-                if self.device.type == "cuda":
-                    torch.cuda.empty_cache()
-            self.points[shape, dtype] = found
+        started, before = time.perf_counter(), self.points.get((shape, dtype))
+        try:
+            found = super().point(shape, dtype, names, rounds, eager)
+        except RuntimeError as error:
+            self.say(f"{dtype}, {shape}: not measured: {_line(error)}", is_trouble=True)
+            return None
+        if found is not before:
             self.say(f"{dtype}, {shape}: {_summary(found)} ({time.perf_counter() - started:.1f} s)")
-        return self.points[shape, dtype]
+        return found
+
+    @torch.inference_mode()
+    def measure(
+        self, shape: Shape, dtype: str, names: Sequence[str], rounds: int, eager: bool
+    ) -> AttentionPoint:
+        """Notes say what is left out."""
+        arguments = self.arguments
+        problem = Problem(shape, DTYPES[dtype], self.device, arguments.seed, arguments.mapping)
+        wanted, notes = self._wanted(problem, names)
+        runs = make_runs(problem, wanted)
+        errors, more = self._check(problem, runs, f"{dtype}, {shape}")
+        runs = {name: runs[name] for name in errors}
+        try:
+            path = path_taken(problem)
+        except Exception as error:
+            path, more = "-", [*more, f"The path is not known: {_line(error)}"]
+        size = arguments.matmul
+        point = AttentionPoint(
+            shape=shape, dtype=dtype, path=path, copy_speed=self.copy_speed, matmul_flop=2 * size**3,
+            errors=errors, names=frozenset(names), notes=[*notes, *more, *problem.notes],
+        )  # fmt: skip
+        matmul = large_matmul(size, problem.dtype, self.device)
+        for mode in arguments.modes:
+            # What is slow for a reason that no clock changes is timed in the first mode alone.
+            slow = [name for name in (*COPIES, LOOP) if name in runs and mode == arguments.modes[0]]
+            timed = {name: run for name, run in runs.items() if name in slow or name not in (*COPIES, LOOP)}
+            point.take_turns(
+                mode, timed, problem.inputs, self.device, matmul=matmul, rounds=rounds, eager=eager, slow=slow
+            )
+        point.notes = list(dict.fromkeys(point.notes))
+        return point
+
+    def _wanted(self, problem: Problem, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The contestants that take the shape, and notes."""
+        shape = problem.shape
+        wanted = [name for name in names if takes(name, shape, self.on_gpu)]
+        copied = 2 * sum(shape.counts) * shape.kv * shape.kv_heads * shape.dim * problem.dtype.itemsize
+        if copied <= self.arguments.most_copied * 1e9 or not set(COPIES) & set(wanted):
+            return wanted, []
+        note = f"Repeated keys and values of {copied / 1e9:.0f} GB or more are left out."
+        return [name for name in wanted if name not in COPIES], [note]
+
+    def _check(
+        self, problem: Problem, runs: dict[str, Run], label: str
+    ) -> tuple[dict[str, float], list[str]]:
+        """The error of each contestant that runs here and is right, and notes on the others."""
+        found = check_outputs(problem, runs, (VARLEN, LOOP))
+        notes = []
+        for name, why in found.failed.items():
+            notes.append(f"{name} is left out: {_line(why)}")
+            # A path may refuse what it does not take; the operator as called has to run.
+            self.say(f"{label}: {notes[-1]}", is_trouble=name in OURS and name not in PATHS)
+        for name, (error, apart) in found.wrong.items():
+            notes.append(f"{name} is wrong: {error:.1e} from float64, {apart:.1e} from others as a whole")
+            self.say(f"{label}: {notes[-1]}", is_trouble=True)
+        return found.norms, notes
 
 
 def _line(error: Exception) -> str:
@@ -124,83 +154,3 @@ def _summary(point: AttentionPoint) -> str:
     best = point.best_peer(mode)
     ours, theirs = (tera(point.rate(mode, name or "")) for name in (RECFUSE, best))
     return f"recfuse {ours}, {best} {theirs}, matmul {tera(point.matmul_rate(mode))} TFLOP/s"
-
-
-@torch.inference_mode()
-def measure(
-    setting: AttentionSetting, shape: Shape, dtype: str, names: Sequence[str], rounds: int
-) -> AttentionPoint:
-    """A contestant that does not run or whose output is wrong is left out, and a note says so."""
-    arguments = setting.arguments
-    problem = Problem(shape, DTYPES[dtype], setting.device, arguments.seed, arguments.mapping)
-    copied = 2 * sum(shape.counts) * shape.kv * shape.kv_heads * shape.dim * problem.dtype.itemsize
-    notes = []
-    asked = frozenset(names)
-    names = [name for name in names if takes(name, shape, setting.device.type == "cuda")]
-    if copied > arguments.most_copied * 1e9 and set(COPIES) & set(names):
-        notes.append(f"Repeated keys and values of {copied / 1e9:.0f} GB or more are left out.")
-        names = [name for name in names if name not in COPIES]
-    runs = make_runs(problem, names)
-    errors, more = _check(setting, problem, runs, f"{dtype}, {shape}")
-    runs = {name: run for name, run in runs.items() if name in errors}
-    try:
-        path = path_taken(problem)
-    except Exception as error:
-        path, more = "-", [*more, f"The path is not known: {_line(error)}"]
-    size = arguments.matmul
-    point = AttentionPoint(
-        shape=shape, dtype=dtype, path=path, copy_speed=setting.copy_speed, matmul_flop=2 * size**3,
-        errors=errors, names=asked,
-        notes=[*notes, *more, *problem.notes],
-    )  # fmt: skip
-    matmul = large_matmul(size, problem.dtype, setting.device)
-    for mode in arguments.modes:
-        # What is slow for a reason that no clock changes is timed in the first mode alone.
-        slow = [name for name in (*COPIES, LOOP) if name in runs and mode == arguments.modes[0]]
-        timed = {name: run for name, run in runs.items() if name in slow or name not in (*COPIES, LOOP)}
-        point.take_turns(
-            mode, timed, problem.inputs, setting.device, matmul=matmul, rounds=rounds, eager=False,
-            slow=slow,
-        )  # fmt: skip
-    point.notes = list(dict.fromkeys(point.notes))
-    return point
-
-
-def _check(
-    setting: AttentionSetting, problem: Problem, runs: Mapping[str, Run], label: str
-) -> tuple[dict[str, float], list[str]]:
-    """The error of each contestant that runs here and is right, by name, and notes on the others."""
-    inputs, right = problem.inputs[0], problem.right
-    allowed = _ROUNDINGS * TOLERANCES[problem.dtype]
-    norms: dict[str, float] = {}
-    notes, whole = [], None
-    # Of the whole output as well, so that rows that are not written or go elsewhere show.
-    for name in sorted(runs, key=lambda name: name not in (VARLEN, LOOP)):
-        try:
-            output = runs[name](inputs)
-            if problem.shape.own and isinstance(output, Tensor):
-                output = inputs.apart(output)
-            found = problem.sampled(output).double()
-            error = relative_error(found, right)
-            flat = _flat(output)
-            whole = flat if whole is None and error <= allowed else whole
-            apart = 0.0 if whole is None else ((flat - whole).abs_().max() / whole.abs().max()).item()
-            del output, flat
-        except Exception as failure:
-            note = f"{name} is left out: {_line(failure)}"
-            notes.append(note)
-            # A path may refuse what it does not take; the operator as called has to run.
-            lost = name in OURS and name not in PATHS
-            (setting.trouble if lost else setting.say)(f"{label}: {note}")
-            continue
-        if not (error <= allowed and apart <= 2 * allowed):
-            note = f"{name} is wrong: {error:.1e} from float64, {apart:.1e} from others as a whole"
-            notes.append(setting.trouble(f"{label}: {note}").removeprefix(f"{label}: "))
-            continue
-        norms[name] = ((found - right).norm() / right.norm()).item()
-    return {name: norms[name] for name in runs if name in norms}, notes
-
-
-def _flat(output: Output) -> Tensor:
-    parts = output if isinstance(output, tuple) else (output,)
-    return torch.cat([part.flatten() for part in parts])

@@ -251,9 +251,19 @@ class Problem:
         """Of so many items the first, the last, and some between."""
         return torch.linspace(0, count - 1, min(_CHECKED, count)).round().long().tolist()
 
+    def parts(self, output: Output) -> tuple[Tensor, ...]:
+        """The output of candidates, or of users and of candidates."""
+        if self.shape.own and isinstance(output, Tensor):
+            return self.inputs[0].apart(output)
+        return output if isinstance(output, tuple) else (output,)
+
+    def whole(self, output: Output) -> Tensor:
+        """All values of an output, in one row."""
+        return torch.cat([part.flatten() for part in self.parts(output)])
+
     def sampled(self, output: Output) -> Tensor:
         """Those of an output's values that are compared with float64, in one row."""
-        parts = output if isinstance(output, tuple) else (output,)
+        parts = self.parts(output)
         return torch.cat([part[self.checked(len(part))].flatten() for part in parts])
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import geometric_mean
 
@@ -14,7 +14,9 @@ from common.calls import EAGER
 from common.host import figure_host
 from common.points import DTYPES, micro, tera
 from common.report import Figure, Panels, load_notes
+from common.roofline import last_figures
 from common.table import Table, times
+from ikbo_linear import bench
 from ikbo_linear.forms import (
     BADDBMM,
     BROADCAST,
@@ -31,7 +33,7 @@ from ikbo_linear.forms import (
     TRITON,
     make_runs,
 )  # fmt: skip
-from ikbo_linear.measure import IkboSetting, LinearPoint, error_ratio
+from ikbo_linear.measure import IkboSetting, LinearPoint
 from ikbo_linear.problem import Problem, Shape
 
 BEST = "best torch"
@@ -39,6 +41,7 @@ BEST = "best torch"
 _HOST_CANDIDATES, _HOST_RATIO = 8, 4
 
 
+@bench.figure("main")
 def figure_main(setting: IkboSetting) -> Figure:
     """The shape of the command line, with every contestant."""
     arguments = setting.arguments
@@ -82,7 +85,7 @@ def _contestants(point: LinearPoint, mode: str) -> Table:
                 name, f"{taken.median * 1e6:.1f} ± {taken.iqr * 1e6:.1f}",
                 "-" if called is None else f"{called * 1e6:.1f}", tera(speed),
                 f"{speed / rate:.0%}", f"{bound / taken.median:.0%}", times(point.over(mode, name)),
-                f"{point.errors[name]:.2e}", times(error_ratio(point, name)),
+                f"{point.errors[name]:.2e}", times(point.error_ratio(name)),
             ]
         )  # fmt: skip
     table.notes = [
@@ -122,23 +125,37 @@ def _stages(point: LinearPoint, mode: str) -> Table:
     return table
 
 
-def batches(setting: IkboSetting, counts: Sequence[int]) -> dict[str, Shape]:
+@bench.figure("batches", on=["cuda"])
+def figure_batches(setting: IkboSetting) -> Figure:
     """Numbers of candidates at the ratio of the command line."""
-    return {str(count): replace(setting.shape, candidates=count) for count in counts}
+    counts = setting.arguments.batches
+    shapes = {str(count): replace(setting.shape, candidates=count) for count in counts}
+    return figure_sweep(setting, "Batches", "candidates", shapes)
 
 
-def ratios(setting: IkboSetting) -> dict[str, Shape]:
+@bench.figure("small", on=["cuda"])
+def figure_small(setting: IkboSetting) -> Figure:
+    """Few candidates, also as called."""
+    counts = setting.arguments.small
+    shapes = {str(count): replace(setting.shape, candidates=count) for count in counts}
+    return figure_sweep(setting, "Small batches", "candidates", shapes, eager=True)
+
+
+@bench.figure("ratios")
+def figure_ratios(setting: IkboSetting) -> Figure:
     """Candidates a user at the number of candidates of the command line."""
-    return {str(ratio): replace(setting.shape, ratio=ratio) for ratio in setting.arguments.ratios}
+    shapes = {str(ratio): replace(setting.shape, ratio=ratio) for ratio in setting.arguments.ratios}
+    return figure_sweep(setting, "Ratios", "candidates a user", shapes)
 
 
-def shapes(setting: IkboSetting) -> dict[str, Shape]:
+@bench.figure("shapes", on=["cuda"])
+def figure_shapes(setting: IkboSetting) -> Figure:
     """Shapes of other models."""
-    found = {}
-    for m, n, k_user, k_cand in setting.arguments.shapes:
-        shape = replace(setting.shape, m=m, n=n, k_user=k_user, k_cand=k_cand)
-        found[f"{m} x {n}, K {k_user} + {k_cand}"] = shape
-    return found
+    shapes = {
+        f"{m} x {n}, K {k_user} + {k_cand}": replace(setting.shape, m=m, n=n, k_user=k_user, k_cand=k_cand)
+        for m, n, k_user, k_cand in setting.arguments.shapes
+    }
+    return figure_sweep(setting, "Shapes", "M x N", shapes)
 
 
 def figure_sweep(
@@ -161,7 +178,7 @@ def figure_sweep(
                 _paths(f"{title}, {dtype}, {mode}, by path: us", axis, points, mode)
                 for mode in arguments.modes
             ]
-        if eager and setting.has_graphs:
+        if eager and setting.on_gpu:
             tables.append(_called(f"{title}, {dtype}, as called: us", axis, points, arguments.modes[0]))
         panels[f"{dtype}, {arguments.modes[0]}: over the {BEST} form"] = _speeds(points, arguments.modes[0])
     return Figure(tables, panels, record)
@@ -235,8 +252,9 @@ def _speeds(points: Mapping[str, LinearPoint], mode: str) -> dict[str, dict[str,
     return series
 
 
+@bench.figure("host", on=["cuda"])
 @torch.inference_mode()
-def host(setting: IkboSetting) -> Figure:
+def figure_host_calls(setting: IkboSetting) -> Figure:
     """What the host spends on a call."""
     arguments = setting.arguments
     shape = replace(setting.shape, candidates=_HOST_CANDIDATES, ratio=_HOST_RATIO)
@@ -245,3 +263,9 @@ def host(setting: IkboSetting) -> Figure:
     runs = make_runs(problem, [name for name in names if name in arguments.contestants])
     calls = {name: functools.partial(run, problem.inputs[0]) for name, run in runs.items()}
     return figure_host(str(shape), calls, setting.device, arguments.rounds)
+
+
+@bench.last
+def figures_of_all_points(setting: IkboSetting) -> Iterator[Figure]:
+    """The roofline, and the matmul's rates."""
+    return last_figures(setting, "ikbo", lambda point, mode: {BEST: point.best_torch(mode), TRITON: TRITON})

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import recfuse
 from common.points import RECFUSE, made_at_first_call
+from ikbo_linear import bench
 from ikbo_linear.problem import Inputs, Problem, padded_columns
 
 Run = Callable[[Inputs], Tensor]
@@ -34,8 +35,6 @@ DECOMPOSITIONS = tuple(
 FORMS = (BROADCAST, CONCATENATED, *DECOMPOSITIONS)
 COMPILABLE = (BROADCAST, CONCATENATED, DECOMPOSED, PADDED, PADDED + BADDBMM, IN_CALL)
 COMPILED = "compiled "
-NAMES = (*FORMS, *(COMPILED + name for name in COMPILABLE), TRITON, *PATHS, RECFUSE)
-"""In the order in which they are shown."""
 IN_SWEEPS = (
     BROADCAST, CONCATENATED, PADDED, PADDED + BADDBMM, PITCHED, PITCHED + BADDBMM, TRITON, RECFUSE,
 )  # fmt: skip
@@ -66,6 +65,7 @@ def accumulated(weights: tuple[Tensor, Tensor], x_user: Tensor, x_cand: Tensor, 
     return gathered.baddbmm_(weights[1].expand(len(x_cand), -1, -1), x_cand)
 
 
+@bench.peer(*FORMS)
 def torch_form(name: str, problem: Problem) -> Run:
     """One of `FORMS`."""
     weights = problem.weights
@@ -85,9 +85,10 @@ def torch_form(name: str, problem: Problem) -> Run:
     return lambda i: product((padded_columns(pair[0]), padded_columns(pair[1])), *i.padded, i.cand_to_user)
 
 
+@bench.peer(*(COMPILED + name for name in COMPILABLE))
 def compiled_form(name: str, problem: Problem) -> Run:
     """A form under torch.compile; what it is given ahead is an argument, as it is there."""
-    weights = problem.weights
+    weights, name = problem.weights, name.removeprefix(COMPILED)
 
     def compiled(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return torch.compile(dynamic=False, mode="max-autotune-no-cudagraphs")(call)
@@ -108,6 +109,7 @@ def compiled_form(name: str, problem: Problem) -> Run:
     return lambda i: product(weights.padded, *i.padded, i.cand_to_user)
 
 
+@bench.peer(TRITON)
 def triton_form(problem: Problem) -> Run:
     """The kernel of `triton_peer.py`."""
     from ikbo_linear.triton_peer import triton_run
@@ -115,12 +117,17 @@ def triton_form(problem: Problem) -> Run:
     return triton_run(problem)
 
 
-def recfuse_form(path: str, problem: Problem) -> Run:
+@bench.peer(*PATHS, RECFUSE)
+def recfuse_form(name: str, problem: Problem) -> Run:
     """recfuse's operator by one of its paths; it takes weights and inputs as they are."""
-    weights = problem.weights
+    weights, path = problem.weights, PATHS.get(name, "auto")
     return lambda i: recfuse.ikbo_linear(
         weights.user, weights.cand, i.x_user, i.x_cand, i.cand_to_user, path=path
     )
+
+
+NAMES = tuple(bench.peers)
+"""In the order in which they are shown."""
 
 
 def path_taken(problem: Problem) -> str:
@@ -133,13 +140,6 @@ def path_taken(problem: Problem) -> str:
 
 def make_runs(problem: Problem, names: Iterable[str]) -> dict[str, Run]:
     """Contestants by name. What cannot run here raises when it is called."""
-    makers: dict[str, Callable[[Problem], Run]] = {
-        TRITON: triton_form,
-        RECFUSE: functools.partial(recfuse_form, "auto"),
-        **{name: functools.partial(recfuse_form, path) for name, path in PATHS.items()},
-        **{name: functools.partial(torch_form, name) for name in FORMS},
-        **{COMPILED + name: functools.partial(compiled_form, name) for name in COMPILABLE},
-    }
     if any(name.startswith(COMPILED) for name in names):
         torch.compiler.reset()  # else shapes seen before count against the number of recompilations
         with contextlib.suppress(ImportError, AttributeError):
@@ -147,4 +147,4 @@ def make_runs(problem: Problem, names: Iterable[str]) -> dict[str, Run]:
 
             select_algorithm.PRINT_AUTOTUNE = False  # a table of candidates for each product
             config.max_autotune_report_choices_stats = False
-    return {name: made_at_first_call(functools.partial(makers[name], problem)) for name in names}
+    return {name: made_at_first_call(functools.partial(bench.peers[name], problem)) for name in names}

@@ -138,6 +138,17 @@ class Problem:
             x_user = normal(shape.users, shape.k_user, shape.n)
             self.inputs.append(Inputs(x_user, normal(shape.candidates, shape.k_cand, shape.n), users))
 
+    def whole(self, output: Tensor) -> Tensor:
+        """All values of an output, in one row; ValueError where it has another shape."""
+        shape = self.shape
+        if output.shape != (shape.candidates, shape.m, shape.n):
+            raise ValueError(f"the output has shape {tuple(output.shape)}")
+        return output.flatten()
+
+    def sampled(self, output: Tensor) -> Tensor:
+        """Outputs of the candidates that are compared with float64."""
+        return output[self.checked]
+
     @cached_property
     def checked(self) -> Tensor:
         """Candidates whose outputs are compared with float64: the first, the last, and some between."""

@@ -24,7 +24,7 @@ def on_the_cpu(
 ) -> Iterator[Callable[..., Any]]:
     """Gives what runs ``name``.py with ``options`` and those that it gets, and returns the exit status."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script, points = import_module(f"{name}.__main__"), import_module("common.points")
+    bench, points = import_module(name).bench, import_module("common.points")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setitem(points.MODES, "with pauses", points.Mode(1e-3, 1e-6))
     monkeypatch.setitem(sys.modules, "triton", None)  # it would look for a GPU
@@ -32,11 +32,10 @@ def on_the_cpu(
     torch.set_num_threads(1)  # products this small wait for each other's threads else
 
     def run(*more: Any) -> Any:
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *options, *map(str, more)])
         try:
-            parser, arguments = script.parse_arguments()
+            parser, arguments = bench.parse([*options, *map(str, more)])
             arguments.device = "cpu"
-            script.run(parser, arguments)
+            bench.run(parser, arguments, "cuda")
         except SystemExit as stopped:
             return stopped.code
         return 0

@@ -36,7 +36,7 @@ def ikbo(monkeypatch):
         measure = module("ikbo_linear.measure")
         monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
         monkeypatch.setattr(measure.IkboSetting, "copy_speed", 1e9)
-        monkeypatch.setattr(measure.IkboSetting, "has_graphs", True)
+        monkeypatch.setattr(measure.IkboSetting, "on_gpu", True)
         yield run
 
 
@@ -182,8 +182,8 @@ def test_what_is_wrong_with_an_argument_is_said(ikbo, capsys, options, message):
 
 
 def test_quick_leaves_alone_what_was_given(ikbo, monkeypatch):
-    script, seen = module("ikbo_linear.__main__"), []
-    monkeypatch.setattr(script, "run", lambda parser, arguments: seen.append(arguments))
+    seen = []
+    monkeypatch.setattr(module("ikbo_linear").bench, "run", lambda *parsed: seen.append(parsed[1]))
     assert ikbo("--quick") == 0
     assert (seen[0].rounds, seen[0].batches, seen[0].figures) == (2, [4, 12], FIGURES)
 
