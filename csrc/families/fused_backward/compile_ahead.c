@@ -66,6 +66,7 @@ static rf_status batch_lower(const rf__gpu *gpu, const rf__backward_problem *pro
     if (counts_at != 0) RF_TRY(rf__backward_listed_lower(gpu, description.data, problem, launches));
 out:
     free(description.data);
+    free((void *)(uintptr_t)description.upload);
     return status;
 }
 

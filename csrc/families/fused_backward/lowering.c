@@ -69,26 +69,31 @@ static rf_status paths_choose(const rf__gpu *gpu, const rf__backward_problem *pr
     return RF_OK;
 }
 
-/* Features of the general path, then lists and tasks. */
+/* The upload: features of the general path, then lists and tasks. */
 static rf_status description_new(const rf__backward_problem *problem, const rf__backward_features *general,
                                  const rf__backward_small_plan *small, rf__description *to) {
     const size_t features =
         general->count > 0 ? (size_t)problem->call.n_features * sizeof *general->features : 0;
     const size_t bytes = features + (small->n_features > 0 ? (size_t)small->description_bytes : 0);
-    rf__backward_description *description = malloc(sizeof *description + bytes);
-    RF_FAIL_IF(description == NULL, RF_ERR_MEMORY, "no memory for a call of %" PRId64 " features",
-               problem->call.n_features);
-    description->general = *general;
-    description->small = *small;
-    description->small_at = (int64_t)features;
+    rf__backward_description *description = malloc(sizeof *description);
+    unsigned char *upload = malloc(bytes + 1);
+    if (description == NULL || upload == NULL) {
+        free(description);
+        free(upload);
+        return rf__fail(RF_ERR_MEMORY, "no memory for a call of %" PRId64 " features",
+                        problem->call.n_features);
+    }
+    *description =
+        (rf__backward_description){.general = *general, .small = *small, .small_at = (int64_t)features};
     description->general.features = NULL;
     description->small.description = NULL;
-    if (features > 0) memcpy(description->upload, general->features, features);
-    if (bytes > features) memcpy(description->upload + features, small->description, bytes - features);
+    if (features > 0) memcpy(upload, general->features, features);
+    if (bytes > features) memcpy(upload + features, small->description, bytes - features);
     *to = (rf__description){.data = description,
                             .free_data = free,
-                            .upload = description->upload,
-                            .upload_bytes = (int64_t)bytes};
+                            .upload = upload,
+                            .upload_bytes = (int64_t)bytes,
+                            .frees_upload = true};
     return RF_OK;
 }
 

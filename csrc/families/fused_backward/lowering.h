@@ -13,8 +13,7 @@
 typedef struct rf__backward_description {
     rf__backward_features general;
     rf__backward_small_plan small;
-    int64_t small_at; /* of the upload, behind features of the general path; bytes */
-    unsigned char upload[];
+    int64_t small_at; /* bytes of the upload: after features of the general path */
 } rf__backward_description;
 
 /* Sizes and alignments that a description is made from, without padding; features are compared beside them. */

@@ -53,21 +53,29 @@ def rows_of_state(model, optimizer):
     }
 
 
+def freeze(models, optimizers, before):
+    """Freezes table 2 after some steps. More steps leave its weight and the rows of its state, which are returned,
+    as they are.
+    """
+    steps(models, optimizers, before)
+    for model in models:
+        model.emb_l[2].requires_grad_(False)
+    weight = models[1].emb_l[2].weight.detach().clone()
+    state = rows_of_state(models[1], optimizers[1])
+    steps(models, optimizers)
+    assert torch.equal(models[1].emb_l[2].weight, weight)
+    now = rows_of_state(models[1], optimizers[1])
+    assert all(torch.equal(now[key], value) for key, value in state.items())
+    return state
+
+
 @pytest.mark.parametrize("foreach", (False, True))
 @pytest.mark.parametrize("before", (0, 2))
 @pytest.mark.parametrize("name", SAME)
 def test_a_frozen_table_goes_on_where_it_was(name, before, foreach):
     models, optimizers = made(name, SAME[name], foreach)
-    steps(models, optimizers, before)
-    for model in models:
-        model.emb_l[2].requires_grad_(False)
-    weight = models[1].emb_l[2].weight.detach().clone()
-    kept = rows_of_state(models[1], optimizers[1])
-    steps(models, optimizers)
-    assert torch.equal(models[1].emb_l[2].weight, weight)
-    now = rows_of_state(models[1], optimizers[1])
-    assert bool(kept) == bool(before or name == "Adagrad")
-    assert all(torch.equal(now[key], value) for key, value in kept.items())
+    state = freeze(models, optimizers, before)
+    assert bool(state) == bool(before or name == "Adagrad")
     for model in models:
         model.emb_l[2].requires_grad_(True)
     steps(models, optimizers, 3)
@@ -79,15 +87,7 @@ def test_a_frozen_table_goes_on_where_it_was(name, before, foreach):
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_table_is_not_trained_again_by_another_number_of_steps(name, before, way):
     models, optimizers = made(name, COUNTED[name], None)
-    steps(models, optimizers, before)
-    for model in models:
-        model.emb_l[2].requires_grad_(False)
-    weight = models[1].emb_l[2].weight.detach().clone()
-    kept = rows_of_state(models[1], optimizers[1])
-    steps(models, optimizers)
-    assert torch.equal(models[1].emb_l[2].weight, weight)
-    now = rows_of_state(models[1], optimizers[1])
-    assert all(torch.equal(now[key], value) for key, value in kept.items())
+    freeze(models, optimizers, before)
     for model in models:
         (model.emb_l[2] if way == "table" else model).requires_grad_(True)
     if name == "SGD" and before:  # its state has no number
