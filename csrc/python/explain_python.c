@@ -32,13 +32,21 @@ RF__PY_METHOD(gpus) {
     return list;
 }
 
+RF__PY_METHOD(gpu) {
+    const char *name;
+    rf__gpu gpu;
+    if (!PyArg_ParseTuple(arguments, "s:gpu", &name)) return NULL;
+    const rf_status status = rf__gpu_find(name, &gpu);
+    return status == RF_OK ? gpu_dict(&gpu) : rf__py_result(NULL, status, "gpu");
+}
+
 RF__PY_METHOD(explain_begin) {
     const char *name = NULL;
-    const rf__gpu *gpu = NULL;
+    rf__gpu gpu;
     rf_status status = RF_OK;
     if (!PyArg_ParseTuple(arguments, "z:explain_begin", &name)) return NULL;
     if (name != NULL) status = rf__gpu_find(name, &gpu);
-    if (status == RF_OK) status = rf__explain_begin(gpu);
+    if (status == RF_OK) status = rf__explain_begin(name != NULL ? &gpu : NULL);
     Py_INCREF(Py_None);
     return rf__py_result(Py_None, status, "explain");
 }

@@ -82,6 +82,9 @@
                   "folder is not used, or None), ignored (files in it that others may have written)")        \
     X(gpus,                                                                                                  \
       "gpus() -> list[dict]: the known GPUs; those of an architecture side by side, the typical one first")  \
+    X(gpu,                                                                                                   \
+      "gpu(name: str) -> dict: a GPU by its name, or of an architecture: sm_90a, or sm_90a:114:50 with SMs " \
+      "and MiB of L2")                                                                                       \
     X(explain_begin,                                                                                         \
       "explain_begin(gpu: str | None): records the launches of calls until explain_end; with a GPU, "        \
       "calls of this thread on the CPU's tensors are lowered for it instead of run")                         \

@@ -40,25 +40,23 @@ rf_status rf__call_temporary(rf__call *call, int64_t dim, const int64_t *sizes, 
                              AtenTensorHandle *tensor, void **data) {
     AtenTensorHandle *slot = NULL;
     RF_CHECK(temporary_slot(call, &slot));
-    RF_CHECK(rf__tensor_new(dim, sizes, dtype, call->device, slot, data));
+    RF_CHECK(rf__call_new(call, dim, sizes, dtype, slot, data));
     *tensor = *slot;
     return RF_OK;
 }
 
-rf_status rf__call_explained_clear(const rf__call *call, AtenTensorHandle tensor, void *data) {
-    int64_t bytes = 0;
-    if (!rf__call_is_explained(call)) return RF_OK;
-    RF__TORCH_CHECK(aoti_torch_get_storage_size(tensor, &bytes));
-    if (bytes > 0) memset(data, 0, (size_t)bytes);
-    return RF_OK;
+rf_status rf__call_new(const rf__call *call, int64_t dim, const int64_t *sizes, int32_t dtype,
+                       AtenTensorHandle *tensor, void **data) {
+    return rf__call_is_explained(call) ? rf__tensor_reserve(dim, sizes, dtype, tensor, data)
+                                       : rf__tensor_new(dim, sizes, dtype, call->device, tensor, data);
 }
 
 rf_status rf__call_output(rf__call *call, int output, int64_t dim, const int64_t *sizes, int32_t dtype,
                           void **data) {
     rf__value *value = &call->outputs[output];
-    const rf_status status = rf__tensor_new(dim, sizes, dtype, call->device, &value->tensor, data);
+    const rf_status status = rf__call_new(call, dim, sizes, dtype, &value->tensor, data);
     value->given = value->tensor != NULL;
-    return status == RF_OK ? rf__call_explained_clear(call, value->tensor, *data) : status;
+    return status;
 }
 
 /* libtorch before 2.15 copies a returned string and never frees it: 48 bytes a call that are not ours to free, since

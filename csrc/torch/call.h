@@ -86,9 +86,10 @@ rf_status rf__call_choice(rf__call *call, int argument, const char *const *choic
 /* A new contiguous tensor for an output, and where its data is. */
 rf_status rf__call_output(rf__call *call, int output, int64_t dim, const int64_t *sizes, int32_t dtype,
                           void **data);
-/* Fills a new result with zeros where the call is explained, since nothing writes it: what follows should see finite
- * numbers. */
-rf_status rf__call_explained_clear(const rf__call *call, AtenTensorHandle tensor, void *data);
+/* A new contiguous tensor on the call's device, which is the caller's. Where the call is explained nothing writes it: then it is
+ * zeros that take no memory. */
+rf_status rf__call_new(const rf__call *call, int64_t dim, const int64_t *sizes, int32_t dtype,
+                       AtenTensorHandle *tensor, void **data);
 /* A tensor that lasts as long as the call. */
 rf_status rf__call_temporary(rf__call *call, int64_t dim, const int64_t *sizes, int32_t dtype,
                              AtenTensorHandle *tensor, void **data);

@@ -1,4 +1,5 @@
 /* Stack values and tensors of libtorch <-> C. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "torch/values.h"
 
 #include "core/tensors.h"
@@ -6,6 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 rf__value rf__value_take(rf__type type, StableIValue bits) {
     StableIValue *box = (StableIValue *)(uintptr_t)bits;
@@ -170,17 +172,40 @@ bool rf__tensor_is_contiguous(const rf__tensor *tensor) {
     return true;
 }
 
-rf_status rf__tensor_new(int64_t dim, const int64_t *sizes, int32_t dtype, rf__torch_device device,
-                         AtenTensorHandle *tensor, void **data) {
-    int64_t strides[RF__MAX_DIM], stride = 1;
+/* Strides [dim] of a contiguous tensor, and its elements; a size of 0 counts as 1. */
+static rf_status strides_of(int64_t dim, const int64_t *sizes, int64_t *strides, int64_t *numel) {
+    int64_t stride = 1;
     RF_FAIL_IF(dim > RF__MAX_DIM, RF_ERR_UNSUPPORTED, "a tensor of %lld dimensions, at most %d are supported",
                (long long)dim, RF__MAX_DIM);
     for (int64_t d = dim - 1; d >= 0; d--) {
         strides[d] = stride;
         stride *= sizes[d] > 1 ? sizes[d] : 1;
     }
+    *numel = stride;
+    return RF_OK;
+}
+
+rf_status rf__tensor_new(int64_t dim, const int64_t *sizes, int32_t dtype, rf__torch_device device,
+                         AtenTensorHandle *tensor, void **data) {
+    int64_t strides[RF__MAX_DIM], numel = 0;
+    RF_CHECK(strides_of(dim, sizes, strides, &numel));
     RF__TORCH_CHECK(aoti_torch_empty_strided(dim, sizes, strides, dtype, device.type, device.index, tensor));
     RF__TORCH_CHECK(torch_get_mutable_data_ptr(*tensor, data));
+    return RF_OK;
+}
+
+static void unmap(void *data, void *context) { (void)munmap(data, (size_t)(uintptr_t)context); }
+
+rf_status rf__tensor_reserve(int64_t dim, const int64_t *sizes, int32_t dtype, AtenTensorHandle *tensor,
+                             void **data) {
+    const rf__torch_device device = rf__device_cpu();
+    int64_t strides[RF__MAX_DIM], numel = 0;
+    RF_CHECK(strides_of(dim, sizes, strides, &numel));
+    const size_t bytes = (size_t)numel * aoti_torch_dtype_element_size(dtype) + 1;
+    *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    RF_FAIL_IF(*data == MAP_FAILED, RF_ERR_MEMORY, "no address space for a tensor of %zu bytes", bytes);
+    RF__TORCH_CHECK(torch_from_blob(*data, dim, sizes, strides, 0, dtype, device.type, device.index, tensor,
+                                    aoti_torch_layout_strided(), NULL, 0, unmap, (void *)bytes));
     return RF_OK;
 }
 

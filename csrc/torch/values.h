@@ -72,6 +72,9 @@ bool rf__tensor_is_contiguous(const rf__tensor *tensor);
 /* A new contiguous tensor of sizes [dim], and where its data is; at most RF__MAX_DIM dimensions. */
 rf_status rf__tensor_new(int64_t dim, const int64_t *sizes, int32_t dtype, rf__torch_device device,
                          AtenTensorHandle *tensor, void **data);
+/* The same on the CPU, of zeros that take no memory until they are written, of any size. RF_ERR_MEMORY. */
+rf_status rf__tensor_reserve(int64_t dim, const int64_t *sizes, int32_t dtype, AtenTensorHandle *tensor,
+                             void **data);
 /* Frees a tensor; NULL is fine. */
 void rf__tensor_free(AtenTensorHandle tensor);
 /* Fails with "<argument> is <dtype> [<sizes>], must be " and the text. */

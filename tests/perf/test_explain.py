@@ -126,6 +126,28 @@ def test_architectures_stand_for_their_typical_gpu() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("given", "name", "arch", "sms", "mib"),
+    [
+        ("sm_90a:114:50", "H200", "sm_90a", 114, 50),
+        ("sm_103", "B200", "sm_103", 148, 126),
+        ("sm_87", "A40", "sm_87", 84, 6),
+        ("sm_120:170:96", "B200", "sm_120", 170, 96),
+    ],
+)
+def test_other_gpus_are_described_by_the_nearest(
+    given: str, name: str, arch: str, sms: int, mib: int
+) -> None:
+    gpu = recfuse.explain(*bag(), gpu=given).gpu
+    assert (gpu["name"], gpu["arch"], gpu["sms"], gpu["l2_bytes"]) == (name, arch, sms, mib << 20)
+
+
+@pytest.mark.parametrize("gpu", ["sm_75", "sm_", "sm_90x", "sm_90a:0:50", "sm_90a:4", "sm_9:4:5x", "hopper"])
+def test_no_gpu_is_an_error_with_the_known_names(gpu: str) -> None:
+    with pytest.raises(ValueError, match=f'gpu is "{gpu}"; expected one of A100, .*H100'):
+        recfuse.explain(*bag(), gpu=gpu)
+
+
 def test_compiled_kernels_tell_registers_and_waves(kernel_cache: Path) -> None:
     launches = recfuse.explain(*bag(), gpu="H100", compile=True)
     (launch,) = launches

@@ -41,6 +41,13 @@ def test_gpus_are_listed(capsys):
     assert all(gpu["name"] in names for gpu in _C.gpus())
 
 
+def test_an_unknown_architecture_is_noted(capsys):
+    assert cli.main(["explain", *CALL, "--gpu", "sm_103"]) == 0
+    printed = capsys.readouterr()
+    assert "B200 (sm_103, 148 SMs)" in printed.out
+    assert printed.err == "note: sm_103 is not in the table of GPUs; its GPU is described as B200\n"
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

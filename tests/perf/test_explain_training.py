@@ -13,6 +13,7 @@ from torch import Tensor
 import recfuse
 from recfuse import _C
 from recfuse.ops.updates import update_of
+from recfuse.perf.described import with_reserved_memory
 from support.backward.explained import gradient, update
 
 GPUS = ("H100", "H200", "A100", "L4", "B200")
@@ -77,6 +78,15 @@ def test_training_is_explained_without_a_gpu(name: str, gpu: str) -> None:
     after = state_of(module)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_larger_than_memory_cost_nothing(sparse: bool) -> None:
+    table = recfuse.nn.FusedEmbeddingBagCollection([(2**33, 64)], sparse=sparse, device="meta")
+    table = with_reserved_memory(table)
+    launches = recfuse.explain(table, torch.zeros(8).long(), torch.arange(9), gpu="H100", training=True)
+    assert any(launch.operator == (SPARSE if sparse else BACKWARD) for launch in launches)
+    assert all(parameter.grad is None for parameter in table.parameters())
 
 
 def kernels(launches: Any, operator: str) -> list[tuple[Any, ...]]:

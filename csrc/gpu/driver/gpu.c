@@ -2,6 +2,7 @@
 #include "gpu/driver/gpu.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -68,20 +69,62 @@ const rf__gpu *rf__gpus(int32_t *count) {
     return gpus;
 }
 
-rf_status rf__gpu_find(const char *name, const rf__gpu **gpu) {
+/* Reads "sm_90a", or "sm_90a:114:50" with SMs and MiB of L2, which are 0 where there are none. */
+static bool arch_read(const char *text, rf__gpu *to) {
+    enum {
+        LEAST = 80 /* kernels prefetch into L2 with an eviction priority, which older GPUs do not have */
+    };
+    int number = 0, sms = 0, mib = 0, end = 0;
+    const char *rest = text + 3;
+    if (strncmp(text, "sm_", 3) != 0 || strspn(rest, "0123456789") > 3) return false;
+    rest += strspn(rest, "0123456789");
+    if (*rest == 'a' || *rest == 'f') rest++;
+    number = atoi(text + 3);
+    if (number < LEAST) return false;
+    if (*rest != '\0' && (strspn(rest, ":0123456789") != strlen(rest) ||
+                          sscanf(rest, ":%9d:%9d%n", &sms, &mib, &end) != 2 || rest[end] != '\0' || sms < 1))
+        return false;
+    *to = (rf__gpu){.cc_major = number / 10, .cc_minor = number % 10, .sms = sms, .l2_bytes = MIB(mib)};
+    memcpy(to->arch, text, (size_t)(rest - text));
+    return true;
+}
+
+/* The known GPU of an architecture, or of the nearest one before it; the typical one. */
+static const rf__gpu *nearest(const rf__gpu *wanted) {
+    const rf__gpu *best = &gpus[0];
+    for (int32_t i = 0; i < COUNT; i++) {
+        const int32_t number = 10 * gpus[i].cc_major + gpus[i].cc_minor;
+        if (number <= 10 * wanted->cc_major + wanted->cc_minor &&
+            number > 10 * best->cc_major + best->cc_minor)
+            best = &gpus[i];
+    }
+    return best;
+}
+
+rf_status rf__gpu_find(const char *name, rf__gpu *gpu) {
     char names[512] = "";
+    rf__gpu wanted;
     for (int32_t i = 0; i < COUNT; i++) {
         const size_t used = strlen(names);
-        if (strcasecmp(name, gpus[i].name) == 0 || strcmp(name, gpus[i].arch) == 0) {
-            *gpu = &gpus[i];
+        if (strcasecmp(name, gpus[i].name) == 0) {
+            *gpu = gpus[i];
             return RF_OK;
         }
         snprintf(names + used, sizeof names - used, "%s%.24s", i == 0 ? "" : ", ", gpus[i].name);
     }
-    return rf__fail(
-        RF_ERR_VALUE,
-        "gpu is \"%s\"; expected one of %s, or an architecture such as \"sm_90a\" for its typical GPU", name,
-        names);
+    RF_FAIL_IF(
+        !arch_read(name, &wanted), RF_ERR_VALUE,
+        "gpu is \"%.64s\"; expected one of %s, or an architecture from sm_80 on such as \"sm_90a\" for "
+        "its typical GPU, or \"sm_90a:114:50\" for one with that many SMs and MiB of L2",
+        name, names);
+    *gpu = *nearest(&wanted);
+    gpu->cc_major = wanted.cc_major;
+    gpu->cc_minor = wanted.cc_minor;
+    memcpy(gpu->arch, wanted.arch, sizeof gpu->arch);
+    if (wanted.sms == 0) return RF_OK;
+    gpu->sms = wanted.sms;
+    gpu->l2_bytes = wanted.l2_bytes;
+    return RF_OK;
 }
 
 rf_status rf__gpu_of_arch(const char *arch, rf__gpu *gpu) {

@@ -21,9 +21,10 @@ typedef struct rf__gpu {
 /* The known GPUs [count], those of one architecture side by side, the typical one first. */
 RF__SHARED const rf__gpu *rf__gpus(int32_t *count);
 
-/* The known GPU of a name ("H100", in any case), or the typical GPU of an architecture ("sm_90a"). RF_ERR_VALUE: neither; the
- * message has the names. */
-RF__SHARED rf_status rf__gpu_find(const char *name, const rf__gpu **gpu);
+/* Describes a GPU by its name ("H100", in any case), or by its architecture: "sm_90a" is the typical GPU, "sm_90a:114:50" one
+ * with that many SMs and MiB of L2. An architecture that is not in the table is described by the nearest known one before it. RF_ERR_VALUE:
+ * neither; the message has the names. */
+RF__SHARED rf_status rf__gpu_find(const char *name, rf__gpu *gpu);
 
 /* A GPU of an architecture ("sm_90a"): the typical one, or the known one before it, with that architecture. */
 RF__SHARED rf_status rf__gpu_of_arch(const char *arch, rf__gpu *gpu);

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from recfuse import _C
 
 if TYPE_CHECKING:
     from recfuse.perf.described import DescribedCall
@@ -56,6 +59,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="bfloat16",
         help="of IKBO calls (default: %(default)s)",
     )
+
+
+def gpu_of(name: str) -> dict[str, Any]:
+    """Returns the facts of a GPU. Prints a note where its architecture is not in the table of GPUs.
+
+    Raises:
+        ValueError: neither a known GPU nor an architecture.
+    """
+    gpu = _C.gpu(name)
+    if gpu["arch"] not in {known["arch"] for known in _C.gpus()}:
+        print(
+            f"note: {gpu['arch']} is not in the table of GPUs; its GPU is described as {gpu['name']}",
+            file=sys.stderr,
+        )
+    return gpu
 
 
 def described_calls(arguments: argparse.Namespace) -> Iterator[DescribedCall]:

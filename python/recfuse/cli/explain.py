@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints a table a call and GPU."""
-    from recfuse.cli.calls import described_calls
+    from recfuse.cli.calls import described_calls, gpu_of
     from recfuse.perf.explain import known_gpus
 
     if arguments.gpu == ["list"]:
@@ -71,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             "nothing to explain: give --dim, --plan FILE, --columns FILE, --ikbo-linear or --ikbo-attention"
         )
+    for gpu in arguments.gpu:
+        gpu_of(gpu)
     records = []
     for call, gpu in itertools.product(calls, arguments.gpu):
         launches = call.explain(gpu)

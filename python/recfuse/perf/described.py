@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from recfuse.perf.reserved import reserve, with_reserved_memory
 
 if TYPE_CHECKING:
     from recfuse.nn.columns.specs import Column
     from recfuse.perf.launches import Launches
-
-_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux: memory counts where it is written alone
 
 
 @dataclass(frozen=True)
@@ -32,28 +30,6 @@ class DescribedCall:
         from recfuse.perf.explain import explain
 
         return explain(self.call, *self.batch, gpu=gpu, training=self.training)
-
-
-def reserve(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor on the CPU that takes no memory until it is written, of any size.
-
-    Raises:
-        MemoryError: the address space has no room for it.
-    """
-    numel = math.prod(shape)
-    if numel == 0:
-        return torch.empty(tuple(shape), dtype=dtype)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    try:
-        memory = mmap.mmap(-1, numel * dtype.itemsize, flags=flags)
-    except OSError as error:
-        raise MemoryError(f"no address space for a table of {list(shape)}") from error
-    return torch.frombuffer(memory, dtype=dtype, count=numel).view(tuple(shape))
-
-
-def with_reserved_memory(module: nn.Module) -> nn.Module:
-    """Give a module of meta tensors memory of `reserve` on the CPU."""
-    return module._apply(lambda tensor: reserve(tensor.shape, tensor.dtype))
 
 
 def bag_call(

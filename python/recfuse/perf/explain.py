@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recfuse import _C
 from recfuse.perf.launches import Launches
+from recfuse.perf.reserved import reserve
 
 
 def explain(
@@ -29,7 +30,9 @@ def explain(
         call: a module, an operator or any function, called as ``call(*batch)``.
         batch: its arguments. With ``gpu``, on the CPU.
         gpu: a GPU by its name, ``"H100"``, ``"H200"``, ``"A100"``, ``"L4"`` or ``"B200"`` (`known_gpus`
-            has all), or the typical GPU of an architecture, ``"sm_90a"``. Default: the GPU of the tensors.
+            has all), or the typical GPU of an architecture, ``"sm_90a"``, or one of it with so many SMs and
+            MiB of L2, ``"sm_90a:114:50"``. An architecture that is not known is described by the nearest
+            known GPU before it. Default: the GPU of the tensors.
         training: explain the backward pass too, of the sum of all floating-point results. ``.grad`` of
             parameters stays as it is. Without ``gpu``, optimizers of `recfuse.optim` step.
         compile: compile kernels that are not in the cache, so that registers are known.
@@ -62,7 +65,7 @@ def explain(
             "by .cpu(), or leave gpu out to explain the call on their own GPU"
         )
     with _record(gpu) as recorded, torch.set_grad_enabled(training):
-        _run(call, batch, training)
+        _run(call, batch, training, gpu)
     launches = Launches(recorded)
     return launches.compile() if compile else launches
 
@@ -85,7 +88,7 @@ def _record(gpu: str | None) -> Iterator[list[dict[str, Any]]]:
         recorded.extend(_C.explain_end())
 
 
-def _run(call: Callable[..., Any], batch: Sequence[Any], training: bool) -> None:
+def _run(call: Callable[..., Any], batch: Sequence[Any], training: bool, gpu: str | None) -> None:
     if not training:
         call(*batch)
         return
@@ -95,8 +98,11 @@ def _run(call: Callable[..., Any], batch: Sequence[Any], training: bool) -> None
     try:
         for leaf in leaves:
             leaf.grad = None  # else the gradient is added to it in place
+        gradients = [
+            torch.ones_like(one) if gpu is None else reserve(one.shape, one.dtype) for one in results
+        ]
         if results:
-            torch.autograd.backward([one.float().sum() for one in results])
+            torch.autograd.backward(results, gradients)
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad

@@ -187,13 +187,13 @@ static bool runs_by_tickets(const rf__gpu *gpu, const rf__ikbo_shape *shape) {
 static void ikbo_small(char **arguments) {
     (void)arguments;
     const rf__ikbo_shape shape = {.rows = 64, .ranks = 1, .slots = 4, .groups = 1};
-    const rf__gpu *gpu = NULL;
+    rf__gpu gpu;
     CHECK(rf__gpu_find("H100", &gpu) == RF_OK, "%s", rf_last_error());
-    CHECK(!runs_by_tickets(gpu, &shape), "tickets on a whole GPU");
+    CHECK(!runs_by_tickets(&gpu, &shape), "tickets on a whole GPU");
     CHECK(driver_calls("cuLaunchKernelEx") == 2, "%d launches", driver_calls("cuLaunchKernelEx"));
     CHECK(driver_last_launch()->config.n_attributes == 2, "cooperative, and begun beside pack.cu");
     driver_hook("cuLaunchKernelEx", fail_second_launch);
-    CHECK(runs_by_tickets(gpu, &shape), "no tickets");
+    CHECK(runs_by_tickets(&gpu, &shape), "no tickets");
     CHECK(driver_calls("cuLaunchKernelEx") == 5, "%d launches", driver_calls("cuLaunchKernelEx"));
     CHECK(driver_last_launch()->config.n_attributes == 1, "still cooperative");
     CHECK(driver_last_launch()->config.grid[0] == 5, "%u blocks", driver_last_launch()->config.grid[0]);

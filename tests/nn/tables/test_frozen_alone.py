@@ -54,8 +54,8 @@ def rows_of_state(model, optimizer):
 
 
 def freeze(models, optimizers, before):
-    """Freezes table 2 after some steps. More steps leave its weight and the rows of its state, which are returned,
-    as they are.
+    """Freezes table 2 after some steps. More steps must leave its weight and the rows of its state as they
+    are. Returns the latter.
     """
     steps(models, optimizers, before)
     for model in models:

@@ -24,8 +24,8 @@ static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_
     const int32_t dtype = rf__torch_dtype(params->dtype);
     const size_t bytes = (size_t)(count * params->dim * rf__dtype_bytes(params->dtype));
     const rf__torch_device device = call->device;
-    if (!rf__device_is_cpu(device) || bytes < RF__KEPT_LEAST)
-        return rf__tensor_new(2, sizes, dtype, device, tensor, values);
+    if (!rf__call_on_cpu(call) || bytes < RF__KEPT_LEAST)
+        return rf__call_new(call, 2, sizes, dtype, tensor, values);
     rf__kept *block = rf__kept_take(bytes);
     RF_FAIL_IF(block == NULL, RF_ERR_MEMORY, "no memory for a gradient of %zu bytes", bytes);
     *values = block->data;
@@ -39,12 +39,9 @@ rf_status rf__gradient_list_new(void *context, int64_t count, int64_t **rows, vo
     rf__gradient_list *to = context;
     const int64_t sizes[2] = {1, count}, dims = to->row_dims;
     void *data = NULL;
-    RF_CHECK(
-        rf__tensor_new(dims, sizes + 2 - dims, aoti_torch_dtype_int64(), to->call->device, &to->rows, &data));
+    RF_CHECK(rf__call_new(to->call, dims, sizes + 2 - dims, aoti_torch_dtype_int64(), &to->rows, &data));
     *rows = data;
-    RF_CHECK(values_new(to->call, count, to->params, &to->values, values));
-    RF_CHECK(rf__call_explained_clear(to->call, to->rows, *rows));
-    return rf__call_explained_clear(to->call, to->values, *values);
+    return values_new(to->call, count, to->params, &to->values, values);
 }
 
 void rf__gradient_list_free(const rf__gradient_list *list) {
