@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from recfuse.data import traces, workloads
     from recfuse.passes.graph.compiling import backend
     from recfuse.perf.explain import explain
+    from recfuse.perf.predict import predict
     from recfuse.plan.collection import CollectionPlan
     from recfuse.plan.table import Plan
     from recfuse.tuner import tune
@@ -65,6 +66,7 @@ __all__ = [
     "nn",
     "optim",
     "pin_rows",
+    "predict",
     "swap",
     "timing",
     "traces",
@@ -81,6 +83,7 @@ _AT_FIRST_USE = {  # names above, and the module that each is, or is in
     "cli": "recfuse.cli",
     "explain": "recfuse.perf.explain",
     "info": "recfuse.info",
+    "predict": "recfuse.perf.predict",
     "timing": "recfuse.timing",
     "traces": "recfuse.data.traces",
     "tune": "recfuse.tuner",

@@ -1,0 +1,1 @@
+"""Steps that were predicted and steps that were measured."""

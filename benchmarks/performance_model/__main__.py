@@ -1,0 +1,48 @@
+"""Calibrate a device, measure steps that the calibration has not seen, and compare predictions with them.
+
+python benchmarks/performance_model.py --calibrate FILE    measures points and probes: 180 s at most
+python benchmarks/performance_model.py --measure FILE      measures held-out steps: 240 s at most
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from performance_model.live import Recorder
+from recfuse.perf.calibrating.run import Calibrator
+
+
+def main() -> None:
+    """Run what the options say."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default, choices=("cpu", "cuda"))
+    parser.add_argument(
+        "--calibrate", metavar="FILE", type=Path, help="calibrate into a file; goes on with it"
+    )
+    parser.add_argument("--measure", metavar="FILE", type=Path, help="measure held-out steps into a file")
+    parser.add_argument("--seconds", type=float, help="the most that each takes (default: 180, 240)")
+    parser.add_argument("--tiny", action="store_true", help="few and small sizes: shows that it runs")
+    arguments = parser.parse_args()
+    if arguments.calibrate:
+        seconds = arguments.seconds or 180.0
+        calibration = Calibrator(arguments.device, arguments.calibrate, arguments.tiny, seconds).run()
+        print(
+            f"{calibration!r}, groups {', '.join(calibration.groups)}; {calibration.facts.get('seconds')} s"
+        )
+    if arguments.measure:
+        recorder = Recorder(arguments.device, arguments.measure, arguments.seconds or 240.0, arguments.tiny)
+        recorder.run()
+        counts = {name: len(value) for name, value in recorder.record.items() if isinstance(value, list)}
+        print(f"{counts}, {sum(map(len, recorder.record['held'].values()))} kernels held out")
+        for what, error in recorder.record["errors"]:
+            print(f"{what}: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Models that no calibration has seen: three named ones, and random ones."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from recfuse.perf.calibrating.probes import Dlrm
+
+# Rows of the tables of Criteo's Kaggle data.
+KAGGLE = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
+    5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
+NAMED = {
+    "default": Dlrm((512, 512, 64), (1_000_000,) * 8, 64, (1024, 1024, 1024, 1), pooling=100),
+    "ddp": Dlrm((128, 128, 128, 128), (80_000,) * 8, 128, (512, 512, 512, 256, 1), pooling=10),
+    "mlperf": Dlrm((13, 512, 256, 128), KAGGLE, 128, (1024, 1024, 512, 256, 1), skew=5.0),
+}
+BATCHES = (512, 1024, 2048, 4096)
+_MOST_LOOKUPS = 24_000_000  # of a batch
+_MOST_WORDS = 1 << 30  # of the tables
+
+
+@dataclass(frozen=True)
+class Target:
+    """A step to predict and to measure."""
+
+    name: str
+    sizes: Dlrm
+    batch: int
+    optimizer: str | None = None
+
+    @property
+    def training(self) -> bool:
+        """Whether the step trains."""
+        return self.optimizer is not None
+
+
+def named(most_rows: int | None = None, batches: tuple[int, ...] = BATCHES) -> list[Target]:
+    """Return the paper's models, inference and training, with at most so many rows a table."""
+    found = []
+    for name, sizes in NAMED.items():
+        if most_rows is not None:
+            sizes = replace(sizes, rows=tuple(min(rows, most_rows) for rows in sizes.rows))
+        for batch in batches:
+            found += [Target(name, sizes, batch), Target(name, sizes, batch, "sgd")]
+    return found
+
+
+def random_targets(count: int, tiny: bool = False, seed: int = 2024) -> list[Target]:
+    """Return random DLRMs: 1 to 200 tables, dims 8 to 256, 1 to 200 lookups, skewed or not, fp32 and bf16."""
+    rng, found = random.Random(seed), []
+    while len(found) < 2 * count:
+        tables = round(2 ** rng.uniform(0, 3 if tiny else 7.6))
+        dim = rng.choice((8, 16) if tiny else (8, 16, 32, 64, 128, 256))
+        rows = tuple(round(10 ** rng.uniform(1, 3 if tiny else 6)) for _ in range(tables))
+        pooling = rng.choice((1, 2) if tiny else (1, 1, 2, 5, 20, 80, 200))
+        batch = round(2 ** rng.uniform(4, 6) if tiny else 2 ** rng.uniform(7, 14))
+        width = rng.choice((16, 32) if tiny else (64, 128, 256, 512, 1024))
+        bottom = (rng.choice((13, 64, 200)), *[width] * rng.randint(0, 2), dim)
+        top = (*[rng.choice((width, 2 * width)) for _ in range(rng.randint(1, 3))], 1)
+        number = len(found) // 2
+        optimizer = ("sgd", "sgd", "sgd", "adam", "adagrad")[number % 5]
+        sizes = Dlrm(
+            bottom, rows, dim, top, pooling, rng.choice((1.0, 1.0, 3.0, 5.0)),
+            dtype="bfloat16" if number % 3 == 2 else "float32", sparse=optimizer != "adam",
+        )  # fmt: skip
+        lookups, words = batch * pooling * tables, dim * sum(rows)
+        interaction = batch * (tables + 1) ** 2
+        if (
+            lookups * dim > _MOST_LOOKUPS * 32
+            or lookups > _MOST_LOOKUPS
+            or words > _MOST_WORDS
+            or interaction > 1 << 28
+        ):
+            continue
+        found += [Target(f"random{number}", sizes, batch), Target(f"random{number}", sizes, batch, optimizer)]
+    return found

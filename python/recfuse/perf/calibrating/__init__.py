@@ -1,0 +1,1 @@
+"""Measures a device, so that steps on it can be predicted."""

@@ -1,0 +1,248 @@
+"""Measures a device group by group; each finished group is kept, so that a run may be resumed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from recfuse._progress import hidden
+from recfuse.errors import ArgumentValueError
+from recfuse.perf.calibrating.calls import Calls, Measured, groups, usual
+from recfuse.perf.calibrating.clock import DeviceClock, graphed
+from recfuse.perf.calibrating.fused import fused_samples
+from recfuse.perf.calibrating.probes import Step, random_probe
+from recfuse.perf.calibrating.sizes import EXTENTS, Extent
+from recfuse.perf.calibration import Calibration, torch_minor
+from recfuse.perf.known import facts_here, name_here
+from recfuse.perf.models.host import counts_of
+from recfuse.perf.models.regimes import Gaps
+from recfuse.perf.tracing.kept_state import KeptState
+from recfuse.perf.tracing.operators import Operator
+from recfuse.perf.tracing.tracer import Tracer, run_traced
+
+_CHUNK = {"products": 500, "usual": 500, "interactions": 240, "bags": 60, "others": 120}
+_PROBES, _TINY_PROBES = 30, 4
+_SHARES = {"float32": 1.0, "bfloat16": 0.4, "tf32": 0.35}
+MOST_SPREAD = 5.0
+"""Median spread of a point over its rounds, in percent, from which on the device is not quiet."""
+
+
+class Calibrator:
+    """Measures one device into a calibration.
+
+    A finished group is written to the file at once. Ctrl-C keeps what was measured; the next run goes on.
+    """
+
+    def __init__(
+        self, device: str, path: Path | None = None, tiny: bool = False, seconds: float = 180.0
+    ) -> None:
+        """Measure ``device``; ``tiny``: a few sizes of each, to test the way."""
+        self.clock = DeviceClock(device)
+        self.path, self.tiny, self.deadline = path, tiny, time.monotonic() + seconds
+        self.extent: Extent = EXTENTS["tiny" if tiny else self.clock.device.type]
+        version = torch_minor(torch.__version__)
+        self.calibration = Calibration(
+            name_here(self.clock.device), version, facts=facts_here(self.clock.device)
+        )
+        self.spreads: list[float] = []
+        if path is not None and path.exists():
+            self._resume(Calibration.load(path))
+
+    def _resume(self, found: Calibration) -> None:
+        own = self.calibration
+        if (found.gpu, found.torch) != (own.gpu, own.torch):
+            raise ArgumentValueError(
+                f"recfuse predict --calibrate: {self.path} is of {found.gpu} and torch {found.torch}, this "
+                f"is {own.gpu} and torch {own.torch}; give another --calibration FILE"
+            )
+        self.calibration = found
+
+    def plan(self) -> dict[str, Callable[[], None]]:
+        """Return the groups in their order."""
+        plan: dict[str, Callable[[], None]] = {"gaps": self._gaps}
+        forms = _SHARES if self.clock.is_cuda or self.tiny else {"float32": 1.0}
+        for form, share in forms.items():
+            for group in ("products", "interactions", "bags", "others") if form != "tf32" else ("products",):
+                plan[f"{group} {form}"] = lambda group=group, form=form, share=share: self._points(
+                    group, form, share
+                )  # type: ignore[misc]
+        plan["usual float32"] = lambda: self._points("usual", "float32", 1.0)
+        plan["probes"] = self._probes
+        if self.clock.is_cuda:
+            plan["graphs"], plan["compiled"] = self._graphs, self._compiled
+        plan["recfuse"] = self._fused
+        return plan
+
+    def run(self) -> Calibration:
+        """Measure the groups that are not finished, until the time is over."""
+        began, plan = time.monotonic(), self.plan()
+        left = [group for group in plan if group not in self.calibration.groups]
+        with tqdm(left, desc="calibrating", unit="group", disable=hidden(), leave=False) as bar:
+            for group in bar:
+                bar.set_postfix_str(group)
+                if time.monotonic() > self.deadline:
+                    break
+                plan[group]()
+                self.calibration.groups.append(group)
+                self._save(began)
+        return self.calibration
+
+    def _save(self, began: float) -> None:
+        facts = self.calibration.facts
+        facts["seconds"] = round(float(facts.get("seconds_before", 0.0)) + time.monotonic() - began, 1)
+        if self.spreads:
+            facts["spread"] = round(100 * float(np.median(self.spreads)), 2)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.calibration.save(self.path)
+
+    def _points(self, group: str, form: str, share: float) -> None:
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = form == "tf32"
+        try:
+            calls = Calls(
+                str(self.clock.device), self.extent, torch.bfloat16 if form == "bfloat16" else torch.float32
+            )
+            made = usual(calls) if group == "usual" else groups(calls, share=share)[group]
+            for kind, sizes, sample in measured(self.clock, made, _CHUNK[group]):
+                self.calibration.add(kind, sizes, sample.us, sample.kernels)
+                self.spreads.append(sample.spread)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            if self.clock.is_cuda:
+                torch.cuda.empty_cache()
+
+    def _fused(self) -> None:
+        count = 3 if self.tiny else 30
+        for kind, sizes, us, kernels in fused_samples(self.clock, count, self.deadline):
+            self.calibration.add(kind, sizes, us, kernels)
+
+    def probes(self, modes: tuple[bool, ...] = (False, True)) -> Iterator[tuple[Step, list[Operator], bool]]:
+        """Yield steps of small models on the device, their operators, and whether they train."""
+        rng = random.Random(7)
+        for number in range(_TINY_PROBES if self.tiny else _PROBES):
+            sizes, batch, optimizer = random_probe(rng, number)
+            device = str(self.clock.device)
+            described, model = sizes.model(), sizes.model(device)
+            batches = [sizes.batch(batch, seed, device) for seed in range(2)]
+            for training in modes:
+                name = optimizer if training else None
+                traced = Step(described, [sizes.batch(batch)], name)
+                operators, _ = run_traced(Tracer(None, training, KeptState()), traced, described)
+                yield Step(model, batches, name), operators, training
+
+    def _probes(self) -> None:
+        found = []
+        for step, operators, _ in self.probes():
+            if time.monotonic() > self.deadline:
+                break
+            us, _ = self.clock.stream_us(step, 3 if self.tiny else 7)
+            if not self.clock.is_cuda:  # what is beside the operators themselves
+                kernels = self.calibration.kernels
+                us = max(us - sum(kernels.time(one).us for one in operators), 0.1 * us)
+            found.append((counts_of(operators), us))
+        self.calibration.probes[:] = found
+
+    def _graphs(self) -> None:
+        rows = []
+        for step, _, _ in itertools.islice(self.probes((False,)), 12):
+            active, kernels = self.clock.active(step)
+            graph, _ = self.clock.stream_us(graphed(step))
+            rows.append((kernels, graph - active))
+        design = np.array([[1.0, kernels] for kernels, _ in rows])
+        (start, gap), *_ = np.linalg.lstsq(design, np.array([rest for _, rest in rows]), rcond=None)
+        gaps = self.calibration.gaps
+        self.calibration.gaps = replace(gaps, graph_start=float(start), graph_gap=float(max(gap, 0.0)))
+
+    def _compiled(self) -> None:
+        rows = []
+        for step, _, _ in itertools.islice(self.probes((False,)), 2, 6):
+            compiled = Step(torch.compile(step.model, dynamic=False), step.batches)  # type: ignore[arg-type]
+            _, kernels = self.clock.active(compiled)
+            us, _ = self.clock.stream_us(compiled)
+            rows.append((kernels, us))
+            torch._dynamo.reset()
+            if time.monotonic() > self.deadline:
+                break
+        if len(rows) < 2:
+            return
+        design = np.array([[1.0, kernels] for kernels, _ in rows])
+        (call, launch), *_ = np.linalg.lstsq(design, np.array([us for _, us in rows]), rcond=None)
+        self.calibration.gaps = replace(
+            self.calibration.gaps,
+            compiled_call=float(max(call, 1.0)),
+            compiled_launch=float(max(launch, 0.5)),
+        )
+
+    def _gaps(self) -> None:
+        if not self.clock.is_cuda:
+            self.calibration.gaps = Gaps(*[0.0] * 7)
+            return
+        self.calibration.gaps = replace(Gaps(), **measured_gaps())
+
+
+def measured(
+    clock: DeviceClock, made: Iterable[Iterator[Measured]], chunk: int, rounds: int = 3
+) -> Iterator[tuple[str, tuple[float, ...], Any]]:
+    """Yield kind, sizes and sample of calls; those that do not fit the device's memory are left out."""
+    waiting: list[Measured] = []
+
+    def flush() -> Iterator[tuple[str, tuple[float, ...], Any]]:
+        samples = clock.samples([(one.call, one.touch) for one in waiting], rounds)
+        for one, sample in zip(waiting, samples, strict=True):
+            if sample is not None and sample.us > 0:
+                yield one.kind, one.sizes, sample
+        waiting.clear()
+
+    for calls in made:
+        try:
+            waiting.extend(calls)
+        except (IndexError, torch.OutOfMemoryError):
+            continue
+        if len(waiting) >= chunk:
+            yield from flush()
+    yield from flush()
+
+
+def measured_gaps() -> dict[str, float]:
+    """Return the gap between kernels of a full stream, the delay of a launch, and the cost of waiting."""
+    x, y = torch.randn(1 << 22, device="cuda"), torch.zeros(16, device="cuda")
+    clock, many = DeviceClock("cuda"), 300
+
+    def stream() -> None:
+        for _ in range(many):
+            x.mul_(1.0)
+
+    active, kernels = clock.active(stream, 2)
+    spans = []
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(5):
+        torch.cuda._sleep(20_000_000)  # the queue fills meanwhile
+        begin.record()
+        stream()
+        end.record()
+        torch.cuda.synchronize()
+        spans.append(begin.elapsed_time(end) * 1e3 / many)
+
+    def times(call: Callable[[], Any]) -> float:
+        found = []
+        for _ in range(200):
+            start = time.perf_counter()
+            call()
+            found.append(time.perf_counter() - start)
+            torch.cuda.synchronize()
+        return float(np.median(found)) * 1e6
+
+    wait, host = times(torch.cuda.synchronize), times(lambda: y.add_(1))
+    whole = times(lambda: (y.add_(1), torch.cuda.synchronize()))
+    gap = max(0.0, float(np.median(spans)) - active / max(kernels, 1.0))
+    return {"gap": gap, "wait": wait, "delay": max(0.5, whole - host - 1.5 - wait / 2)}

@@ -1,0 +1,128 @@
+"""Which calibration a prediction uses, and how far it differs from the device that is asked for."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recfuse.errors import ArgumentValueError
+from recfuse.perf.calibration import Calibration, available, torch_minor
+from recfuse.perf.known import data_sheet, facts_here, gpu_names, name_here
+
+DEFAULT_GPU = "H100"
+_OTHER_TORCH, _OTHER_GPU, _OTHER_LIMIT = 0.04, 0.10, 0.08  # further spread of logarithms
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A calibration for a device.
+
+    Attributes:
+        calibration: what is used.
+        spread: standard deviation of the logarithm that its differences add.
+        notes: the differences, in words.
+    """
+
+    calibration: Calibration
+    spread: float = 0.0
+    notes: tuple[str, ...] = field(default=())
+
+
+def choose(gpu: str | None, calibration: Calibration | str | os.PathLike[str] | None = None) -> Chosen:
+    """Return the calibration for a GPU by its name, ``"cpu"``, or None: the GPU that is here, else an H100.
+
+    Raises:
+        ValueError: an unknown GPU, or no calibration from which it could be scaled.
+    """
+    if calibration is not None and not isinstance(calibration, Calibration):
+        calibration = Calibration.load(calibration)
+    if gpu is None:
+        gpu = calibration.gpu if calibration else _name_of_default()
+    if gpu.lower() == "cpu":
+        gpu = "cpu"
+    elif not (calibration and calibration.gpu.lower() == gpu.lower()):
+        gpu = data_sheet(gpu)["name"]
+    version = torch_minor(torch.__version__)
+    found = calibration or _load(gpu, version)
+    notes: list[str] = []
+    spread = 0.0
+    if found.torch != version:
+        notes.append(f"calibrated with torch {found.torch}, this is {version}")
+        spread = math.hypot(spread, _OTHER_TORCH)
+    if found.gpu.lower() != gpu.lower():
+        if "cpu" in (found.gpu, gpu):
+            raise ArgumentValueError(
+                f"recfuse.predict: the calibration is of {found.gpu}, gpu is {gpu}; one of a CPU and "
+                "one of a GPU do not stand for each other"
+            )
+        notes.append(f"no calibration of {gpu}: scaled from {found.gpu} by data sheet")
+        spread = math.hypot(spread, _OTHER_GPU)
+        found = found.scaled_to(data_sheet(gpu), data_sheet(found.gpu))
+    for note in _differences(found):
+        notes.append(note)
+        spread = math.hypot(spread, _OTHER_LIMIT)
+    return Chosen(found, spread, tuple(notes))
+
+
+def _name_of_default() -> str:
+    return name_here(torch.device("cuda")) if torch.cuda.is_available() else DEFAULT_GPU
+
+
+def _load(gpu: str, version: str) -> Calibration:
+    """The calibration of this GPU and torch; else of another torch, else of the GPU that is most alike."""
+    paths = available()
+    if (gpu, version) in paths:
+        return Calibration.load(paths[gpu, version])
+    own = [key for key in paths if key[0] == gpu]
+    if not own and gpu != "cpu":
+        sheet = data_sheet(gpu)
+        known = {name for name, _ in paths if name in gpu_names()}
+        nearest = min(known, key=lambda name: _distance(data_sheet(name), sheet), default=None)
+        own = [key for key in paths if key[0] == nearest]
+    if not own:
+        there = ", ".join(f"{name} with torch {minor}" for name, minor in sorted(paths)) or "none"
+        raise ArgumentValueError(
+            f"recfuse.predict: no calibration of {gpu}; there are: {there}. On a machine with one, run "
+            f"recfuse predict --calibrate{' --device cpu' if gpu == 'cpu' else ''}"
+        )
+    return Calibration.load(paths[max(own, key=lambda key: (-abs(_minor(key[1]) - _minor(version)), key[1]))])
+
+
+def _minor(version: str) -> int:
+    major, _, minor = version.partition(".")
+    return int(major) * 1000 + int(minor or 0)
+
+
+def _distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    arch = 0.0 if one["arch"] == other["arch"] else 1.0
+    return arch + abs(math.log(one["bytes_per_second"] / other["bytes_per_second"]))
+
+
+def _differences(found: Calibration) -> list[str]:
+    """In what the GPU that is here differs from the one that was measured, of the same name."""
+    if (
+        found.is_cpu
+        or found.source
+        or not torch.cuda.is_available()
+        or name_here(torch.device("cuda")) != found.gpu
+    ):
+        return []
+    here = facts_here(torch.device("cuda"))
+    notes = []
+    for name, words in (("power_limit", "a power limit of {} W"), ("sms", "{} SMs"), ("mig", "MIG {}")):
+        own, other = here.get(name), found.facts.get(name)
+        if own and other and own != other:
+            notes.append(f"calibrated with {words.format(other)}, here {words.format(own)}")
+    return notes
+
+
+def path_of_new(gpu: str, folder: Path) -> Path:
+    """Return where a new calibration of a GPU goes."""
+    from recfuse.perf.calibration import file_name
+
+    return folder / file_name(gpu, torch_minor(torch.__version__))

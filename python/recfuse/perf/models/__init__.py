@@ -1,0 +1,1 @@
+"""What operators cost a device and its host."""

@@ -1,0 +1,62 @@
+"""Kernels of a compiled step, by a stated rule.
+
+Operators of memory (pointwise, cat, index, reductions) that follow each other without another kernel between
+them become one kernel, if each reads or writes a tensor of the group. Matrix products, bags and updates stay
+kernels of their own; views vanish. A fused kernel moves the bytes that the group reads from outside and
+writes to the outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recfuse.perf.tracing.operators import Operator
+
+
+def fuse(operators: Sequence[Operator]) -> list[Operator]:
+    """Return the operators with each group of fused ones as one."""
+    fused: list[Operator] = []
+    group: list[Operator] = []
+    touched: set[int] = set()
+
+    def close() -> None:
+        if group:
+            fused.append(_merged(group))
+            group.clear()
+            touched.clear()
+
+    for operator in operators:
+        if operator.kind is None:  # a view: its storage stays that of its source
+            if touched & {*operator.reads}:
+                touched.update(operator.writes)
+            continue
+        if not operator.fusable:
+            close()
+            fused.append(operator)
+            continue
+        storages = {*operator.reads, *operator.writes}
+        if group and not touched & storages:
+            close()
+        group.append(operator)
+        touched.update(storages)
+    close()
+    return fused
+
+
+def _merged(group: Sequence[Operator]) -> Operator:
+    """One kernel for a group: the words of its largest operator, read once and written once."""
+    if len(group) == 1:
+        return group[0]
+    words = max(_words(one) for one in group)
+    inner = {storage for one in group for storage in one.writes}
+    outside = {storage for one in group for storage in one.reads} - inner
+    count = min(max(len(outside), 1), 3)
+    return Operator("fused", group[-1].phase, f"pointwise_{count}", (words,), group[-1].module, fusable=True)
+
+
+def _words(operator: Operator) -> float:
+    """Words of an operator's largest tensor."""
+    assert operator.kind is not None
+    if operator.kind.startswith(("index", "sum", "softmax")):
+        return operator.sizes[0] * operator.sizes[1]
+    return operator.sizes[0]

@@ -1,0 +1,178 @@
+"""The result of `recfuse.predict`."""
+
+from __future__ import annotations
+
+import html
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from recfuse.perf.models.regimes import Estimate, Timed
+from recfuse.perf.tracing.operators import Operator
+
+_WIDTH = 100
+_ROWS = 12
+_MOST_UNKNOWN = 0.05
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted time and memory of a step. Prints as a table; notebooks show it as one.
+
+    Attributes:
+        gpu: the device.
+        torch: minor version of torch that was calibrated.
+        training: whether the step trains.
+        eager, compiled, graph: time of a step in each regime, with its 80 % interval; None where the device
+            has none.
+        active: time of the kernels of an eager step.
+        host: time of the host for an eager step.
+        kernels: number of kernels of an eager step.
+        peak_bytes: the most device memory of a step, with weights, states of optimizers and inputs.
+        resident_bytes: of these the weights, states and inputs.
+        memory_bytes: memory of the device; 0: unknown.
+        times: the operators with their times.
+        notes: differences to the calibration, and what is unknown.
+    """
+
+    gpu: str
+    torch: str
+    training: bool
+    eager: Estimate
+    compiled: Estimate | None
+    graph: Estimate | None
+    active: Estimate
+    host: float
+    kernels: float
+    peak_bytes: int
+    resident_bytes: int
+    memory_bytes: int = 0
+    times: Sequence[Timed] = field(default=(), repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def regimes(self) -> dict[str, Estimate]:
+        """The regimes by name."""
+        named = {"eager": self.eager, "compiled": self.compiled, "graph": self.graph}
+        return {name: estimate for name, estimate in named.items() if estimate is not None}
+
+    @property
+    def fastest(self) -> str:
+        """Name of the fastest regime."""
+        regimes = self.regimes
+        return min(regimes, key=lambda name: regimes[name].seconds)
+
+    @property
+    def bound(self) -> str:
+        """Whether the host or the device limits an eager step."""
+        return "host" if self.host > self.active.seconds else "device"
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak fits in the device's memory; True where that is unknown."""
+        return not self.memory_bytes or self.peak_bytes <= self.memory_bytes
+
+    @property
+    def operators(self) -> list[Operator]:
+        """The operators in their order."""
+        return [one.operator for one in self.times]
+
+    def by_kind(self) -> dict[str, tuple[int, float]]:
+        """Return calls and seconds of the kernels of each kind, the longest first."""
+        found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+        for one in self.times:
+            if one.operator.kind is not None:
+                found[one.operator.kind][0] += 1
+                found[one.operator.kind][1] += one.kernel.us * 1e-6
+        ordered = sorted(found.items(), key=lambda item: -item[1][1])
+        return {kind: (int(calls), seconds) for kind, (calls, seconds) in ordered}
+
+    @property
+    def unknown_share(self) -> float:
+        """Share of the kernels' time that is of kinds without points."""
+        total = sum(one.kernel.us for one in self.times)
+        return sum(one.kernel.us for one in self.times if not one.kernel.known) / total if total else 0.0
+
+    def to_json(self, operators: bool = False) -> dict[str, Any]:
+        """Return plain JSON values; with ``operators`` a list of these too."""
+
+        def interval(estimate: Estimate | None) -> list[float] | None:
+            return None if estimate is None else [estimate.seconds, estimate.low, estimate.high]
+
+        record: dict[str, Any] = {
+            "gpu": self.gpu, "torch": self.torch, "training": self.training,
+            "seconds": {name: interval(estimate) for name, estimate in self.regimes.items()},
+            "active_seconds": interval(self.active), "host_seconds": self.host, "kernels": self.kernels,
+            "bound": self.bound, "fastest": self.fastest, "peak_bytes": self.peak_bytes,
+            "resident_bytes": self.resident_bytes, "unknown_share": self.unknown_share,
+            "notes": list(self.notes),
+            "kinds": {kind: {"calls": calls, "seconds": us} for kind, (calls, us) in self.by_kind().items()},
+        }  # fmt: skip
+        if operators:
+            record["operators"] = [
+                {"name": one.operator.name, "phase": one.operator.phase, "kind": one.operator.kind,
+                 "sizes": list(one.operator.sizes), "us": one.kernel.us, "host_us": one.host_us}
+                for one in self.times
+            ]  # fmt: skip
+        return record
+
+    def _heads(self) -> list[str]:
+        what = "training step" if self.training else "inference"
+        lines = [f"{what} on {self.gpu}, calibrated with torch {self.torch}"]
+        for name, estimate in self.regimes.items():
+            mark = "  fastest" if len(self.regimes) > 1 and name == self.fastest else ""
+            lines.append(
+                f"  {name:<9} {_time(estimate.seconds):>9}  "
+                f"80 %: {_time(estimate.low)} to {_time(estimate.high)}{mark}"
+            )
+        lines.append(
+            f"  kernels   {_time(self.active.seconds):>9}  {self.kernels:.0f} launches; "
+            f"host {_time(self.host)}: an eager step is bound by the {self.bound}"
+        )
+        resident = f"{_bytes(self.resident_bytes)} weights, states and inputs"
+        peak = f"  memory    {_bytes(self.peak_bytes):>9}  of it {resident}"
+        if not self.fits:
+            peak += f"; does not fit: {_bytes(self.peak_bytes - self.memory_bytes)} too much"
+        return [*lines, peak]
+
+    def __str__(self) -> str:
+        """The regimes, then the kinds that take longest; at most 100 columns."""
+        lines = self._heads()
+        total = max(self.active.seconds, 1e-12)
+        lines.append(f"  {'kind':<32} {'calls':>6} {'time':>10} {'share':>7}")
+        for kind, (calls, seconds) in list(self.by_kind().items())[:_ROWS]:
+            lines.append(f"  {kind[:32]:<32} {calls:>6} {_time(seconds):>10} {100 * seconds / total:>6.1f}%")
+        if len(self.by_kind()) > _ROWS:
+            lines.append(f"  and {len(self.by_kind()) - _ROWS} more kinds")
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(line[:_WIDTH] for line in lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.4g} us" if seconds < 1e-3 else f"{seconds * 1e3:.4g} ms"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if abs(count) < 1000 or unit == "TB":
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def unknown_note(times: Sequence[Timed]) -> str | None:
+    """Return a note on the kinds without points, from 5 % of the time on."""
+    total = sum(one.kernel.us for one in times)
+    unknown: dict[str, float] = defaultdict(float)
+    for one in times:
+        if not one.kernel.known:
+            unknown[one.operator.name] += one.kernel.us
+    if not total or sum(unknown.values()) < _MOST_UNKNOWN * total:
+        return None
+    names = ", ".join(sorted(unknown, key=lambda name: -unknown[name])[:4])
+    share = 100 * sum(unknown.values()) / total
+    return f"{share:.0f} % of the time is of operators that were not measured: {names}"

@@ -1,0 +1,102 @@
+"""Memory of a step: what its tensors take while it is traced, and the most of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+from torch import Tensor
+
+_BLOCK = 512  # bytes to which the allocator rounds
+
+
+class MemoryCount:
+    """Bytes of the tensors that a traced step holds.
+
+    A fake sparse tensor has no values, so the bytes of its values are told. A tensor is freed when its
+    storage is, as the allocator does.
+
+    Attributes:
+        bytes: of the tensors that live now.
+        peak: the most that lived at once since `restart`.
+        resident: bytes of tensors from before the trace that it used.
+    """
+
+    def __init__(self) -> None:
+        """Count from nothing."""
+        self.bytes = self.peak = self.resident = 0
+        self._live: dict[object, int] = {}
+        self._met: set[int] = set()
+
+    def restart(self) -> None:
+        """Measure the peak from here on."""
+        self.peak = self.bytes
+
+    def _key(self, tensor: Tensor) -> tuple[object, object]:
+        if tensor.is_sparse:
+            return ("sparse", id(tensor)), tensor
+        storage = tensor.untyped_storage()
+        return storage._cdata, storage
+
+    def note(self, tensor: Tensor) -> None:
+        """Count a tensor that was there before the trace, once."""
+        key, holder = self._key(tensor)
+        if key in self._live or tensor.is_sparse:
+            return
+        size = _rounded(holder.nbytes())  # type: ignore[attr-defined]
+        self._live[key] = size
+        self.bytes += size
+        self.resident += size
+        self.peak = max(self.peak, self.bytes)
+        weakref.finalize(holder, self._free, key, True)
+
+    def add(self, tensor: Tensor, sparse_bytes: int = 0) -> None:
+        """Count a new tensor until it is freed."""
+        key, holder = self._key(tensor)
+        if key in self._live:
+            return
+        nbytes = sparse_bytes if tensor.is_sparse else holder.nbytes()  # type: ignore[attr-defined]
+        self._live[key] = _rounded(nbytes)
+        self.bytes += self._live[key]
+        self.peak = max(self.peak, self.bytes)
+        weakref.finalize(holder, self._free, key, False)
+
+    def used(self, tensor: Tensor) -> bool:
+        """Return whether the trace has met a tensor from before."""
+        return id(tensor) in self._met
+
+    def meet(self, tensor: Tensor) -> None:
+        """Remember that the trace has met a tensor from before, which must live as long as this."""
+        self._met.add(id(tensor))
+
+    def use(self, nbytes: int) -> None:
+        """Count bytes that live for one operator alone."""
+        self.peak = max(self.peak, self.bytes + nbytes)
+
+    def size(self, tensor: Tensor) -> int:
+        """Return the bytes counted for a tensor."""
+        return self._live.get(self._key(tensor)[0], 0)
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Return whether the tensor is counted."""
+        return self._key(tensor)[0] in self._live
+
+    def _free(self, key: object, resident: bool) -> None:
+        size = self._live.pop(key, 0)
+        self.bytes -= size
+        if resident:
+            self.resident -= size
+
+
+def _rounded(nbytes: int) -> int:
+    return (nbytes + _BLOCK - 1) // _BLOCK * _BLOCK
+
+
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors, each storage once."""
+    seen: dict[int, int] = {}
+    for tensor in tensors:
+        if not tensor.is_sparse:
+            storage = tensor.untyped_storage()
+            seen[storage._cdata] = _rounded(storage.nbytes())
+    return sum(seen.values())

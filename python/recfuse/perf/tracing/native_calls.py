@@ -1,0 +1,68 @@
+"""recfuse's own operators in a traced step: their launches on a described GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from recfuse import _C
+from recfuse.perf.described import reserve
+
+
+class NativeCalls:
+    """Lowers recfuse's operators for a GPU while a step is traced; of the CPU, reads their tensors' sizes."""
+
+    def __init__(self, gpu: str | None) -> None:
+        """For a GPU as `recfuse.explain` names it; ``count``: calls so far."""
+        self.gpu, self.count = gpu, 0
+
+    @contextmanager
+    def lowered(self) -> Iterator[None]:
+        """Lower calls for the GPU within the context, so that modules plan as they do there."""
+        if self.gpu is None:
+            yield
+            return
+        _C.explain_begin(self.gpu)
+        try:
+            yield
+        finally:
+            _C.explain_end()
+
+    def explain(self, func: Any, args: Any, kwargs: Any) -> tuple[str, tuple[float, ...]] | None:
+        """Return the kind and sizes of an operator's launches; None where it launches none."""
+        self.count += 1
+        name = f"recfuse_{func.overloadpacket.__name__.strip('_')}"
+        if self.gpu is None:
+            tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+            moved = sum(one.numel() * one.element_size() for one in tensors if not one.is_floating_point())
+            return name, (max(moved, 1), max(moved, 1), 1)
+        _C.explain_end()
+        _C.explain_begin(self.gpu)
+        try:
+            with torch.no_grad():
+                func(*pytree.tree_map_only(FakeTensor, _with_memory, args),
+                     **pytree.tree_map_only(FakeTensor, _with_memory, kwargs))  # fmt: skip
+        except (NotImplementedError, RuntimeError, ValueError, TypeError, IndexError):
+            pass  # an operator of the CPU alone, or one that reads results of another
+        recorded = _C.explain_end()
+        _C.explain_begin(self.gpu)
+        return (name, sizes_of(recorded)) if recorded else None
+
+
+def sizes_of(recorded: Any) -> tuple[float, float, float]:
+    """Return bytes, operations and blocks of recorded launches."""
+    moved = sum(one["read_bytes"] + one["written_bytes"] for one in recorded)
+    operations = sum(one["flops"] + one["tensor_flops"] for one in recorded)
+    blocks = sum(one["grid"][0] * one["grid"][1] * one["grid"][2] for one in recorded)
+    return max(float(moved), 1.0), max(float(operations), 1.0), max(float(blocks), 1.0)
+
+
+def _with_memory(fake: Tensor) -> Tensor:
+    """A tensor on the CPU of the fake's shape, whose memory is not touched."""
+    return reserve(fake.shape, fake.dtype)

@@ -1,0 +1,375 @@
+"""The operators of a call without running it: floating-point tensors are fake, integers stay real."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recfuse.errors import ArgumentValueError
+from recfuse.perf.models.kinds import classify, is_fusable
+from recfuse.perf.tracing.kept_state import KeptState
+from recfuse.perf.tracing.memory import MemoryCount
+from recfuse.perf.tracing.native_calls import NativeCalls
+from recfuse.perf.tracing.operators import Lookups, Operator, TensorFacts, lookups_of
+
+# Operators that a dispatch mode itself adds, or that are too small to count.
+_UNCOUNTED = frozenset(("device", "_record_function_enter_new", "_record_function_exit", "detach", "_indices",
+                        "_values", "_nnz", "lift_fresh"))  # fmt: skip
+_DEVICE = torch.ops.prim.device.default
+_CREATE = frozenset(("empty", "zeros", "ones", "full", "rand", "randn", "empty_strided", "scalar_tensor",
+                     "arange", "normal", "randperm", "linspace"))  # fmt: skip
+
+
+class DataReadError(ArgumentValueError):
+    """A step reads a value that tracing does not compute."""
+
+
+class Tracer(TorchDispatchMode):
+    """Records what a call dispatches.
+
+    Floating-point tensors are fake: they have no memory, so that a model of any size is traced. Integers are
+    real: offsets and indices of a batch decide how long its lookups take. Tensors of no dimension are real,
+    as the step counts of optimizers are.
+
+    Attributes:
+        operators: the operators, in their order.
+        memory: bytes of the tensors.
+        unknown_indices: whether indices of a lookup were unknown.
+    """
+
+    def __init__(self, gpu: str | None, training: bool, state: KeptState) -> None:
+        """Trace for a GPU by its name, None: for the CPU."""
+        super().__init__()
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self.training, self.state = training, state
+        self.native = NativeCalls(gpu)
+        self.memory = MemoryCount()
+        self.names: dict[int, str] = {}  # modules by id
+        self.tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
+        self._foreigners: dict[int, Tensor] = {}
+        self._keep: list[Any] = []  # what ids below refer to
+        self._repetition: dict[Any, Lookups] = {}
+        self._lookups_of: dict[int, Lookups] = {}
+        self._modules: list[Any] = []
+        self._storages: dict[int, int] = {}
+        self._numbers = itertools.count()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the operators, and measure the peak from here on."""
+        self.operators: list[Operator] = []
+        self.unknown_indices = False
+        self._optimizing = False
+        self.memory.restart()
+
+    @contextmanager
+    def named(self, model: Any) -> Iterator[None]:
+        """Know the paths of a model's modules within the context."""
+        if isinstance(model, torch.nn.Module):
+            self.names.update((id(module), name) for name, module in model.named_modules())
+        enter = register_module_forward_pre_hook(lambda module, _: self._modules.append(module))
+        leave = register_module_forward_hook(lambda *_: self._leave())
+        try:
+            yield
+        finally:
+            enter.remove()
+            leave.remove()
+            self._modules.clear()
+
+    def _leave(self) -> None:
+        if self._modules:
+            self._modules.pop()
+
+    @property
+    def _module(self) -> str:
+        if not self._modules:
+            return ""
+        last = self._modules[-1]
+        return self.names.get(id(last)) or type(last).__name__
+
+    @property
+    def _phase(self) -> str:
+        if torch._C._current_graph_task_id() != -1:
+            return "backward"
+        if self._optimizing:
+            return "optimizer"
+        return "forward" if self.training else "inference"
+
+    def to_fake(self, tensor: Tensor) -> Tensor:
+        """Return the fake of a tensor; remembers the gradient of a leaf."""
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.fake:
+            return tensor
+        if tensor.requires_grad and tensor.is_leaf:
+            self.state.keep_grad(tensor)
+        fake = self._foreign(tensor) if isinstance(tensor, FakeTensor) else self.fake.from_tensor(tensor)
+        if not self.memory.used(tensor):
+            self.memory.meet(tensor)
+            self._keep += (tensor, fake)
+        return fake
+
+    def _foreign(self, tensor: FakeTensor) -> Tensor:
+        """The fake of a fake that another mode made."""
+        if id(tensor) not in self._foreigners:
+            with self.fake:
+                self._foreigners[id(tensor)] = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+                )
+        return self._foreigners[id(tensor)]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record an operator and compute its results' shapes."""
+        if func is _DEVICE:
+            return func(*args)
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
+        if name == "_record_function_enter_new":
+            self._optimizing = "Optimizer.step" in str(args[0])
+        elif name == "_record_function_exit":
+            self._optimizing = False
+        given = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        lookups = self._lookups(name, args, kwargs)
+        native = self.native.explain(func, args, kwargs) if self._is_native(func) else None
+        args, kwargs, is_fake = self._converted(func, name, args, kwargs, given)
+        tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        facts = [TensorFacts(one) for one in tensors]
+        if is_fake:
+            for one in tensors:
+                self.memory.note(one)
+        out = self._run(func, name, args, kwargs, is_fake)
+        results = [one for one in pytree.tree_leaves(out) if isinstance(one, Tensor)]
+        if is_fake:
+            self._count_memory(name, lookups, tensors, results)
+        if name not in _UNCOUNTED and not (name == "clone" and facts and facts[0].sparse):
+            name = _canonical(name, self._phase)
+            outs = [TensorFacts(one) for one in results]
+            kind = native or self._kind(name, is_fake, facts, outs, lookups)
+            self._record(name, kind, native is not None, tensors, results)
+        return out
+
+    @staticmethod
+    def _is_native(func: Any) -> bool:
+        return getattr(func, "namespace", "") == "recfuse"
+
+    def _converted(
+        self, func: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor]
+    ) -> tuple[Any, Any, bool]:
+        """Arguments with fakes for tensors, where an operator computes on floating-point numbers."""
+        is_fake = any(
+            isinstance(one, FakeTensor) or (one.is_floating_point() and (one.dim() > 0 or one.requires_grad))
+            for one in given
+        )
+        if name in ("index", "index_put", "index_put_", "_index_put_impl_") and is_fake:
+            args = (args[0], _without_masks(args[1]), *args[2:])
+        if is_fake:
+            args, kwargs = pytree.tree_map_only(Tensor, self.to_fake, (args, kwargs))
+        elif name in _CREATE and self._creates_floats(func, args, kwargs):
+            is_fake = True
+        return args, kwargs, is_fake
+
+    @staticmethod
+    def _creates_floats(func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a factory gives floating-point numbers of one dimension or more."""
+        dtype = kwargs.get("dtype")
+        if dtype is None and func.overloadpacket.__name__ in ("arange", "full", "scalar_tensor", "randperm"):
+            values = args[1:2] if func.overloadpacket.__name__ == "full" else args[:3]
+            if not any(isinstance(value, float) for value in values):
+                return False
+        size = args[0] if args and isinstance(args[0], (list, tuple)) else (1,)
+        return (dtype is None or dtype.is_floating_point) and len(size) > 0
+
+    def _run(self, func: Any, name: str, args: Any, kwargs: Any, is_fake: bool) -> Any:
+        """The results of an operator: fakes, or real ones that change no tensor from before the trace."""
+        if not is_fake:
+            if any(getattr(argument.alias_info, "is_write", False) for argument in _written(func)):
+                return self._on_copies(func, args, kwargs)
+            return func(*args, **kwargs)
+        try:
+            with self.fake:
+                if name == "sparse_mask":  # which has no function of shapes; the mask has the result's shape
+                    return args[1].clone()
+                return func(*args, **kwargs)
+        except UnsupportedOperatorException as error:
+            raise ArgumentValueError(
+                f"recfuse.predict: torch knows no shapes of the results of {name}{self._where}; "
+                "leave it out of the step"
+            ) from error
+        except DataDependentOutputException as error:
+            raise self._data_read(name) from error
+        except DynamicOutputShapeException as error:
+            raise self._data_read(name) from error
+
+    @property
+    def _where(self) -> str:
+        return f" in module {self._module!r}" if self._modules else ""
+
+    def _data_read(self, name: str) -> DataReadError:
+        return DataReadError(
+            f"recfuse.predict: {name}{self._where} reads the value of a floating-point tensor, which "
+            "is not computed (.item(), bool() of a tensor, a boolean mask); compute it from integers, or "
+            "leave it out of the step"
+        )
+
+    def _on_copies(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that writes into its arguments on copies of those from before the trace."""
+        if self.memory.knows(args[0]) if args and isinstance(args[0], Tensor) else True:
+            return func(*args, **kwargs)
+        first, *rest = args
+        func(first.clone(), *rest, **kwargs)
+        return first
+
+    def _lookups(self, name: str, args: Any, kwargs: Any) -> Lookups | None:
+        """Facts of the lookups that an operator reads or whose gradient it has."""
+        if name in ("_embedding_bag", "_embedding_bag_forward_only"):
+            weight, indices, offsets = args[:3]
+            found = self._facts(indices, indices.numel(), offsets.numel(), weight, *weight.shape)
+        elif name == "embedding":
+            weight, indices = args[:2]
+            found = self._facts(indices, indices.numel(), indices.numel(), weight, *weight.shape)
+        elif name == "_embedding_bag_backward":
+            grad, indices, offsets = args[:3]
+            sizes = indices.numel(), offsets.numel(), grad, int(args[6]), grad.shape[1]
+            return self._facts(indices, *sizes, dense=not args[9])
+        elif name == "embedding_dense_backward":
+            grad, indices, rows = args[:3]
+            return self._facts(
+                indices, indices.numel(), indices.numel(), grad, int(rows), grad.shape[-1], True
+            )
+        elif name == "add_" and len(args) > 1 and isinstance(args[1], Tensor) and args[1].is_sparse:
+            return self._lookups_of.get(id(args[0]))
+        elif args and isinstance(args[0], Tensor) and args[0].is_sparse:
+            return self._of_sparse(args[0])
+        else:
+            return None
+        self._lookups_of[id(weight)] = found
+        self._keep.append(weight)
+        return found
+
+    def _of_sparse(self, tensor: Tensor) -> Lookups | None:
+        """Facts of a sparse gradient by its shape; the last table of the shape where several have it."""
+        shape = tuple(tensor.shape)
+        return next((of for of in reversed(self._lookups_of.values()) if (of.rows, of.dim) == shape), None)
+
+    def _facts(
+        self, indices: Any, count: int, bags: int, weight: Tensor, rows: int, dim: int, dense: bool = False
+    ) -> Lookups:
+        known = isinstance(indices, Tensor) and not isinstance(indices, FakeTensor)
+        key = (indices.data_ptr() if known else None, count, bags, rows, dim, dense)
+        if key not in self._repetition:
+            source = indices if known else None
+            self._repetition[key] = lookups_of(source, count, bags, weight, rows, dim, dense)
+            self._keep.append(indices)
+        found = self._repetition[key]
+        self.unknown_indices |= not found.known
+        return found
+
+    def _count_memory(
+        self, name: str, lookups: Lookups | None, tensors: Sequence[Tensor], results: Sequence[Tensor]
+    ) -> None:
+        size = 0
+        if lookups is not None and any(one.is_sparse for one in (*tensors, *results)):
+            size = int(lookups.count * (lookups.dim * lookups.itemsize + 8))
+            if name == "add_":  # values times the learning rate
+                self.memory.use(size)
+        for one in results:
+            if name == "clone" and one.is_sparse:
+                size = self.memory.size(tensors[0])
+            self.memory.add(one, size)
+
+    def _number(self, tensor: Tensor) -> int:
+        """A number of the tensor's storage, for the order of operators."""
+        holder = tensor if tensor.is_sparse else tensor.untyped_storage()
+        key = id(tensor) if tensor.is_sparse else holder._cdata  # type: ignore[union-attr]
+        if key not in self._storages:
+            self._storages[key] = next(self._numbers)
+            weakref.finalize(holder, self._storages.pop, key, None)
+        return self._storages[key]
+
+    def _record(
+        self, name: str, kind: tuple[str, tuple[float, ...]] | None, is_native: bool,
+        tensors: Sequence[Tensor], results: Sequence[Tensor],
+    ) -> None:  # fmt: skip
+        label, sizes = kind or (None, ())
+        operator = Operator(name, self._phase, label, sizes, self._module)
+        operator.reads = tuple(map(self._number, tensors))
+        operator.writes = tuple(map(self._number, results))
+        operator.fusable = not is_native and is_fusable(operator.kind)
+        self.operators.append(operator)
+
+    def _kind(
+        self, name: str, is_fake: bool, ins: Sequence[TensorFacts], outs: Sequence[TensorFacts],
+        lookups: Lookups | None,
+    ) -> tuple[str, tuple[float, ...]] | None:  # fmt: skip
+        """Kind and sizes of the kernels of one of torch's operators; None where it launches none."""
+        if not is_fake and not any(facts.shape for facts in (*ins, *outs)):
+            return None  # numbers that stay on the host, as step counts of optimizers do
+        if not ins:
+            created = name in _CREATE and outs and name not in ("empty", "empty_strided")
+            return classify("fill_", ins, outs, None) if created else None
+        in_place = name.endswith("_") or name.startswith("_foreach")
+        return classify(name, ins, outs, lookups, self.tf32) if outs or in_place else None
+
+
+def _canonical(name: str, phase: str) -> str:
+    """One name for an operation that traced and real runs do by different operators."""
+    if name == "_index_put_impl_":
+        return "index_put"
+    return "add" if phase == "backward" and name == "add_" else name
+
+
+@functools.cache
+def _written(func: Any) -> Sequence[Any]:
+    return (
+        [one for one in func._schema.arguments if one.alias_info is not None]
+        if hasattr(func, "_schema")
+        else []
+    )
+
+
+def _without_masks(indices: Any) -> Any:
+    """Indices with the positions of real boolean masks instead of these."""
+    positions: list[Any] = []
+    for one in indices:
+        if isinstance(one, Tensor) and one.dtype is torch.bool and not isinstance(one, FakeTensor):
+            positions += one.nonzero().unbind(1)
+        else:
+            positions.append(one)
+    return positions
+
+
+def run_traced(
+    tracer: Tracer, call: Callable[[], Any], model: Any = None
+) -> tuple[list[Operator], MemoryCount]:
+    """Trace a call; twice where the first call does more than later ones.
+
+    The first creates states of optimizers, and recfuse's modules learn from it how long bags are.
+
+    Raises:
+        DataReadError: the call reads a value of a floating-point tensor.
+    """
+    with tracer.state.kept(), tracer.named(model), tracer.native.lowered():
+        with tracer:
+            call()
+        if tracer.state.has_new_states() or tracer.native.count:
+            tracer.restart()
+            with tracer:
+                call()
+    return tracer.operators, tracer.memory
