@@ -2,7 +2,7 @@
 #ifndef RECFUSE_EMBEDDING_BAG_BAG_CUH
 #define RECFUSE_EMBEDDING_BAG_BAG_CUH
 
-#include "gpu/device/common.cuh"
+#include "gpu/device/element.cuh"
 #include "families/embedding_bag/embedding_bag_args.h"
 
 constexpr int power_of_two(int least) {
@@ -51,11 +51,7 @@ RF_INLINE rf_row_shape::vector *rf_output_of(const rf_embedding_bag_args &args, 
 }
 
 RF_INLINE rf_row_shape::vector rf_pooled(const rf_row_shape::sums &sum, int v) {
-    rf_row_shape::vector pooled;
-#pragma unroll
-    for (int e = 0; e < rf_row_shape::ELEMENTS; e++)
-        rf_row_shape::element::set(pooled, e, sum.of[v * rf_row_shape::ELEMENTS + e]);
-    return pooled;
+    return rf_elements_of<RF_DTYPE, rf_row_shape::ELEMENTS>(sum.of + v * rf_row_shape::ELEMENTS);
 }
 
 /* The lookups of a bag, or of a warp's part of it. */

@@ -2,7 +2,7 @@
 #ifndef RECFUSE_COLUMNS_CUH
 #define RECFUSE_COLUMNS_CUH
 
-#include "gpu/device/common.cuh"
+#include "gpu/device/element.cuh"
 #include "gpu/device/column_values.h"
 
 #ifndef RF_UNITS
@@ -247,7 +247,7 @@ RF_INLINE rf_column_table rf_column_table_of(const rf_columns_args &args, const 
     const rf_columns_buffer buffer =
         ((const rf_columns_buffer *)(args.tensors + args.buffers_at))[column.buffer];
     const int dtype = RF_TABLES >= 0 ? RF_TABLES : (int)(buffer >> RF_COLUMNS_HIGH_BYTE);
-    const int bytes = dtype == RF_FLOAT32 ? 4 : 2;
+    const int bytes = rf_table_element_bytes(dtype);
     const rf_u8 *data = (const rf_u8 *)(buffer & (((rf_u64)1 << RF_COLUMNS_HIGH_BYTE) - 1));
     return {data + (column.weight_offset + column.first_dim) * bytes, (rf_i64)column.dim * bytes, dtype};
 }
@@ -277,10 +277,6 @@ RF_INLINE void rf_column_indices(const rf_columns_args &args, const rf_column_wo
                                    (rf_u64)column.cross_buckets);
 }
 
-/* V neighbouring elements in float32, and back. */
-template <int V, int DTYPE> struct rf_column_vector {
-    typedef rf_bytes<V * rf_element<DTYPE>::BYTES> type;
-};
 /* Whether the output takes V elements of a column at once. Else they are written one by one: its rows may be of any length,
  * and columns of numbers between others are narrow. */
 template <int V>
@@ -290,17 +286,11 @@ RF_INLINE bool rf_column_is_whole(const rf_columns_args &args, const rf_columns_
 template <int V> RF_INLINE void rf_column_store(rf_u8 *to, const float (&values)[V], bool is_whole) {
     if (!is_whole) {
 #pragma unroll
-        for (int i = 0; i < V; i++) {
-            rf_bytes<OUTPUT_BYTES> one;
-            rf_element<RF_OUTPUT>::set(one, 0, values[i]);
-            *(rf_bytes<OUTPUT_BYTES> *)(to + i * OUTPUT_BYTES) = one;
-        }
+        for (int i = 0; i < V; i++)
+            *(rf_elements<RF_OUTPUT, 1> *)(to + i * OUTPUT_BYTES) = rf_elements_of<RF_OUTPUT, 1>(values + i);
         return;
     }
-    typename rf_column_vector<V, RF_OUTPUT>::type out;
-#pragma unroll
-    for (int i = 0; i < V; i++) rf_element<RF_OUTPUT>::set(out, i, values[i]);
-    *(typename rf_column_vector<V, RF_OUTPUT>::type *)to = out;
+    *(rf_elements<RF_OUTPUT, V> *)to = rf_elements_of<RF_OUTPUT, V>(values);
 }
 
 /* An address in a row; of none, one that may be read as well: a load then needs no branch, and loads of several rows follow

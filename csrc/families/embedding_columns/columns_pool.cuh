@@ -54,7 +54,7 @@ struct rf_column_add {
 
     template <int V, int DTYPE> RF_INLINE void run() const {
         typedef rf_element<DTYPE> of;
-        typedef typename rf_column_vector<V, DTYPE>::type vector;
+        typedef rf_elements<DTYPE, V> vector;
         enum { IN_FLIGHT = 4 };
         const bool largest = column.pooling == RF_COLUMN_MAX, weighted = column.weighted;
         const bool squares = column.pooling == RF_COLUMN_SQRTN;
@@ -101,7 +101,7 @@ struct rf_column_finish {
 
     template <int V, int DTYPE> RF_INLINE void run() const {
         typedef rf_element<DTYPE> of;
-        typedef typename rf_column_vector<V, DTYPE>::type vector;
+        typedef rf_elements<DTYPE, V> vector;
         const rf_column_table table = rf_column_table_of(args, column);
         const bool any = sum.count > 0;
         const rf_u8 *from = any                 ? first

@@ -64,7 +64,7 @@ struct rf_column_copy {
 
     template <int V, int DTYPE> RF_INLINE void run() const {
         typedef rf_element<DTYPE> of;
-        typedef typename rf_column_vector<V, DTYPE>::type vector;
+        typedef rf_elements<DTYPE, V> vector;
         const rf_u8 *const *addresses = rf_column_addresses(left, work.most, mine);
         const int warp = threadIdx.x / 32;
 #pragma unroll 1

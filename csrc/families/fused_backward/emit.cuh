@@ -13,7 +13,7 @@
 #ifndef RECFUSE_CUDA_BACKWARD_EMIT_CUH
 #define RECFUSE_CUDA_BACKWARD_EMIT_CUH
 
-#include "gpu/device/common.cuh"
+#include "gpu/device/element.cuh"
 #include "gpu/device/rounding.h"
 #include "families/fused_backward/backward_args.h"
 
@@ -88,16 +88,15 @@ template <int DTYPE, bool CONSTANT> RF_INLINE four_t four_load(const rf_u8 *from
     four_t to = {};
     enum { BYTES = rf_element<DTYPE>::BYTES };
 #if RF_ALIGNED
-    if (valid > 0) {
-        typedef rf_bytes<4 * BYTES> vector_t;
-        const vector_t found = CONSTANT ? rf_load((const vector_t *)from) : row_read((const vector_t *)from);
-#pragma unroll
-        for (int i = 0; i < 4; i++) to.of[i] = rf_element<DTYPE>::get(found, i);
-    }
+    typedef rf_elements<DTYPE, 4> vector_t;
+    if (valid > 0)
+        rf_elements_get<DTYPE, 4>(
+            CONSTANT ? rf_load((const vector_t *)from) : row_read((const vector_t *)from), to.of);
 #else
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (i < valid) to.of[i] = rf_element<DTYPE>::get(*(const rf_bytes<BYTES> *)(from + i * BYTES), 0);
+        if (i < valid)
+            to.of[i] = rf_element<DTYPE>::get(*(const rf_elements<DTYPE, 1> *)(from + i * BYTES), 0);
 #endif
     return to;
 }
@@ -105,18 +104,12 @@ template <int DTYPE, bool CONSTANT> RF_INLINE four_t four_load(const rf_u8 *from
 template <int DTYPE> RF_INLINE void four_store(rf_u8 *to, const four_t &from, int valid) {
     enum { BYTES = rf_element<DTYPE>::BYTES };
 #if RF_ALIGNED
-    if (valid > 0) {
-        rf_bytes<4 * BYTES> found;
-#pragma unroll
-        for (int i = 0; i < 4; i++) rf_element<DTYPE>::set(found, i, from.of[i]);
-        row_write((rf_bytes<4 * BYTES> *)to, found);
-    }
+    if (valid > 0) row_write((rf_elements<DTYPE, 4> *)to, rf_elements_of<DTYPE, 4>(from.of));
 #else
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        rf_bytes<BYTES> found;
-        rf_element<DTYPE>::set(found, 0, from.of[i]);
-        if (i < valid) *(rf_bytes<BYTES> *)(to + i * BYTES) = found;
+        const rf_elements<DTYPE, 1> element = rf_elements_of<DTYPE, 1>(from.of + i);
+        if (i < valid) *(rf_elements<DTYPE, 1> *)(to + i * BYTES) = element;
     }
 #endif
 }

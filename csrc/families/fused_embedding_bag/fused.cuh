@@ -6,7 +6,7 @@
 #ifndef RECFUSE_FUSED_CUH
 #define RECFUSE_FUSED_CUH
 
-#include "gpu/device/common.cuh"
+#include "gpu/device/element.cuh"
 #include "gpu/device/sums.cuh"
 
 #ifndef RF_POSITION
@@ -181,16 +181,10 @@ template <int NUMBER> RF_INLINE rf_fused_task rf_load_task(const rf_fused_task *
 
 /* N elements of the output from `to` on, which is aligned to STORE bytes. */
 template <int STORE, int N> RF_INLINE void rf_store(rf_u8 *to, const float *values) {
-    typedef rf_element<RF_OUTPUT> element;
-    constexpr int BYTES = N * element::BYTES, CHUNK = BYTES < STORE ? BYTES : STORE;
-    constexpr int EACH = CHUNK / element::BYTES;
+    constexpr int BYTES = rf_element<RF_OUTPUT>::BYTES, EACH = N * BYTES < STORE ? N : STORE / BYTES;
 #pragma unroll
-    for (int at = 0; at < N; at += EACH) {
-        rf_bytes<CHUNK> chunk;
-#pragma unroll
-        for (int e = 0; e < EACH; e++) element::set(chunk, e, values[at + e]);
-        *(rf_bytes<CHUNK> *)(to + at * element::BYTES) = chunk;
-    }
+    for (int at = 0; at < N; at += EACH)
+        *(rf_elements<RF_OUTPUT, EACH> *)(to + at * BYTES) = rf_elements_of<RF_OUTPUT, EACH>(values + at);
 }
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef RECFUSE_IKBO_LINEAR_BIAS_CUH
 #define RECFUSE_IKBO_LINEAR_BIAS_CUH
 
-#include "gpu/device/common.cuh"
+#include "gpu/device/element.cuh"
 
 /* Of [m] elements, or of none: NULL. */
 template <int DTYPE> RF_INLINE float rf_bias_of(const rf_u16 *bias, int row, int m) {

@@ -29,32 +29,16 @@
 #include "families/ikbo_linear/activation.cuh"
 #include "families/ikbo_linear/ikbo_linear_args.h"
 #include "families/ikbo_linear/parent.cuh"
+#include "gpu/device/element.cuh"
 
-#if RF_DTYPE == 3
-typedef double sum_t;
-typedef rf_bytes<8> element_t;
-RF_INLINE double get(const rf_bytes<RF_VECTOR> &from, int i) {
-    return __hiloint2double((int)from.word[2 * i + 1], (int)from.word[2 * i]);
-}
-RF_INLINE double get_one(const rf_bytes<8> &from) {
-    return __hiloint2double((int)from.word[1], (int)from.word[0]);
-}
-RF_INLINE void set(rf_bytes<RF_VECTOR> &to, int i, double value) {
-    to.word[2 * i] = (rf_u32)__double2loint(value);
-    to.word[2 * i + 1] = (rf_u32)__double2hiint(value);
-}
-#else
-typedef float sum_t;
-typedef rf_bytes<rf_element<RF_DTYPE>::BYTES> element_t;
-RF_INLINE float get(const rf_bytes<RF_VECTOR> &from, int i) { return rf_element<RF_DTYPE>::get(from, i); }
-RF_INLINE float get_one(const element_t &from) { return rf_element<RF_DTYPE>::get(from, 0); }
-RF_INLINE void set(rf_bytes<RF_VECTOR> &to, int i, float value) { rf_element<RF_DTYPE>::set(to, i, value); }
-#endif
+typedef rf_element<RF_DTYPE> element;
+typedef element::number sum_t;
+typedef rf_elements<RF_DTYPE, 1> element_t;
 typedef rf_bytes<RF_VECTOR> vector_t;
-enum { ELEMENTS = RF_VECTOR / (int)sizeof(element_t) }; /* of a vector */
+enum { ELEMENTS = RF_VECTOR / (int)element::BYTES }; /* of a vector */
 
 RF_INLINE sum_t bias_of(const rf_broadcast_add_args &args, rf_u32 at) {
-    return get_one(rf_load((const element_t *)args.bias + at));
+    return element::get(rf_load((const element_t *)args.bias + at), 0);
 }
 
 template <int ACTIVATION> RF_INLINE void activate(sum_t (&sum)[ELEMENTS]) {
@@ -82,10 +66,10 @@ RF_INLINE void add_tail(const rf_broadcast_add_args &args, rf_i64 item, rf_u32 a
     const element_t *weight = (const element_t *)args.tail_weight + row * args.tail_weight_pitch[0];
     const element_t *x = (const element_t *)args.tail_x + item * args.tail_x_pitch[0] + column;
     for (int k = 0; k < args.tail; k++) {
-        const sum_t factor = get_one(rf_load(weight + k * args.tail_weight_pitch[1]));
+        const sum_t factor = element::get(rf_load(weight + k * args.tail_weight_pitch[1]), 0);
         const vector_t values = rf_load((const vector_t *)(x + k * args.tail_x_pitch[1]));
 #pragma unroll
-        for (int i = 0; i < ELEMENTS; i++) sum[i] += factor * get(values, i);
+        for (int i = 0; i < ELEMENTS; i++) sum[i] += factor * element::get(values, i);
     }
 }
 
@@ -101,14 +85,14 @@ RF_INLINE void add(const rf_broadcast_add_args &args, rf_i64 item, rf_u32 at) {
     if (!args.replace) old = *out;
     sum_t sum[ELEMENTS];
 #pragma unroll
-    for (int i = 0; i < ELEMENTS; i++) sum[i] = get(base, i) + get(old, i);
+    for (int i = 0; i < ELEMENTS; i++) sum[i] = element::get(base, i) + element::get(old, i);
     if (RF_TAIL) add_tail(args, item, at, sum);
     if (args.bias != nullptr) add_bias(args, at, sum);
     if (args.activation == RF_ACTIVATION_RELU) activate<RF_ACTIVATION_RELU>(sum);
     if (args.activation == RF_ACTIVATION_GELU) activate<RF_ACTIVATION_GELU>(sum);
     if (args.activation == RF_ACTIVATION_SILU) activate<RF_ACTIVATION_SILU>(sum);
 #pragma unroll
-    for (int i = 0; i < ELEMENTS; i++) set(result, i, sum[i]);
+    for (int i = 0; i < ELEMENTS; i++) element::set(result, i, sum[i]);
     *out = result;
 }
 

@@ -1,4 +1,4 @@
-/* What all kernels share: vectors of a table's elements, their sums in float32, records of errors.
+/* What all kernels share: loads of vectors, records of errors, the order of launches.
  *
  * Included by NVRTC from memory, and by nvcc and editors from csrc (-I). */
 #ifndef RECFUSE_COMMON_CUH
@@ -141,54 +141,22 @@ RF_INLINE const rf_u8 *rf_load(const rf_u8 *const *from) {
     return (const rf_u8 *)rf_load((const rf_i64 *)from);
 }
 
-/* Elements of a type as float32: DTYPE's element number I of a vector, and the way back. */
-template <int DTYPE> struct rf_element;
-
-template <> struct rf_element<RF_FLOAT32> {
-    enum { BYTES = 4 };
-    template <int SIZE> static RF_INLINE float get(const rf_bytes<SIZE> &from, int i) {
-        return __uint_as_float(from.word[i]);
-    }
-    template <int SIZE> static RF_INLINE void set(rf_bytes<SIZE> &to, int i, float value) {
-        to.word[i] = __float_as_uint(value);
-    }
-};
-
-RF_INLINE rf_u32 rf_half_bits(const rf_bytes<2> &from, int i) { return from.word[0]; }
-template <int SIZE> RF_INLINE rf_u32 rf_half_bits(const rf_bytes<SIZE> &from, int i) {
-    return i % 2 ? from.word[i / 2] >> 16 : from.word[i / 2] & 0xffffu;
+/* The number of a float16, and the nearest float16 and bfloat16 of a number: bits. */
+RF_INLINE float rf_float16_number(rf_u16 bits) {
+    float number;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(bits));
+    return number;
 }
-RF_INLINE void rf_half_bits_set(rf_bytes<2> &to, int i, rf_u16 bits) { to.word[0] = bits; }
-template <int SIZE> RF_INLINE void rf_half_bits_set(rf_bytes<SIZE> &to, int i, rf_u16 bits) {
-    to.word[i / 2] = i % 2 ? (to.word[i / 2] & 0xffffu) | (rf_u32)bits << 16 : bits;
+RF_INLINE rf_u16 rf_float16_of(float number) {
+    rf_u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(number));
+    return bits;
 }
-
-template <> struct rf_element<RF_FLOAT16> {
-    enum { BYTES = 2 };
-    template <int SIZE> static RF_INLINE float get(const rf_bytes<SIZE> &from, int i) {
-        float value;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((rf_u16)rf_half_bits(from, i)));
-        return value;
-    }
-    template <int SIZE> static RF_INLINE void set(rf_bytes<SIZE> &to, int i, float value) {
-        rf_u16 bits;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-        rf_half_bits_set(to, i, bits);
-    }
-};
-
-template <> struct rf_element<RF_BFLOAT16> {
-    enum { BYTES = 2 };
-    template <int SIZE> static RF_INLINE float get(const rf_bytes<SIZE> &from, int i) {
-        if (SIZE > 2 && i % 2) return __uint_as_float(from.word[i / 2] & 0xffff0000u);
-        return __uint_as_float(rf_half_bits(from, i) << 16);
-    }
-    template <int SIZE> static RF_INLINE void set(rf_bytes<SIZE> &to, int i, float value) {
-        rf_u16 bits;
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-        rf_half_bits_set(to, i, bits);
-    }
-};
+RF_INLINE rf_u16 rf_bfloat16_of(float number) {
+    rf_u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(number));
+    return bits;
+}
 
 /* What a kernel says of an offender (error_word.h). */
 struct rf_offender {

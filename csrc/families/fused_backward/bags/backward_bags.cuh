@@ -3,6 +3,7 @@
 #define RECFUSE_CUDA_BACKWARD_BAGS_CUH
 
 #include "gpu/device/bags.cuh"
+#include "gpu/device/element.cuh"
 #include "families/fused_backward/bags/backward_bags_args.h"
 
 enum { BLOCK = RF_BAGS_BLOCK, LANE_COLUMNS = 4 };
@@ -16,16 +17,15 @@ template <int DTYPE> RF_INLINE columns_t columns_of(const rf_u8 *from, rf_i64 fi
     enum { BYTES = rf_element<DTYPE>::BYTES };
     columns_t to = {};
     if (whole) {
-        const rf_bytes<4 * BYTES> found = rf_load((const rf_bytes<4 * BYTES> *)(from + first * BYTES));
-#pragma unroll
-        for (int i = 0; i < LANE_COLUMNS; i++) to.of[i] = rf_element<DTYPE>::get(found, i);
+        rf_elements_get<DTYPE, LANE_COLUMNS>(
+            rf_load((const rf_elements<DTYPE, LANE_COLUMNS> *)(from + first * BYTES)), to.of);
         return to;
     }
 #pragma unroll
     for (int i = 0; i < LANE_COLUMNS; i++)
         if (i < count)
-            to.of[i] =
-                rf_element<DTYPE>::get(rf_load((const rf_bytes<BYTES> *)(from + (first + i) * BYTES)), 0);
+            to.of[i] = rf_element<DTYPE>::get(
+                rf_load((const rf_elements<DTYPE, 1> *)(from + (first + i) * BYTES)), 0);
     return to;
 }
 RF_INLINE columns_t columns_of(const rf_u8 *from, int dtype, rf_i64 first, int count, bool whole) {
@@ -36,7 +36,7 @@ RF_INLINE columns_t columns_of(const rf_u8 *from, int dtype, rf_i64 first, int c
 
 /* Whether all vectors of four columns of rows are whole and aligned. */
 RF_INLINE bool are_whole(const rf_u8 *rows, int dtype, rf_i64 pitch, rf_i64 columns) {
-    const int bytes = LANE_COLUMNS * (dtype == RF_FLOAT32 ? 4 : 2);
+    const int bytes = LANE_COLUMNS * rf_table_element_bytes(dtype);
     return (rf_u64)rows % bytes == 0 && pitch % LANE_COLUMNS == 0 && columns % LANE_COLUMNS == 0;
 }
 

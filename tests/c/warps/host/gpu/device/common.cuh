@@ -33,6 +33,19 @@ static inline float __uint_as_float(unsigned bits) {
     memcpy(&number, &bits, sizeof number);
     return number;
 }
+static inline double __hiloint2double(int high, int low) {
+    const int words[2] = {low, high};
+    double number;
+    memcpy(&number, words, sizeof number);
+    return number;
+}
+static inline int double_word(double number, int word) {
+    int words[2];
+    memcpy(words, &number, sizeof words);
+    return words[word];
+}
+static inline int __double2loint(double number) { return double_word(number, 0); }
+static inline int __double2hiint(double number) { return double_word(number, 1); }
 static inline float __int_as_float(int bits) { return __uint_as_float((unsigned)bits); }
 
 static inline float __fadd_rn(float a, float b) { return a + b; }
@@ -80,49 +93,26 @@ inline rf_u8 *rf_place(const rf_u8 *first, rf_u64 number, rf_u32 pitch) {
 inline void rf_prefetch(const void *at) { (void)*(const volatile rf_u8 *)at; }
 template <class T> inline T rf_load_first(const T *from) { return rf_load(from); }
 
-template <int DTYPE> struct rf_element;
-template <> struct rf_element<RF_FLOAT32> {
-    enum { BYTES = 4 };
-    template <int SIZE> static float get(const rf_bytes<SIZE> &from, int i) {
-        return __uint_as_float(from.word[i]);
-    }
-    template <int SIZE> static void set(rf_bytes<SIZE> &to, int i, float value) {
-        to.word[i] = __float_as_uint(value);
-    }
-};
-
 /* Rounds to nearest, ties to even, in units of 2^shift of the float's bits. */
 static inline rf_u32 rounded_bits(rf_u32 bits, int shift) {
     return (bits + (1u << (shift - 1)) - 1 + (bits >> shift & 1)) >> shift;
 }
-static inline float half_value(rf_u32 bits) {
+inline float rf_float16_number(rf_u16 bits) {
     const rf_u32 sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31, rest = bits & 1023;
     if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | rest << 13);
     const float size = exponent ? ldexpf((float)(1024 + rest), (int)exponent - 25) : ldexpf((float)rest, -24);
     return sign ? -size : size;
 }
-static inline rf_u32 half_bits(float value) {
+inline rf_u16 rf_float16_of(float value) {
     const rf_u32 bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
     if (rest > 0x7f800000u) return sign | 0x7e00u;
     if (rest >= 0x477ff000u) return sign | 0x7c00u;
     if (rest < 0x38800000u) return sign | (rf_u32)nearbyintf(fabsf(value) * 16777216.0f);
     return sign | rounded_bits(rest - 0x38000000u, 13);
 }
-template <bool BRAIN> struct half_element {
-    enum { BYTES = 2 };
-    template <int SIZE> static float get(const rf_bytes<SIZE> &from, int i) {
-        rf_u16 bits;
-        memcpy(&bits, (const char *)&from + 2 * i, 2);
-        return BRAIN ? __uint_as_float((rf_u32)bits << 16) : half_value(bits);
-    }
-    template <int SIZE> static void set(rf_bytes<SIZE> &to, int i, float value) {
-        const rf_u16 bits =
-            (rf_u16)(BRAIN ? rounded_bits(__float_as_uint(value), 16) : half_bits(value)); /* no NaN here */
-        memcpy((char *)&to + 2 * i, &bits, 2);
-    }
-};
-template <> struct rf_element<RF_FLOAT16> : half_element<false> {};
-template <> struct rf_element<RF_BFLOAT16> : half_element<true> {};
+inline rf_u16 rf_bfloat16_of(float number) {
+    return (rf_u16)rounded_bits(__float_as_uint(number), 16); /* no NaN here */
+}
 
 /* What the kernel before does at last; nothing. */
 inline thread_local void (*rf_previous_kernel)() = nullptr;
