@@ -165,10 +165,70 @@ def test_headers_of_the_package_are_those_of_the_project():
     assert found == {path.relative_to(wanted): path.read_text() for path in wanted.glob("**/*.h")}
 
 
-def test_the_page_quotes_the_example():
+def blocks(*languages: str) -> list[str]:
+    """The page's blocks of code."""
     page = (ROOT / "docs" / "serving.md").read_text()
+    return re.findall(rf"^```(?:{'|'.join(languages)})\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_page_quotes_the_example():
     sources = "".join(path.read_text() for path in sorted(EXAMPLE.iterdir()) if path.is_file())
     lines = {line.strip() for line in sources.splitlines()}
-    quoted = re.findall(r"^```(?:python|cpp|c)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
-    assert len(quoted) >= 3
+    quoted = blocks("cpp", "c")
+    assert quoted
     assert [line for block in quoted for line in block.splitlines() if line.strip() not in lines] == []
+
+
+@pytest.fixture
+def pasted(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the example, with the files of export.py in its folder `out`."""
+    example = tmp_path / "serving"
+    shutil.copytree(EXAMPLE, example, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(folder, example / "out")
+    return example
+
+
+def test_commands_of_the_page_run_as_pasted(pasted):
+    (pasted / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (pasted / "python").chmod(0o755)
+    lines = "".join(blocks("bash")).splitlines()
+    steps = [
+        "cd examples/serving",
+        "python export.py out",
+    ]  # the first is done by cwd, the second by `folder`
+    assert lines[:2] == steps
+    for name in ("pool", "output.pt"):  # a second build of serve would take a minute
+        (pasted / "out" / name).unlink(missing_ok=True)
+    environment = {**ENVIRONMENT, "PATH": f"{pasted}:{os.environ['PATH']}", "CXXFLAGS": "-O0"}
+    done = subprocess.run(
+        ["sh", "-ec", "\n".join(lines[2:])], cwd=pasted, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "package holds weights" in done.stdout and "101 202 303 404" in done.stdout
+    output = torch.load(pasted / "out" / "output.pt")
+    torch.testing.assert_close(output, torch.load(pasted / "out" / "expected.pt"))
+
+
+def test_samples_of_the_page_run_as_pasted(pasted, monkeypatch, capsys):
+    export, load, compile_package = blocks("python")
+    packages = []
+    monkeypatch.chdir(pasted)
+    monkeypatch.syspath_prepend(str(pasted))
+    monkeypatch.setattr(  # it takes minutes, and `folder` has done the same
+        torch._inductor,
+        "aoti_compile_and_package",
+        lambda program, **given: packages.append((program, given)),
+    )
+    names: dict[str, object] = {}
+    exec(export + compile_package, names)
+    assert "6 tables in one call" in capsys.readouterr().out
+    ((program, given),) = packages
+    assert program is names["program"] and Path(given["package_path"]).exists()
+    assert given["inductor_configs"].keys() <= {"always_keep_tensor_constants"}
+
+    shutil.copy(recfuse.library_path(), "out/librecfuse.so")
+    (pasted / "load.py").write_text(f'{load}\ntorch.save(output, "out/loaded.pt")\n')
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = run_python(pasted / "load.py", env=alone)
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(torch.load("out/loaded.pt"), torch.load("out/expected.pt"))
