@@ -3,17 +3,20 @@
 import importlib
 import linecache
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
 import recfuse
+from recfuse import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MOST_WORDS = 1200
 HEADLINES = sorted((ROOT / "benchmarks").glob("*/README.md"))
 OTHERS = {"serving.md", "training.md"}  # tested beside what they describe
@@ -141,8 +144,17 @@ def test_a_page_of_an_operator_says_everything(page):
     assert [heading for heading in headings if heading in HEADINGS] == HEADINGS
 
 
+@pytest.mark.parametrize("page", [README, *DOCS], ids=name)
+def test_commands_of_a_page_have_these_options(page):
+    parser = cli._parser()
+    shell = "\n".join(block for kind, block in FENCED.findall(page.read_text()) if kind in ("", "bash"))
+    for command in re.findall(r"^recfuse (.*?)(?: +#.*)?$", shell, re.MULTILINE):
+        parser.parse_args(shlex.split(command))
+
+
 @pytest.mark.parametrize("page", EXAMPLES, ids=name)
-def test_the_examples_of_a_page_run(page, capsys):
+def test_the_examples_of_a_page_run(page, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     text = page.read_text()
     if "torchrec" in text and page != README:
         pytest.importorskip("torchrec", reason="TorchRec is not installed")
