@@ -126,12 +126,12 @@ def test_what_a_kernel_recorded_is_raised_once(
 @pytest.mark.parametrize(
     "command",
     [
-        "deliveries",
-        "deliveries_bound",
-        "deliveries_idle",
-        "deliveries_grown",
-        "deliveries_unfilled",
-        "delivery_growth_failure",
+        "staging",
+        "staging_bound",
+        "staging_idle",
+        "staging_grown",
+        "staging_unfilled",
+        "staging_growth_failure",
     ],
 )
 def test_what_threads_fill_for_a_stream(cuda_build: Build, tmp_path: Path, kind: str, command: str) -> None:
@@ -155,7 +155,7 @@ def test_what_threads_note_is_raised_once(cuda_build: Build, tmp_path: Path, kin
 def test_a_stream_that_cannot_wait(
     cuda_build: Build, tmp_path: Path, kind: str, failure: str, status: str, words: str
 ) -> None:
-    cuda_build(kind).run("delivery_failure", status, words, cache=tmp_path, gpu=True, FAKE_CUDA_FAIL=failure)
+    cuda_build(kind).run("staging_failure", status, words, cache=tmp_path, gpu=True, FAKE_CUDA_FAIL=failure)
 
 
 @pytest.mark.parametrize("kind", ["plain", "address"])

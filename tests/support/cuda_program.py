@@ -24,7 +24,7 @@ OWN += (
     "allocator",
     "program",
     "test_columns",
-    "test_delivery",
+    "test_staging",
 )
 CPU_ALONE = ("huge_pages", "isa", "tasks")  # files of csrc/core that GPU code does not use
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")

@@ -22,8 +22,8 @@ extern const command columns_commands[]; /* of test_columns.c */
 extern const int n_columns_commands;
 extern const command driver_commands[]; /* of test_driver.c */
 extern const int n_driver_commands;
-extern const command delivery_commands[]; /* of test_delivery.c */
-extern const int n_delivery_commands;
+extern const command staging_commands[]; /* of test_staging.c */
+extern const int n_staging_commands;
 
 /* Runs the command that argv names; the exit status, NO_COMMAND where there is none of that name. */
 int command_run(const command *commands, int n_commands, int argc, char **argv);

@@ -321,7 +321,7 @@ int main(int argc, char **argv) {
     const int n_commands = (int)(sizeof commands / sizeof commands[0]);
     int status = command_run(commands, n_commands, argc, argv);
     if (status == NO_COMMAND) status = command_run(driver_commands, n_driver_commands, argc, argv);
-    if (status == NO_COMMAND) status = command_run(delivery_commands, n_delivery_commands, argc, argv);
+    if (status == NO_COMMAND) status = command_run(staging_commands, n_staging_commands, argc, argv);
     if (status == NO_COMMAND) status = command_run(backward_commands, n_backward_commands, argc, argv);
     if (status == NO_COMMAND) status = command_run(ikbo_commands, n_ikbo_commands, argc, argv);
     if (status == NO_COMMAND) status = command_run(columns_commands, n_columns_commands, argc, argv);

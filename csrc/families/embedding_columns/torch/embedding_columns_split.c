@@ -10,7 +10,7 @@
 
 #include "families/embedding_columns/program/columns_program.h"
 #include "core/threads/workers.h"
-#include "gpu/driver/delivery.h"
+#include "families/embedding_columns/host/staging.h"
 #include "families/embedding_columns/embedding_columns.h"
 
 enum {
@@ -45,7 +45,7 @@ enum { MOST_READ_BYTES = 1 << 18 };
 /* What threads work with. It outlives the call. */
 typedef struct lookup {
     rf__job disposal;
-    rf__cuda_delivery *delivery;
+    rf__staging *delivery;
     rf__cuda_error_word word;
     rf__cuda_note *note;
     size_t bytes; /* of the delivery, that are written */
@@ -75,7 +75,7 @@ static void lookup_done(void *context, rf_status status, const char *message) {
         rf__cuda_note_leave(of->word, of->note);
         of->note = NULL;
     }
-    rf__cuda_delivery_post(of->delivery);
+    rf__staging_fill_end(of->delivery);
     /* To free memory torch may call the driver, which may wait for a stream that waits for this thread's next job. */
     of->disposal = (rf__job){.end = lookup_free, .context = of, .most_threads = 1};
     rf__workers_take(RF__DISPOSAL_CREW, &of->disposal);
@@ -147,8 +147,7 @@ static rf_status threads_of(int32_t *threads) {
  * *scratch, of `host`, is the lookup's where NULL is left. A delivery that is left is to be ended when no more work in the
  * stream reads it. */
 static rf_status look_up(rf__call *call, rf_embedding_columns_params *host, void **scratch,
-                         const rf__cuda_device *device, void *stream, void *pooled,
-                         rf__cuda_delivery **delivery) {
+                         const rf__cuda_device *device, void *stream, void *pooled, rf__staging **delivery) {
     const size_t bytes = pooled_bytes(host);
     const void *first = host->n_buffers > 0 ? host->buffers[0].data : host->program;
     lookup *of = NULL;
@@ -165,7 +164,7 @@ static rf_status look_up(rf__call *call, rf_embedding_columns_params *host, void
     RF_CHECK(rf__workers_start(RF__DISPOSAL_CREW, "embedding_columns", 1));
     RF_CHECK(lookup_new(call, *scratch, &of));
     *scratch = NULL;
-    rf_status status = rf__cuda_delivery_new(device, stream, bytes, delivery);
+    rf_status status = rf__staging_acquire(device, stream, bytes, delivery);
     if (status != RF_OK) {
         lookup_free(of);
         return status;
@@ -176,12 +175,12 @@ static rf_status look_up(rf__call *call, rf_embedding_columns_params *host, void
     host->output = (*delivery)->memory;
     status = of_host(rf_embedding_columns_start_cpu(host, threads, lookup_done, of));
     if (status != RF_OK) {
-        rf__cuda_delivery_post(*delivery);
+        rf__staging_fill_end(*delivery);
         lookup_free(of);
         return status;
     }
-    return rf__cuda_delivery_copy(device, *delivery, pooled != NULL ? bytes : 0,
-                                  (rf__cu_pointer)(uintptr_t)pooled, stream);
+    return rf__staging_copy(device, *delivery, pooled != NULL ? bytes : 0, (rf__cu_pointer)(uintptr_t)pooled,
+                            stream);
 }
 
 /* `input`: what has been pooled, as an input of the GPU's call; NULL: it has no such. Its values are NULL where the GPU is to
@@ -191,7 +190,7 @@ static rf_status run_on_gpu(rf__call *call, rf_embedding_columns_params *params,
                             void *pooled) {
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
-    rf__cuda_delivery *delivery = NULL;
+    rf__staging *delivery = NULL;
     rf__columns_program program;
     RF_CHECK(rf__columns_program_read(call, PROGRAM_ON_DEVICE, params, &program));
     RF_TRY(rf__cuda_device_get(program.stream.device, &device));
@@ -200,7 +199,7 @@ static rf_status run_on_gpu(rf__call *call, rf_embedding_columns_params *params,
     if (input != NULL && pooled == NULL) input->values = (const void *)(uintptr_t)delivery->memory_on_device;
     RF_TRY(rf_embedding_columns_cuda(params, program.words, &program.stream));
 out:
-    if (delivery != NULL) status = rf__cuda_delivery_end(device, delivery, program.stream.stream, status);
+    if (delivery != NULL) status = rf__staging_release(device, delivery, program.stream.stream, status);
     rf__cuda_block_free(&program.store, &program.copy);
     return status;
 }

@@ -1,4 +1,4 @@
-/* Commands about csrc/gpu/driver/delivery.h: memory that threads fill while a stream waits, and what they note. */
+/* Commands about csrc/families/embedding_columns/host/staging.h: memory that threads fill while a stream waits, and what they note. */
 #define _GNU_SOURCE /* usleep */
 #include <pthread.h>
 #include <stdlib.h>
@@ -6,27 +6,27 @@
 #include <unistd.h>
 
 #include "../check.h"
-#include "gpu/driver/delivery.h"
+#include "families/embedding_columns/host/staging.h"
 #include "program.h"
 
 enum { ROUNDS = 200, MOST = 32 };
 
-static rf__cuda_delivery *take(const rf__cuda_device *gpu, size_t bytes) {
-    rf__cuda_delivery *delivery = NULL;
-    const rf_status status = rf__cuda_delivery_new(gpu, NULL, bytes, &delivery);
-    CHECK(status == RF_OK && delivery != NULL && delivery->bytes >= bytes, "%s", rf_last_error());
-    if (delivery != NULL) /* a GPU of this driver has the host's addresses */
-        CHECK(delivery->memory_on_device == (rf__cu_pointer)(uintptr_t)delivery->memory, "elsewhere");
-    return delivery;
+static rf__staging *take(const rf__cuda_device *gpu, size_t bytes) {
+    rf__staging *buffer = NULL;
+    const rf_status status = rf__staging_acquire(gpu, NULL, bytes, &buffer);
+    CHECK(status == RF_OK && buffer != NULL && buffer->bytes >= bytes, "%s", rf_last_error());
+    if (buffer != NULL) /* a GPU of this driver has the host's addresses */
+        CHECK(buffer->memory_on_device == (rf__cu_pointer)(uintptr_t)buffer->memory, "elsewhere");
+    return buffer;
 }
 
-static void end(const rf__cuda_device *gpu, rf__cuda_delivery *delivery) {
-    CHECK(rf__cuda_delivery_end(gpu, delivery, NULL, RF_OK) == RF_OK, "%s", rf_last_error());
+static void end(const rf__cuda_device *gpu, rf__staging *buffer) {
+    CHECK(rf__staging_release(gpu, buffer, NULL, RF_OK) == RF_OK, "%s", rf_last_error());
 }
 
 /* What one thread fills for another's stream. */
 typedef struct filling {
-    rf__cuda_delivery *delivery;
+    rf__staging *buffer;
     size_t bytes;
     int value;
 } filling;
@@ -34,79 +34,78 @@ typedef struct filling {
 static void *fill(void *argument) {
     const filling *of = argument;
     usleep(of->value % 4 * 50U); /* before, or after the stream waits */
-    memset(of->delivery->memory, of->value, of->bytes);
-    rf__cuda_delivery_post(of->delivery);
+    memset(of->buffer->memory, of->value, of->bytes);
+    rf__staging_fill_end(of->buffer);
     return NULL;
 }
 
-static void *deliver(void *argument) {
+static void *fill_and_read(void *argument) {
     const rf__cuda_device *gpu = argument;
     static _Thread_local unsigned char found[3000];
     for (int round = 0; round < ROUNDS; round++) {
         pthread_t thread;
         filling of = {.bytes = 1 + (size_t)round % sizeof found, .value = round % 250};
-        of.delivery = take(gpu, of.bytes);
-        if (of.delivery == NULL) break;
+        of.buffer = take(gpu, of.bytes);
+        if (of.buffer == NULL) break;
         memset(found, 255, sizeof found);
         CHECK(pthread_create(&thread, NULL, fill, &of) == 0, "no thread");
-        CHECK(rf__cuda_delivery_copy(gpu, of.delivery, of.bytes, (rf__cu_pointer)(uintptr_t)found, NULL) ==
-                  RF_OK,
+        CHECK(rf__staging_copy(gpu, of.buffer, of.bytes, (rf__cu_pointer)(uintptr_t)found, NULL) == RF_OK,
               "%s", rf_last_error());
         for (size_t i = 0; i < sizeof found; i++)
             CHECK(found[i] == (i < of.bytes ? of.value : 255), "round %d: byte %zu is %d", round, i,
                   found[i]);
-        end(gpu, of.delivery);
+        end(gpu, of.buffer);
         pthread_join(thread, NULL);
     }
     return NULL;
 }
 
-/* deliveries: many threads' streams get what others fill for them, in memory that is used again. */
-static void deliveries(char **arguments) {
+/* staging: many threads' streams get what others fill for them, in memory that is used again. */
+static void staging(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;
     CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
     const int before = driver_calls("cuMemHostAlloc");
-    run_threads(deliver, (void *)(uintptr_t)gpu);
+    run_threads(fill_and_read, (void *)(uintptr_t)gpu);
     CHECK(driver_calls("cuMemHostAlloc") - before <= 2 * THREADS, "memory is not used again");
     CHECK(context_depth() == 0, "a context was left on the stack");
 }
 
-/* deliveries_bound: memory that the stream or a thread still has is not used; there is a bound; a large one grows. */
-static void deliveries_bound(char **arguments) {
+/* staging_bound: memory that the stream or a thread still has is not used; there is a bound; a large one grows. */
+static void staging_bound(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;
     CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
-    rf__cuda_delivery *first = take(gpu, 100), *unfilled = take(gpu, 100);
+    rf__staging *first = take(gpu, 100), *unfilled = take(gpu, 100);
     CHECK(first->memory != unfilled->memory, "one memory twice");
-    rf__cuda_delivery_post(first);
+    rf__staging_fill_end(first);
     end(gpu, first);
     end(gpu, unfilled); /* the thread is not done with it */
     CHECK(take(gpu, 100) == first, "not used again");
-    rf__cuda_delivery *other = take(gpu, 100);
+    rf__staging *other = take(gpu, 100);
     CHECK(other != unfilled, "a thread still fills it");
-    rf__cuda_delivery_post(unfilled);
-    rf__cuda_delivery_post(other);
-    rf__cuda_delivery_post(first);
+    rf__staging_fill_end(unfilled);
+    rf__staging_fill_end(other);
+    rf__staging_fill_end(first);
     end(gpu, other);
     end(gpu, first);
     CHECK(take(gpu, 1 << 20) == unfilled && unfilled->bytes == 1 << 20, "not grown: %zu", unfilled->bytes);
     memset(unfilled->memory, 1, 1 << 20);
-    rf__cuda_delivery_post(unfilled);
+    rf__staging_fill_end(unfilled);
     end(gpu, unfilled);
     driver_busy(1); /* the stream is not done with any */
     const int waits = driver_calls("cuEventSynchronize");
     for (int i = 3; i < MOST + 5; i++) {
-        rf__cuda_delivery *more = take(gpu, 100);
-        rf__cuda_delivery_post(more);
+        rf__staging *more = take(gpu, 100);
+        rf__staging_fill_end(more);
         end(gpu, more);
     }
     CHECK(driver_calls("cuEventSynchronize") == waits + 5, "waited %d times",
           driver_calls("cuEventSynchronize") - waits);
     driver_busy(0);
-    rf__cuda_delivery *left = take(gpu, 100); /* a call that fails */
-    rf__cuda_delivery_post(left);
-    CHECK(rf__cuda_delivery_end(gpu, left, NULL, rf__fail(RF_ERR_VALUE, "a failure")) == RF_ERR_VALUE,
+    rf__staging *left = take(gpu, 100); /* a call that fails */
+    rf__staging_fill_end(left);
+    CHECK(rf__staging_release(gpu, left, NULL, rf__fail(RF_ERR_VALUE, "a failure")) == RF_ERR_VALUE,
           "the failure was lost");
 }
 
@@ -117,20 +116,20 @@ static void reach(rf__cu_event event) {
     CHECK(synchronize(event) == RF__CU_SUCCESS, "not reached");
 }
 
-/* Deliveries that are under way; the thread of the first is not done with it. */
-static void take_most(const rf__cuda_device *gpu, size_t bytes, rf__cuda_delivery **taken) {
+/* Buffers that are under way; the thread of the first is not done with it. */
+static void take_most(const rf__cuda_device *gpu, size_t bytes, rf__staging **taken) {
     for (int i = 0; i < MOST; i++) taken[i] = take(gpu, bytes);
     for (int i = 0; i < MOST; i++) {
-        if (i > 0) rf__cuda_delivery_post(taken[i]);
+        if (i > 0) rf__staging_fill_end(taken[i]);
         end(gpu, taken[i]);
     }
 }
 
-/* deliveries_idle: one that is idle is used wherever it is in line, and nothing is waited for. */
-static void deliveries_idle(char **arguments) {
+/* staging_idle: one that is idle is used wherever it is in line, and nothing is waited for. */
+static void staging_idle(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;
-    rf__cuda_delivery *taken[MOST];
+    rf__staging *taken[MOST];
     CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
     driver_busy(1);
     take_most(gpu, 100, taken);
@@ -140,39 +139,39 @@ static void deliveries_idle(char **arguments) {
     static const int order[] = {7, 20, 0, 1, 2};
     const int waits = driver_calls("cuEventSynchronize");
     for (int i = 0; i < 5; i++) {
-        if (i == 2) rf__cuda_delivery_post(taken[0]);
-        rf__cuda_delivery *found = take(gpu, 100);
+        if (i == 2) rf__staging_fill_end(taken[0]);
+        rf__staging *found = take(gpu, 100);
         CHECK(found == taken[order[i]], "use %d: not the oldest that is idle, else the oldest", i);
         CHECK(driver_calls("cuEventSynchronize") == waits + (i > 2 ? i - 2 : 0), "use %d: waited %d times", i,
               driver_calls("cuEventSynchronize") - waits);
-        rf__cuda_delivery_post(found);
+        rf__staging_fill_end(found);
         end(gpu, found);
     }
 }
 
-/* deliveries_grown: after many small ones few grow, the others stay small and can be used as such. */
-static void deliveries_grown(char **arguments) {
+/* staging_grown: after many small ones few grow, the others stay small and can be used as such. */
+static void staging_grown(char **arguments) {
     (void)arguments;
     enum { LARGE = (64 << 20) + 1, FEW = 2 };
     const rf__cuda_device *gpu = NULL;
-    rf__cuda_delivery *taken[MOST], *large[FEW + 1];
+    rf__staging *taken[MOST], *large[FEW + 1];
     CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
     driver_busy(1);
     take_most(gpu, 100, taken);
-    rf__cuda_delivery_post(taken[0]);
+    rf__staging_fill_end(taken[0]);
     const int allocations = driver_calls("cuMemHostAlloc");
     for (int i = 0; i < MOST + 2; i++) {
-        rf__cuda_delivery *found = take(gpu, LARGE);
+        rf__staging *found = take(gpu, LARGE);
         CHECK(found == taken[i % FEW], "use %d: not the oldest of those that may be so large", i);
-        rf__cuda_delivery_post(found);
+        rf__staging_fill_end(found);
         end(gpu, found);
     }
     CHECK(driver_calls("cuMemHostAlloc") == allocations + FEW, "%d have grown",
           driver_calls("cuMemHostAlloc") - allocations);
     for (int i = FEW; i < MOST; i++) { /* the oldest now */
-        rf__cuda_delivery *found = take(gpu, 100);
+        rf__staging *found = take(gpu, 100);
         CHECK(found == taken[i] && found->bytes < LARGE, "use %d: another", i);
-        rf__cuda_delivery_post(found);
+        rf__staging_fill_end(found);
         end(gpu, found);
     }
     driver_busy(0);
@@ -180,44 +179,44 @@ static void deliveries_grown(char **arguments) {
     CHECK(large[FEW] == taken[FEW] && large[0] == taken[0] && large[1] == taken[1], "others");
     CHECK(driver_calls("cuMemHostAlloc") == allocations + FEW + 1, "made, not grown");
     for (int i = 0; i <= FEW; i++) {
-        rf__cuda_delivery_post(large[i]);
+        rf__staging_fill_end(large[i]);
         end(gpu, large[i]);
     }
 }
 
 static void *post_late(void *argument) {
     usleep(20000);
-    rf__cuda_delivery_post(argument);
+    rf__staging_fill_end(argument);
     return NULL;
 }
 
-/* deliveries_unfilled: a stream that could not wait is done before the thread, which is waited for. */
-static void deliveries_unfilled(char **arguments) {
+/* staging_unfilled: a stream that could not wait is done before the thread, which is waited for. */
+static void staging_unfilled(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;
-    rf__cuda_delivery *taken[MOST];
+    rf__staging *taken[MOST];
     pthread_t thread;
     CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
     driver_busy(1);
     take_most(gpu, 100, taken);
     const uint32_t number = taken[0]->number;
     CHECK(pthread_create(&thread, NULL, post_late, taken[0]) == 0, "no thread");
-    rf__cuda_delivery *found = take(gpu, 100);
+    rf__staging *found = take(gpu, 100);
     CHECK(found == taken[0], "not the oldest");
     CHECK(__atomic_load_n(taken[0]->word, __ATOMIC_ACQUIRE) == number, "a thread still fills it");
     pthread_join(thread, NULL);
-    rf__cuda_delivery_post(found);
+    rf__staging_fill_end(found);
     end(gpu, found);
 }
 
-/* delivery_failure STATUS TEXT: what a driver that fails leaves. */
-static void delivery_failure(char **arguments) {
+/* staging_failure STATUS TEXT: what a driver that fails leaves. */
+static void staging_failure(char **arguments) {
     const rf__cuda_device *gpu = NULL;
-    rf__cuda_delivery *delivery = NULL;
+    rf__staging *buffer = NULL;
     CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
     const int live = driver_live();
     for (int i = 0; i < 2; i++) {
-        const rf_status status = rf__cuda_delivery_new(gpu, NULL, 100, &delivery);
+        const rf_status status = rf__staging_acquire(gpu, NULL, 100, &buffer);
         CHECK(strcmp(rf_status_python(status), arguments[0]) == 0 &&
                   strstr(rf_last_error(), arguments[1]) != NULL,
               "%s: %s", rf_status_python(status), rf_last_error());
@@ -225,17 +224,17 @@ static void delivery_failure(char **arguments) {
     CHECK(driver_live() == live && context_depth() == 0, "something was left");
 }
 
-/* delivery_growth_failure: one that cannot grow stays what it was, and nobody else's. */
-static void delivery_growth_failure(char **arguments) {
+/* staging_growth_failure: one that cannot grow stays what it was, and nobody else's. */
+static void staging_growth_failure(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;
     CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
-    rf__cuda_delivery *small = take(gpu, 100), *found = NULL;
-    rf__cuda_delivery_post(small);
+    rf__staging *small = take(gpu, 100), *found = NULL;
+    rf__staging_fill_end(small);
     end(gpu, small);
     CHECK(setenv("FAKE_CUDA_FAIL", "cuMemHostAlloc:2", 1) == 0, "no environment");
     for (int i = 0; i < 3; i++) {
-        const rf_status status = rf__cuda_delivery_new(gpu, NULL, 1 << 20, &found);
+        const rf_status status = rf__staging_acquire(gpu, NULL, 1 << 20, &found);
         CHECK(strcmp(rf_status_python(status), "MemoryError") == 0 && found == NULL, "%s", rf_last_error());
     }
     unsetenv("FAKE_CUDA_FAIL");
@@ -243,7 +242,7 @@ static void delivery_growth_failure(char **arguments) {
     found = take(gpu, 100);
     CHECK(found != small, "one has two owners");
     for (int i = 0; i < 2; i++) {
-        rf__cuda_delivery_post(i == 0 ? small : found);
+        rf__staging_fill_end(i == 0 ? small : found);
         end(gpu, i == 0 ? small : found);
     }
 }
@@ -286,14 +285,14 @@ static void notes(char **arguments) {
 #undef RAISES
 }
 
-const command delivery_commands[] = {
-    {"deliveries", 0, deliveries},
-    {"deliveries_bound", 0, deliveries_bound},
-    {"deliveries_idle", 0, deliveries_idle},
-    {"deliveries_grown", 0, deliveries_grown},
-    {"deliveries_unfilled", 0, deliveries_unfilled},
-    {"delivery_failure", 2, delivery_failure},
-    {"delivery_growth_failure", 0, delivery_growth_failure},
+const command staging_commands[] = {
+    {"staging", 0, staging},
+    {"staging_bound", 0, staging_bound},
+    {"staging_idle", 0, staging_idle},
+    {"staging_grown", 0, staging_grown},
+    {"staging_unfilled", 0, staging_unfilled},
+    {"staging_failure", 2, staging_failure},
+    {"staging_growth_failure", 0, staging_growth_failure},
     {"notes", 0, notes},
 };
-const int n_delivery_commands = (int)(sizeof delivery_commands / sizeof delivery_commands[0]);
+const int n_staging_commands = (int)(sizeof staging_commands / sizeof staging_commands[0]);
