@@ -63,19 +63,18 @@
       "torch.Tensor [tables * bags + 1], which is written) -> bool: whether the indices table after table "  \
       "have the offsets `joined`; False: a tensor is no plain one of integers on the CPU, has no memory, "   \
       "or another shape, or offsets of a table do not begin with 0")                                         \
-    X(embedding_columns_addresses, "embedding_columns_addresses(batch: dict, names: tuple of str, type: "    \
-                                   "torch.Tensor, cell: of tensor_cell, exchange: its "                      \
-                                   "DLPack exchange API) -> (owner: a capsule, while which lives the "       \
-                                   "operator finds the inputs by their number; number: int; "                \
-                                   "forms: int64 [inputs, 2], type and width; widths: int64 [names], 0: "    \
-                                   "jagged; entries: the tensors, which the caller keeps; batch "            \
-                                   "size, device type, device index), or None: an entry is missing, is no "  \
-                                   "plain tensor or pair of them, does not fit the others, or "              \
-                                   "has no memory")                                                          \
-    X(embedding_columns_pack, "embedding_columns_pack(owner: of embedding_columns_addresses, on the CPU; "   \
-                              "memory: address or 0, capacity: its bytes) -> (bytes "                        \
-                              "needed, parts: list[(field of Inputs, type, wide offsets, rows, columns or "  \
-                              "-1, byte)]), which are there if there is memory")                             \
+    X(embedding_columns_inputs,                                                                              \
+      "embedding_columns_inputs(type: torch.Tensor, cell: of tensor_cell, entries: tuple of tensors and of " \
+      "(values, offsets[, weights]), batch: int, -1: of the first, with jagged entries of one feature) -> "  \
+      "(owner: a capsule, while which lives the operator finds the inputs by their number; number: int; "    \
+      "forms: int64 [inputs, 4], type, width, features and whether weighted, dense ones first; widths: "     \
+      "int64 [entries], 0: jagged; batch; on_gpu: int; device: int), or None: an entry is no plain tensor "  \
+      "or pair of them, does not fit the others, or has no memory. The caller keeps the tensors")            \
+    X(embedding_columns_pack,                                                                                \
+      "embedding_columns_pack(owner: of embedding_columns_inputs, on the CPU; groups: int32 [inputs], of "   \
+      "inputs that become one, dense ones first; n_groups: int; memory: address or 0, capacity: its bytes) " \
+      "-> (bytes needed, parts: list[(field of Inputs, type, rows, columns or -1, byte)]), which are there " \
+      "if there is memory")                                                                                  \
     X(jit_status, "jit_status() -> dict: nvrtc and builtins (paths or None), major, minor, missing (text "   \
                   "or None), folder of "                                                                     \
                   "the cache (or None), entries and bytes in it, allowed (to compile), refused (why the "    \

@@ -71,6 +71,7 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     X(int32_t, aoti_torch_get_device_type, (AtenTensorHandle tensor, int32_t *device_type))                \
     X(int32_t, aoti_torch_get_device_index, (AtenTensorHandle tensor, int32_t *device_index))              \
     X(int32_t, aoti_torch_device_type_cpu, (void))                                                         \
+    X(int32_t, aoti_torch_device_type_cuda, (void))                                                        \
     X(int32_t, aoti_torch_get_storage_offset, (AtenTensorHandle tensor, int64_t *elements))                \
     X(int32_t, aoti_torch_get_storage_size, (AtenTensorHandle tensor, int64_t *bytes))                     \
     X(size_t, aoti_torch_dtype_element_size, (int32_t dtype))                                              \

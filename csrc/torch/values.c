@@ -96,11 +96,6 @@ bool rf__device_is_cpu(rf__torch_device device) { return device.type == aoti_tor
 
 rf__torch_device rf__device_cpu(void) { return (rf__torch_device){aoti_torch_device_type_cpu(), -1}; }
 
-bool rf__tensor_storage(void *tensor, int64_t *bytes, int64_t *first) {
-    return aoti_torch_get_storage_size(tensor, bytes) == 0 &&
-           aoti_torch_get_storage_offset(tensor, first) == 0;
-}
-
 /* The storage of a tensor can be freed or made smaller under it: untyped_storage().resize_(0). */
 static rf_status memory_check(const rf__tensor *tensor, bool has_data) {
     int64_t last = 0, first = 0, has = 0, needs = 0;
@@ -108,7 +103,9 @@ static rf_status memory_check(const rf__tensor *tensor, bool has_data) {
         if (tensor->sizes[d] == 0) return RF_OK;
         last += (tensor->sizes[d] - 1) * tensor->strides[d];
     }
-    if (!rf__tensor_storage(tensor->handle, &has, &first)) return RF_OK; /* not strided */
+    if (aoti_torch_get_storage_size(tensor->handle, &has) != 0 ||
+        aoti_torch_get_storage_offset(tensor->handle, &first) != 0)
+        return RF_OK; /* not strided */
     needs = (first + last + 1) * (int64_t)aoti_torch_dtype_element_size(tensor->dtype);
     RF_FAIL_IF(!has_data || needs > has, RF_ERR_VALUE,
                "%s has no memory for its elements: they need %lld bytes of its storage, which has %lld; was "

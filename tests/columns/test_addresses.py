@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,10 +19,6 @@ SPECS = (
     Identity("b", 5, 8, pooling="sum", preprocess=[Modulo(5)]),
     Numeric("n", 2),
     Identity("c", 5, 3, preprocess=[Modulo(5)]),
-)
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no DLPack exchange API"
 )
 
 
@@ -39,15 +35,15 @@ def batch(size=6, index=torch.int64):
 
 @pytest.fixture
 def read(monkeypatch):
-    """A module, and a list with an entry a batch: whether it was read at once."""
+    """A module, and a list with an entry a batch whose addresses it reads: what was read of it."""
     module, found = EmbeddingColumns(SPECS), []
-    reader = module._address_reader
+    reader = module._addresses
 
     def reading(given):
         found.append(reader(given))
         return found[-1]
 
-    monkeypatch.setattr(module, "_address_reader", reading)
+    monkeypatch.setattr(module, "_addresses", reading)
     return module, found
 
 
@@ -177,21 +173,25 @@ def test_entries_are_kept_while_they_are_read(read):
         thread.join()
 
 
-def test_an_exchange_of_another_version_is_left_alone():
-    with pytest.raises(ValueError):
-        _C.embedding_columns_addresses({}, (), torch.Tensor, CELL, None)
-    given, name, version_2 = {"a": torch.ones(3)}, b"dlpack_exchange_api", (ctypes.c_uint32 * 32)(2, 0)
-    own = torch.Tensor.__dlpack_c_exchange_api__
-    assert _C.embedding_columns_addresses(given, ("a",), torch.Tensor, CELL, own) is not None
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    capsule = new(ctypes.addressof(version_2), name, None)
-    assert _C.embedding_columns_addresses(given, ("a",), torch.Tensor, CELL, capsule) is None
+def test_other_objects_have_no_addresses():
+    plain, offsets = torch.ones(3), torch.arange(4)
+    read = _C.embedding_columns_inputs
+    assert read(torch.Tensor, CELL, (plain, (plain, offsets)), -1) is not None
+    for entry in (None, 1.5, plain.numpy(), torch.nn.Parameter(plain), plain.to_sparse(), plain.to("meta")):
+        assert read(torch.Tensor, CELL, (entry,), -1) is None
+        assert read(torch.Tensor, CELL, ((plain, offsets, entry),), -1) is None or entry is None
+        assert read(torch.Tensor, CELL, ((entry, offsets),), -1) is None
+    for entry in ((), (plain,), (plain, offsets, None, None), [plain, offsets]):
+        assert read(torch.Tensor, CELL, (entry,), -1) is None
+    assert read(torch.Tensor, CELL, ((plain, torch.arange(7)),), 3) is not None  # of two features
+    assert read(torch.Tensor, CELL, (plain, (plain, torch.arange(7))), -1) is None
+    with pytest.raises(TypeError):
+        read(torch.Tensor, CELL, [plain], -1)
 
 
 def test_the_operator_takes_no_address():
     module = EmbeddingColumns(SPECS)
-    found = module._address_reader(batch())
+    found = module._reader.addresses(batch())
     assert [argument.type.kind() for argument in
             torch.ops.recfuse._embedding_columns_at.default._schema.arguments][2] == "IntType"  # fmt: skip
     weights = module.packed_weights()
@@ -202,7 +202,7 @@ def test_the_operator_takes_no_address():
                 module._whole.at(weights, found._replace(number=number), "on")
         with pytest.raises(ValueError, match="inputs is a batch of 6 samples on the CPU"):
             module._whole.at(weights, found._replace(batch=7), "on")
-        number = module._address_reader(batch()).number  # whose owner is gone
+        number = module._reader.addresses(batch()).number  # whose owner is gone
         with pytest.raises(ValueError, match="no batch that is being read"):
             module._whole.at(weights, found._replace(number=number), "on")
 
@@ -265,7 +265,7 @@ def test_packed_as_tensor_by_tensor(name, count, seed):
         given[entry] = given[entry][0], WRONG_OFFSETS[name](given[entry][1])
     if name == "all narrow":
         given = {key: (one[0], one[1].int()) if isinstance(one, tuple) else one for key, one in given.items()}
-    found = module._address_reader(given)
+    found = module._reader.addresses(given)
     own, slow = module._reader.packer.at(found), module._reader.packer(module._reader.read(given))
     assert own._form == slow._form and own._inputs.places == slow._inputs.places
     for mine, theirs in zip(own._inputs[2:], slow._inputs[2:], strict=True):
@@ -287,12 +287,19 @@ def test_plain_tensors_are_packed_at_once(read, name):
 
 
 def test_packing_takes_no_more_than_there_is():
-    found = EmbeddingColumns(SPECS)._address_reader(batch())
-    size, _ = _C.embedding_columns_pack(found.owner, 0, 0)
+    found = EmbeddingColumns(SPECS)._reader.addresses(batch())
+    groups = np.array([0, 0, 1, 2], np.int32)  # numbers, rows of c, and of b
+    size, _ = _C.embedding_columns_pack(found.owner, groups, 3, 0, 0)
     with pytest.raises(ValueError, match=f"needs {size} bytes, there are {size - 1}"):
-        _C.embedding_columns_pack(found.owner, found.forms.ctypes.data, size - 1)
+        _C.embedding_columns_pack(found.owner, groups, 3, found.forms.ctypes.data, size - 1)
     with pytest.raises(ValueError, match="PyCapsule"):
-        _C.embedding_columns_pack(found.forms, 0, 0)
+        _C.embedding_columns_pack(found.forms, groups, 3, 0, 0)
+    with pytest.raises(ValueError, match="input 3 has group 2, of 2 groups"):
+        _C.embedding_columns_pack(found.owner, groups, 2, 0, 0)
+    with pytest.raises(ValueError, match="inputs of group 0 differ"):
+        _C.embedding_columns_pack(found.owner, groups * 0, 3, 0, 0)
+    with pytest.raises(ValueError, match="groups are of 3 inputs, must be of 4"):
+        _C.embedding_columns_pack(found.owner, groups[:3], 3, 0, 0)
 
 
 def test_numbers_with_gradients_are_not_packed_in_silence():

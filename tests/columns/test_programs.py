@@ -78,7 +78,7 @@ def test_forms_without_end_keep_a_bounded_memory(monkeypatch, kept, gradients):
         call(width)
         call(width, 3)
     assert len(own._made) == max(kept, 1)
-    assert len(module._reader._interned) <= 5 and len(module._address_reader._places) <= 5
+    assert len(module._reader._interned) <= 5 and len(module._reader._address_reader._places) <= 5
 
 
 @pytest.mark.parametrize("right", (False, True))

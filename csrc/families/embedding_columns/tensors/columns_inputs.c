@@ -1,4 +1,4 @@
-/* The lists of inputs that are there: as many as calls are being made, so they are looked through one by one. */
+/* The lists of inputs that have numbers: no more than there are calls under way, so a search looks at each. */
 #include "families/embedding_columns/tensors/columns_inputs.h"
 
 #include <pthread.h>
@@ -24,6 +24,7 @@ rf__columns_inputs *rf__columns_inputs_new(int64_t count) {
     if (inputs == NULL) return NULL;
     inputs->count = count;
     inputs->references = 1;
+    inputs->batch = inputs->on_gpu = inputs->device = -1;
     return inputs;
 }
 

@@ -1,7 +1,7 @@
-/* What the operators of embedding columns are given. */
+/* Arguments of the operators of embedding columns. */
 #include <stdlib.h>
 
-#include "families/embedding_columns/tensors/columns_inputs.h"
+#include "families/embedding_columns/tensors/columns_tensors.h"
 #include "torch/arguments.h"
 #include "families/embedding_columns/torch/columns_torch.h"
 
@@ -59,32 +59,17 @@ static rf_status device_find(rf__call *call, const tensor_lists *lists) {
     return RF_OK;
 }
 
-static rf_status type_of(const rf__tensor *tensor, rf_column_type *type) {
-    const int32_t codes[] = {aoti_torch_dtype_float32(), aoti_torch_dtype_int32(), aoti_torch_dtype_int64()};
-    for (*type = RF_COLUMN_FLOAT32; *type <= RF_COLUMN_INT64; ++*type)
-        if (tensor->dtype == codes[*type]) return RF_OK;
-    return rf__fail(RF_ERR_TYPE, "%s is %s, must be float32, int32 or int64", tensor->argument,
-                    rf__torch_dtype_name(tensor->dtype));
-}
-
-/* Batches are large and come in many tensors: a copy of one would cost more than it helps, so none is made. */
-static rf_status contiguous_check(const rf__tensor *tensor) {
-    RF_FAIL_IF(!rf__tensor_is_contiguous(tensor), RF_ERR_VALUE,
-               "%s has stride %lld, must be contiguous: pass tensor.contiguous()", tensor->argument,
-               (long long)tensor->strides[0]);
-    return RF_OK;
-}
-
-/* Replaces the data of a tensor on the host by those of the call's own copy on its GPU. */
-static rf_status host_tensor_bring(rf__call *call, rf__tensor *tensor) {
+/* Replaces a tensor on the host by the call's own copy on its GPU. */
+static rf_status host_tensor_copy(rf__call *call, AtenTensorHandle *handle) {
     const rf__cuda_device *device = NULL;
     rf_cuda_stream stream;
     rf__cuda_store store;
-    AtenTensorHandle copy = NULL;
+    rf__tensor tensor;
     void *data = NULL;
-    int64_t bytes = tensor->dtype == aoti_torch_dtype_int64() ? 8 : 4; /* of the types that are allowed */
-    for (int64_t d = 0; d < tensor->dim; d++) bytes *= tensor->sizes[d];
-    RF_CHECK(contiguous_check(tensor));
+    RF_CHECK(rf__tensor_read("dense", *handle, RF__ANY_DIM, rf__device_cpu(), &tensor));
+    int64_t bytes = (int64_t)aoti_torch_dtype_element_size(tensor.dtype);
+    for (int64_t d = 0; d < tensor.dim; d++) bytes *= tensor.sizes[d];
+    RF_CHECK(rf__columns_contiguous_check(&tensor));
     RF_CHECK(rf__call_stream(call, &stream));
     RF_CHECK(rf__cuda_device_get(stream.device, &device));
     RF_CHECK(rf__cuda_store_of(device, stream.stream, NULL, &store));
@@ -92,75 +77,28 @@ static rf_status host_tensor_bring(rf__call *call, rf__tensor *tensor) {
         store.resident, RF_ERR_UNSUPPORTED,
         "%s is on the CPU, other arguments are on a GPU whose work is captured, and a CUDA graph would "
         "copy what it holds now; move it to the GPU",
-        tensor->argument);
-    RF_CHECK(rf__call_temporary(call, tensor->dim, tensor->sizes, tensor->dtype, &copy, &data));
-    RF_CHECK(rf__cuda_copy(&store, tensor->data, (size_t)bytes, (uintptr_t)data));
-    tensor->data = data;
-    return RF_OK;
+        tensor.argument);
+    RF_CHECK(rf__call_temporary(call, tensor.dim, tensor.sizes, tensor.dtype, handle, &data));
+    return rf__cuda_copy(&store, tensor.data, (size_t)bytes, (uintptr_t)data);
 }
 
-static rf_status dense_read(rf__call *call, const tensor_lists *lists, size_t at, int64_t batch,
-                            rf_column_input *input) {
+/* Reads a dense input; the last one may be on the host where the others are on a GPU. */
+static rf_status dense_read(rf__call *call, const tensor_lists *lists, size_t at) {
     AtenTensorHandle handle = NULL;
-    rf__tensor tensor;
     rf__torch_device device = call->device;
     RF_CHECK(item_of(lists->dense, at, &handle));
     if (at == lists->n_dense - 1) RF_CHECK(rf__tensor_device(handle, &device));
-    const bool on_host = rf__device_is_cpu(device) && !rf__device_is_cpu(call->device);
-    RF_CHECK(rf__tensor_read("dense", handle, RF__ANY_DIM, on_host ? device : call->device, &tensor));
-    if (tensor.dim < 1 || tensor.dim > 2 || tensor.sizes[0] != batch ||
-        (tensor.dim == 2 && tensor.sizes[1] == 0))
-        return rf__tensor_refuse(&tensor, RF_ERR_VALUE, "[%lld] or [%lld, values a sample]", (long long)batch,
-                                 (long long)batch);
-    RF_CHECK(type_of(&tensor, &input->type));
-    if (on_host) RF_CHECK(host_tensor_bring(call, &tensor));
-    input->values = tensor.data;
-    input->width = tensor.dim == 2 ? tensor.sizes[1] : 1;
-    input->sample_stride = tensor.strides[0];
-    input->value_stride = tensor.dim == 2 ? tensor.strides[1] : 1;
-    return RF_OK;
+    if (rf__device_is_cpu(device) && !rf__device_is_cpu(call->device))
+        RF_CHECK(host_tensor_copy(call, &handle));
+    return rf__columns_dense_read(call->inputs, (int64_t)at, handle);
 }
 
-static rf_status offsets_read(const rf__call *call, const tensor_lists *lists, size_t at, int64_t batch,
-                              rf_column_input *input) {
-    AtenTensorHandle handle = NULL;
-    rf__tensor tensor;
-    RF_CHECK(item_of(lists->offsets, at, &handle));
-    RF_CHECK(rf__tensor_read("offsets", handle, 1, call->device, &tensor));
-    input->offset_type = tensor.dtype == aoti_torch_dtype_int64() ? RF_INT64 : RF_INT32;
-    RF_FAIL_IF(input->offset_type == RF_INT32 && tensor.dtype != aoti_torch_dtype_int32(), RF_ERR_TYPE,
-               "%s is %s, must be int32 or int64", tensor.argument, rf__torch_dtype_name(tensor.dtype));
-    RF_CHECK(contiguous_check(&tensor));
-    const int64_t bags = tensor.sizes[0] - 1;
-    RF_FAIL_IF(bags < 0 || (batch > 0 ? bags % batch != 0 : bags != 0), RF_ERR_VALUE,
-               "%s has %lld elements, must have features * batch + 1 with a batch of %lld", tensor.argument,
-               (long long)bags + 1, (long long)batch);
-    input->offsets = tensor.data;
-    input->features = batch > 0 ? bags / batch : INT32_MAX; /* of no samples: as many as are asked for */
-    return RF_OK;
-}
-
-static rf_status jagged_read(const rf__call *call, const tensor_lists *lists, size_t at, int64_t batch,
-                             rf_column_input *input) {
-    AtenTensorHandle handle = NULL;
-    rf__tensor tensor;
-    RF_CHECK(item_of(lists->values, at, &handle));
-    RF_CHECK(rf__tensor_read("values", handle, 1, call->device, &tensor));
-    RF_CHECK(type_of(&tensor, &input->type));
-    RF_CHECK(contiguous_check(&tensor));
-    input->values = tensor.data;
-    input->lookups = tensor.sizes[0];
-    RF_CHECK(offsets_read(call, lists, at, batch, input));
-    if (lists->n_value_weights == 0) return RF_OK;
-    RF_CHECK(item_of(lists->value_weights, at, &handle));
-    RF_CHECK(rf__tensor_read("value_weights", handle, 1, call->device, &tensor));
-    if (tensor.sizes[0] == 0) return RF_OK;
-    if (tensor.dtype != aoti_torch_dtype_float32() || tensor.sizes[0] != input->lookups)
-        return rf__tensor_refuse(&tensor, RF_ERR_VALUE, "float32 [%lld], one for each value, or empty",
-                                 (long long)input->lookups);
-    RF_CHECK(contiguous_check(&tensor));
-    input->weights = tensor.data;
-    return RF_OK;
+static rf_status jagged_read(rf__call *call, const tensor_lists *lists, size_t at, int64_t input) {
+    AtenTensorHandle values = NULL, offsets = NULL, weights = NULL;
+    RF_CHECK(item_of(lists->values, at, &values));
+    RF_CHECK(item_of(lists->offsets, at, &offsets));
+    if (lists->n_value_weights > 0) RF_CHECK(item_of(lists->value_weights, at, &weights));
+    return rf__columns_jagged_read(call->inputs, input, values, offsets, weights);
 }
 
 /* Where a GPU finds what is in page-locked memory of the host. */
@@ -187,7 +125,7 @@ static rf_status weight_read(const rf__call *call, const tensor_lists *lists, si
     RF_CHECK(
         rf__tensor_read("weights", handle, RF__ANY_DIM, by_gpu ? rf__device_cpu() : call->device, &tensor));
     RF_CHECK(rf__tensor_dtype(&tensor, &buffer->dtype));
-    RF_CHECK(contiguous_check(&tensor));
+    RF_CHECK(rf__columns_contiguous_check(&tensor));
     buffer->data = tensor.data;
     if (by_gpu) RF_CHECK(host_weight_find(call, &tensor, &buffer->data));
     buffer->numel = 1;
@@ -205,21 +143,18 @@ static rf_status program_read(rf__call *call, int argument, rf_embedding_columns
     return RF_OK;
 }
 
-/* Inputs that the call takes by a number; it holds a reference to them until its end. */
-static rf_status inputs_read(rf__call *call, int argument, rf_embedding_columns_params *params) {
-    rf__columns_inputs *inputs = rf__columns_inputs_take(call->values[argument].integer);
+/* Takes a list of inputs by its number. */
+static rf_status inputs_take(rf__call *call, int argument, int64_t batch) {
+    const rf__columns_inputs *inputs = call->inputs = rf__columns_inputs_take(call->values[argument].integer);
     RF_FAIL_IF(inputs == NULL, RF_ERR_VALUE,
                "inputs is %lld, which is no batch that is being read; call recfuse.nn.EmbeddingColumns",
                (long long)call->values[argument].integer);
-    call->inputs = inputs;
     const bool on_gpu = !rf__device_is_cpu(call->device);
-    RF_FAIL_IF(inputs->batch != params->batch || (inputs->on_gpu != 0) != on_gpu ||
+    RF_FAIL_IF(inputs->batch != batch || (inputs->on_gpu != 0) != on_gpu ||
                    (on_gpu && inputs->device != call->device.index),
                RF_ERR_VALUE, "inputs is a batch of %lld samples on %s %d, must be of %lld where weights are",
                (long long)inputs->batch, inputs->on_gpu ? "GPU" : "the CPU, device", (int)inputs->device,
-               (long long)params->batch);
-    params->inputs = inputs->rows;
-    params->n_inputs = inputs->count;
+               (long long)batch);
     return RF_OK;
 }
 
@@ -228,34 +163,50 @@ static rf_status numbered(rf_status status, size_t at) {
     return status == RF_OK ? RF_OK : rf__fail(status, "%s (tensor %zu of its list)", rf_last_error(), at);
 }
 
-rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
-                           rf_embedding_columns_params *params) {
-    tensor_lists lists = {0};
-    params->batch = call->values[at->batch].integer;
-    RF_FAIL_IF(params->batch < 0, RF_ERR_VALUE, "batch is %lld, must be >= 0", (long long)params->batch);
-    RF_CHECK(lists_read(call, at, &lists));
-    RF_CHECK(device_find(call, &lists));
-    RF_CHECK(program_read(call, at->program, params));
-    const size_t gap = (size_t)at->gap, n_inputs = lists.n_dense + gap + lists.n_values;
-    rf_column_input *inputs = calloc(n_inputs + lists.n_weights + 1, sizeof *inputs + sizeof(rf_buffer));
-    RF_FAIL_IF(inputs == NULL, RF_ERR_MEMORY, "no memory for %zu tensors", n_inputs + lists.n_weights);
-    call->scratch = inputs;
-    rf_buffer *buffers = (rf_buffer *)(inputs + n_inputs);
-    for (size_t i = 0; i < lists.n_dense; i++)
-        RF_CHECK(numbered(dense_read(call, &lists, i, params->batch, &inputs[i]), i));
-    for (size_t i = 0; i < lists.n_values; i++)
-        RF_CHECK(numbered(jagged_read(call, &lists, i, params->batch, &inputs[lists.n_dense + gap + i]), i));
+/* Reads the inputs of the lists. */
+static rf_status inputs_read(rf__call *call, const tensor_lists *lists, int64_t gap, int64_t batch) {
+    const int64_t first_jagged = (int64_t)lists->n_dense + gap;
+    rf__columns_inputs *inputs = call->inputs =
+        rf__columns_inputs_new(first_jagged + (int64_t)lists->n_values);
+    RF_FAIL_IF(inputs == NULL, RF_ERR_MEMORY, "no memory for %zu tensors", lists->n_dense + lists->n_values);
+    inputs->batch = batch;
+    inputs->on_gpu = !rf__device_is_cpu(call->device);
+    inputs->device = call->device.index;
+    for (size_t i = 0; i < lists->n_dense; i++) RF_CHECK(numbered(dense_read(call, lists, i), i));
+    for (size_t i = 0; i < lists->n_values; i++)
+        RF_CHECK(numbered(jagged_read(call, lists, i, first_jagged + (int64_t)i), i));
+    return RF_OK;
+}
+
+static rf_status weights_read(rf__call *call, const tensor_lists *lists,
+                              rf_embedding_columns_params *params) {
+    rf_buffer *buffers = calloc(lists->n_weights + 1, sizeof *buffers);
+    RF_FAIL_IF(buffers == NULL, RF_ERR_MEMORY, "no memory for %zu tensors", lists->n_weights);
+    call->scratch = buffers;
     params->output_dtype = RF_FLOAT32;
-    for (size_t i = 0; i < lists.n_weights; i++) {
-        RF_CHECK(numbered(weight_read(call, &lists, i, &buffers[i]), i));
+    for (size_t i = 0; i < lists->n_weights; i++) {
+        RF_CHECK(numbered(weight_read(call, lists, i, &buffers[i]), i));
         if (i == 0) params->output_dtype = buffers[0].dtype;
         if (buffers[i].dtype != params->output_dtype) params->output_dtype = RF_FLOAT32;
     }
-    params->inputs = inputs;
-    params->n_inputs = (int64_t)n_inputs;
-    if (at->inputs >= 0) RF_CHECK(inputs_read(call, at->inputs, params));
     params->buffers = buffers;
-    params->n_buffers = (int64_t)lists.n_weights;
+    params->n_buffers = (int64_t)lists->n_weights;
+    return RF_OK;
+}
+
+rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
+                           rf_embedding_columns_params *params) {
+    tensor_lists lists = {0};
+    const int64_t batch = params->batch = call->values[at->batch].integer;
+    RF_FAIL_IF(batch < 0, RF_ERR_VALUE, "batch is %lld, must be >= 0", (long long)batch);
+    RF_CHECK(lists_read(call, at, &lists));
+    RF_CHECK(device_find(call, &lists));
+    RF_CHECK(program_read(call, at->program, params));
+    RF_CHECK(at->inputs >= 0 ? inputs_take(call, at->inputs, batch)
+                             : inputs_read(call, &lists, at->gap, batch));
+    params->inputs = call->inputs->rows;
+    params->n_inputs = call->inputs->count;
+    RF_CHECK(weights_read(call, &lists, params));
     return rf__call_bounds_check(call, at->bounds_check, &params->check_bounds);
 }
 

@@ -1,22 +1,27 @@
-/* What the operators of embedding columns read alike. */
+/* Arguments that the operators of embedding columns share. */
 #ifndef RECFUSE_TORCH_COLUMNS_H
 #define RECFUSE_TORCH_COLUMNS_H
 
 #include "gpu/driver/memory.h"
 #include "torch/call.h"
 
-/* Where the arguments stand that they have; -1 where one does not. */
+/* Positions of an operator's arguments; -1: it has no such argument. */
 typedef struct rf__columns_arguments {
     int weights, program, dense, values, offsets, value_weights, batch, bounds_check;
-    int inputs; /* the number of a list of inputs, in the place of tensors */
-    int64_t gap; /* inputs behind the dense ones that are left empty for the caller */
+    int inputs; /* the number of a list of inputs, instead of tensors */
+    int64_t gap; /* inputs after the dense ones that stay zeros: the caller writes them */
 } rf__columns_arguments;
 
-/* Reads all but the output into params; the call's device is that of the tensors. */
+/* Copies nothing, so a tensor must be contiguous where its format has no strides: a copy of a batch or of weights costs more
+ * than the call. RF_ERR_VALUE otherwise. */
+rf_status rf__columns_contiguous_check(const rf__tensor *tensor);
+
+/* Reads all arguments but the output into params, which points to call->inputs and call->scratch; the call's device is that of
+ * the tensors. */
 rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
                            rf_embedding_columns_params *params);
 
-/* The same of an operator with one output, which is made, as wide as the argument `output_dim` says. */
+/* The same of an operator with one output. Makes the output, as wide as the argument `output_dim` says. */
 rf_status rf__columns_read_with_output(rf__call *call, const rf__columns_arguments *at, int output_dim,
                                        rf_embedding_columns_params *params);
 

@@ -1,5 +1,5 @@
-/* recfuse::_embedding_columns_split: columns of a GPU beside columns whose tables are on the host. Threads of the library pool
- * the latter's rows, and nobody but the GPU's stream waits for them. */
+/* recfuse::_embedding_columns_split: columns of a GPU, and columns whose tables are on the host. Threads of the library pool the
+ * rows of host tables, and only the GPU's stream waits for them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,9 +8,10 @@
 #include "torch/dispatch.h"
 #include "torch/operators.h"
 
-#include "families/embedding_columns/program/columns_program.h"
-#include "core/threads/workers.h"
 #include "families/embedding_columns/host/staging.h"
+#include "families/embedding_columns/program/columns_program.h"
+#include "families/embedding_columns/tensors/columns_inputs.h"
+#include "core/threads/workers.h"
 #include "families/embedding_columns/embedding_columns.h"
 
 enum {
@@ -35,21 +36,31 @@ enum {
 static const int host_lists[] = {HOST_WEIGHTS, HOST_DENSE, HOST_VALUES, HOST_OFFSETS, HOST_VALUE_WEIGHTS};
 enum { N_HOST_LISTS = sizeof host_lists / sizeof host_lists[0] };
 
-/* In messages about columns that are counted by themselves; embedding_columns.py looks for it. */
+/* Opens messages about host columns, which are numbered by themselves; embedding_columns.py looks for it. */
 #define OF_HOST "of the columns whose tables are on the host"
 
-/* Of what threads have pooled: so much is not copied, which the caller would have to ask for, with memory for it; the GPU's
- * kernel reads it where they have written it. */
+/* Up to so many pooled bytes the GPU's kernel reads the staging buffer itself; more are copied to memory of the GPU. */
 enum { MOST_READ_BYTES = 1 << 18 };
 
-/* What threads work with. It outlives the call. */
+/* The call of the host columns: its params, and the memory that they point to. */
+typedef struct host_columns {
+    rf_embedding_columns_params params;
+    rf__columns_inputs *inputs; /* a reference */
+    void *buffers;
+} host_columns;
+
+static void host_free(const host_columns *host) {
+    rf__columns_inputs_drop(host->inputs);
+    free(host->buffers);
+}
+
+/* A lookup by threads, which outlives the call. */
 typedef struct lookup {
     rf__job disposal;
-    rf__staging *delivery;
+    rf__staging *staging;
     rf__cuda_error_word word;
     rf__cuda_note *note;
-    size_t bytes; /* of the delivery, that are written */
-    void *scratch; /* descriptions of tensors */
+    host_columns host;
     size_t n_held;
     AtenTensorHandle held[]; /* [n_held] views, which keep the memory that is read */
 } lookup;
@@ -58,16 +69,20 @@ static void lookup_free(void *context) {
     lookup *of = context;
     if (of == NULL) return;
     for (size_t i = 0; i < of->n_held; i++) rf__tensor_free(of->held[i]);
-    free(of->scratch);
+    host_free(&of->host);
     free(of->note);
     free(of);
 }
 
-/* On a thread. What is wrong is noted before the stream goes on, so that whoever waits for that hears of it. */
+static size_t pooled_bytes(const rf_embedding_columns_params *host) {
+    return (size_t)(host->batch * host->output_dim) * sizeof(float);
+}
+
+/* Ends a lookup, on a thread. An error is noted before the stream goes on, so that it is visible to all waiters. */
 static void lookup_done(void *context, rf_status status, const char *message) {
     lookup *of = context;
     if (status != RF_OK) {
-        memset(of->delivery->memory, 0, of->bytes);
+        memset(of->staging->memory, 0, pooled_bytes(&of->host.params));
         of->note->status = status;
         snprintf(of->note->text, sizeof of->note->text,
                  "%s, " OF_HOST " (found by CPU threads for an earlier call, whose output is wrong)",
@@ -75,7 +90,7 @@ static void lookup_done(void *context, rf_status status, const char *message) {
         rf__cuda_note_leave(of->word, of->note);
         of->note = NULL;
     }
-    rf__staging_fill_end(of->delivery);
+    rf__staging_fill_end(of->staging);
     /* To free memory torch may call the driver, which may wait for a stream that waits for this thread's next job. */
     of->disposal = (rf__job){.end = lookup_free, .context = of, .most_threads = 1};
     rf__workers_take(RF__DISPOSAL_CREW, &of->disposal);
@@ -105,7 +120,9 @@ static rf_status hold_all(const rf__call *call, lookup *of) {
     return RF_OK;
 }
 
-static rf_status lookup_new(rf__call *call, void *scratch, lookup **made) {
+/* Takes `host` over where it succeeds, and leaves zeros there. */
+static rf_status lookup_new(rf__call *call, host_columns *host, lookup **made) {
+    rf_status status = RF_OK;
     size_t most = 1;
     for (int l = 0; l < N_HOST_LISTS; l++) {
         size_t count;
@@ -115,27 +132,24 @@ static rf_status lookup_new(rf__call *call, void *scratch, lookup **made) {
     lookup *of = calloc(1, sizeof *of + most * sizeof *of->held);
     RF_FAIL_IF(of == NULL, RF_ERR_MEMORY, "no memory for a lookup of %zu tensors", most);
     of->note = malloc(sizeof *of->note);
-    rf_status status = of->note == NULL ? rf__fail(RF_ERR_MEMORY, "no memory for a message") : RF_OK;
+    if (of->note == NULL) status = rf__fail(RF_ERR_MEMORY, "no memory for a message");
     if (status == RF_OK) status = hold_all(call, of);
-    if (status == RF_OK) {
-        of->scratch = scratch;
-        *made = of;
-    } else {
+    if (status != RF_OK) {
         lookup_free(of);
+        return status;
     }
-    return status;
+    of->host = *host;
+    *host = (host_columns){.params = host->params};
+    *made = of;
+    return RF_OK;
 }
 
-/* Says which columns an error is of, which counts them by themselves. */
+/* Says that an error is of the host columns. */
 static rf_status of_host(rf_status status) {
     return status == RF_OK ? RF_OK : rf__fail(status, "%s, " OF_HOST, rf_last_error());
 }
 
-static size_t pooled_bytes(const rf_embedding_columns_params *host) {
-    return (size_t)(host->batch * host->output_dim) * sizeof(float);
-}
-
-/* As many as torch's threads, but for the caller's. */
+/* As many as torch's threads without the caller's. */
 static rf_status threads_of(int32_t *threads) {
     rf_executor executor;
     RF_CHECK(rf__call_executor(&executor));
@@ -143,63 +157,61 @@ static rf_status threads_of(int32_t *threads) {
     return RF_OK;
 }
 
-/* Hands the lookup over, then puts the stream's wait for it into the stream, and the copy to `pooled` where that is not NULL.
- * *scratch, of `host`, is the lookup's where NULL is left. A delivery that is left is to be ended when no more work in the
- * stream reads it. */
-static rf_status look_up(rf__call *call, rf_embedding_columns_params *host, void **scratch,
-                         const rf__cuda_device *device, void *stream, void *pooled, rf__staging **delivery) {
-    const size_t bytes = pooled_bytes(host);
+static rf_status errors_check(const rf__cuda_device *device, void *stream,
+                              const rf_embedding_columns_params *host, rf__cuda_error_word *word) {
     const void *first = host->n_buffers > 0 ? host->buffers[0].data : host->program;
-    lookup *of = NULL;
     bool captured = false;
-    int32_t threads;
     RF_CHECK(rf__cuda_is_capturing(device, stream, &captured));
     RF_FAIL_IF(captured, RF_ERR_UNSUPPORTED,
                "tables are on the CPU, and a CUDA graph that is being captured would not look them up again");
-    const rf__cuda_error_word word =
-        rf__cuda_error_word_of(&device->errors, first, (uint64_t)host->program_words);
-    /* Whatever is checked, threads may have run out of memory for an earlier call. */
-    RF_CHECK(rf__cuda_check_word(device, word, stream));
-    RF_CHECK(threads_of(&threads));
-    RF_CHECK(rf__workers_start(RF__DISPOSAL_CREW, "embedding_columns", 1));
-    RF_CHECK(lookup_new(call, *scratch, &of));
-    *scratch = NULL;
-    rf_status status = rf__staging_acquire(device, stream, bytes, delivery);
-    if (status != RF_OK) {
-        lookup_free(of);
-        return status;
-    }
-    of->delivery = *delivery;
-    of->word = word;
-    of->bytes = bytes;
-    host->output = (*delivery)->memory;
-    status = of_host(rf_embedding_columns_start_cpu(host, threads, lookup_done, of));
-    if (status != RF_OK) {
-        rf__staging_fill_end(*delivery);
-        lookup_free(of);
-        return status;
-    }
-    return rf__staging_copy(device, *delivery, pooled != NULL ? bytes : 0, (rf__cu_pointer)(uintptr_t)pooled,
-                            stream);
+    *word = rf__cuda_error_word_of(&device->errors, first, (uint64_t)host->program_words);
+    /* Also where bounds are not checked: threads may have run out of memory for an earlier call. */
+    return rf__cuda_check_word(device, *word, stream);
 }
 
-/* `input`: what has been pooled, as an input of the GPU's call; NULL: it has no such. Its values are NULL where the GPU is to
- * read them where threads write them. */
-static rf_status run_on_gpu(rf__call *call, rf_embedding_columns_params *params,
-                            rf_embedding_columns_params *host, void **scratch, rf_column_input *input,
-                            void *pooled) {
+/* Starts a lookup into a staging buffer, which the caller must release where *staging is set. */
+static rf_status lookup_start(rf__call *call, host_columns *host, const rf__cuda_device *device, void *stream,
+                              rf__staging **staging) {
+    rf_status status = RF_OK;
+    rf__cuda_error_word word;
+    lookup *of = NULL;
+    int32_t threads;
+    RF_CHECK(errors_check(device, stream, &host->params, &word));
+    RF_CHECK(threads_of(&threads));
+    RF_CHECK(rf__workers_start(RF__DISPOSAL_CREW, "embedding_columns", 1));
+    RF_TRY(lookup_new(call, host, &of));
+    RF_TRY(rf__staging_acquire(device, stream, pooled_bytes(&of->host.params), staging));
+    of->staging = *staging;
+    of->word = word;
+    of->host.params.output = (*staging)->memory;
+    status = of_host(rf_embedding_columns_start_cpu(&of->host.params, threads, lookup_done, of));
+    if (status != RF_OK) rf__staging_fill_end(*staging);
+out:
+    if (status != RF_OK) lookup_free(of);
+    return status;
+}
+
+/* Starts the lookup, then puts the GPU's columns into the stream, which read pooled rows of the host as `input`, if there are
+ * any: in `pooled`, or where that is NULL in the staging buffer. */
+static rf_status run_on_gpu(rf__call *call, rf_embedding_columns_params *params, host_columns *host,
+                            rf_column_input *input, void *pooled) {
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
-    rf__staging *delivery = NULL;
+    rf__staging *staging = NULL;
     rf__columns_program program;
     RF_CHECK(rf__columns_program_read(call, PROGRAM_ON_DEVICE, params, &program));
+    void *stream = program.stream.stream;
     RF_TRY(rf__cuda_device_get(program.stream.device, &device));
-    if (device->driver != NULL) /* else it is described, and nothing is looked up */
-        RF_TRY(look_up(call, host, scratch, device, program.stream.stream, pooled, &delivery));
-    if (input != NULL && pooled == NULL) input->values = (const void *)(uintptr_t)delivery->memory_on_device;
+    if (device->driver != NULL) { /* a described device looks nothing up */
+        RF_TRY(lookup_start(call, host, device, stream, &staging));
+        RF_TRY(rf__staging_copy(device, staging, pooled != NULL ? pooled_bytes(&host->params) : 0,
+                                (rf__cu_pointer)(uintptr_t)pooled, stream));
+        if (input != NULL && pooled == NULL)
+            input->values = (const void *)(uintptr_t)staging->memory_on_device;
+    }
     RF_TRY(rf_embedding_columns_cuda(params, program.words, &program.stream));
 out:
-    if (delivery != NULL) status = rf__staging_release(device, delivery, program.stream.stream, status);
+    if (staging != NULL) status = rf__staging_release(device, staging, stream, status);
     rf__cuda_block_free(&program.store, &program.copy);
     return status;
 }
@@ -213,8 +225,8 @@ static rf_status run_on_cpu(const rf_embedding_columns_params *params, rf_embedd
     return rf_embedding_columns_cpu(params, &executor);
 }
 
-/* The arguments of the columns on the host; *scratch is what their descriptions are in. */
-static rf_status host_read(rf__call *call, rf_embedding_columns_params *host, void **scratch) {
+/* Reads the arguments of the host columns, and takes the memory that the params point to from the call. */
+static rf_status host_read(rf__call *call, host_columns *host) {
     static const rf__columns_arguments at = {.weights = HOST_WEIGHTS,
                                              .program = HOST_PROGRAM,
                                              .dense = HOST_DENSE,
@@ -225,23 +237,27 @@ static rf_status host_read(rf__call *call, rf_embedding_columns_params *host, vo
                                              .bounds_check = BOUNDS_CHECK,
                                              .inputs = -1};
     rf__columns program;
-    const rf_status status = rf__columns_read(call, &at, host);
-    *scratch = call->scratch;
+    rf_embedding_columns_params *params = &host->params;
+    const rf_status status = rf__columns_read(call, &at, params);
+    host->inputs = call->inputs;
+    host->buffers = call->scratch;
+    call->inputs = NULL;
     call->scratch = NULL;
     RF_CHECK(of_host(status));
     RF_FAIL_IF(!rf__device_is_cpu(call->device), RF_ERR_VALUE,
                "inputs of columns whose tables are on the host are on a GPU, must be on the CPU");
-    RF_CHECK(of_host(rf__columns_open(host->program, host->program_words, &program)));
-    host->output_dim = host->output_stride = program.header->output_dim;
-    host->output_dtype = RF_FLOAT32;
+    RF_CHECK(of_host(rf__columns_open(params->program, params->program_words, &program)));
+    params->output_dim = params->output_stride = program.header->output_dim;
+    params->output_dtype = RF_FLOAT32;
     return RF_OK;
 }
 
-static rf_status run_with(rf__call *call, rf_embedding_columns_params *host, void **scratch) {
+static rf_status run_with(rf__call *call, host_columns *host) {
     size_t n_dense = 0;
     AtenTensorHandle temporary;
     void *pooled = NULL;
-    const bool given = host->output_dim > 0; /* as one more input */
+    rf_column_input *input = NULL; /* the pooled rows of the host, where they have columns */
+    const int64_t sizes[2] = {host->params.batch, host->params.output_dim};
     const rf__columns_arguments at = {.weights = WEIGHTS,
                                       .program = PROGRAM,
                                       .dense = DENSE,
@@ -251,31 +267,29 @@ static rf_status run_with(rf__call *call, rf_embedding_columns_params *host, voi
                                       .batch = BATCH,
                                       .bounds_check = BOUNDS_CHECK,
                                       .inputs = -1,
-                                      .gap = given};
+                                      .gap = sizes[1] > 0};
     rf_embedding_columns_params params = {0};
     RF_CHECK(rf__columns_read_with_output(call, &at, OUTPUT_DIM, &params));
     RF__TORCH_CHECK(torch_list_size(call->values[DENSE].list, &n_dense));
-    const int64_t host_sizes[2] = {host->batch, host->output_dim};
-    const bool on_cpu = rf__device_is_cpu(call->device);
-    if (on_cpu || pooled_bytes(host) > MOST_READ_BYTES)
-        RF_CHECK(rf__call_temporary(call, 2, host_sizes, aoti_torch_dtype_float32(), &temporary, &pooled));
-    rf_column_input *input = given ? (rf_column_input *)call->scratch + n_dense : NULL;
-    if (given)
+    if (rf__device_is_cpu(call->device) || pooled_bytes(&host->params) > MOST_READ_BYTES)
+        RF_CHECK(rf__call_temporary(call, 2, sizes, aoti_torch_dtype_float32(), &temporary, &pooled));
+    if (at.gap > 0) {
+        input = &call->inputs->rows[n_dense];
         *input = (rf_column_input){.values = pooled,
                                    .type = RF_COLUMN_FLOAT32,
-                                   .width = host->output_dim,
-                                   .sample_stride = host->output_dim,
+                                   .width = sizes[1],
+                                   .sample_stride = sizes[1],
                                    .value_stride = 1};
-    return rf__call_on_cpu(call) ? run_on_cpu(&params, host, pooled)
-                                 : run_on_gpu(call, &params, host, scratch, input, pooled);
+    }
+    return rf__call_on_cpu(call) ? run_on_cpu(&params, &host->params, pooled)
+                                 : run_on_gpu(call, &params, host, input, pooled);
 }
 
 static rf_status run(rf__call *call) {
-    rf_embedding_columns_params host = {0};
-    void *scratch = NULL;
-    rf_status status = host_read(call, &host, &scratch);
-    if (status == RF_OK) status = run_with(call, &host, &scratch);
-    free(scratch);
+    host_columns host = {0};
+    rf_status status = host_read(call, &host);
+    if (status == RF_OK) status = run_with(call, &host);
+    host_free(&host);
     return status;
 }
 

@@ -1,4 +1,4 @@
-"""``Addresses``: where a dict's tensors lie, read at once: handing a thousand over takes twice as long."""
+"""``Addresses``: a batch's tensors, read by the library: to hand a thousand over takes twice as long."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ from torch import Tensor
 
 from recfuse import _C
 from recfuse._storage import CELL
+from recfuse.nn.columns.inputs import Inputs
 from recfuse.nn.columns.lowering import Place
 from recfuse.nn.columns.specs import Use
 
 MOST_FORMS = 256
 """Of batches, whose places are remembered; there is no end of widths."""
-_DEVICES = {1: "cpu", 2: "cuda"}  # of DLPack
 
 
 class Addresses(NamedTuple):
-    """What the operator is told of a batch."""
+    """The inputs of a batch, which the operator finds by a number."""
 
     places: tuple[Place, ...]  # one a use
     batch: int
     number: int  # by which the operator finds the inputs
-    forms: NDArray[Any]  # int64 [inputs, 2]: type and width
+    forms: NDArray[Any]  # int64 [inputs, 4]: type, width, features, whether weighted; dense ones first
     n_dense: int
     device: tuple[str, int | None]
     owner: Any  # of the number
     entries: Any  # keeps the tensors
+
+    def inputs(self) -> Inputs:
+        """The same as tensors."""
+        dense = [one for one in self.entries if type(one) is Tensor]
+        jagged = [one for one in self.entries if type(one) is tuple]
+        return Inputs(self.places, self.batch, dense, [one[0] for one in jagged], [one[1] for one in jagged])
 
 
 class AddressReader:
@@ -37,28 +43,41 @@ class AddressReader:
     def __init__(self, uses: Sequence[Use]) -> None:
         """``uses``: what the columns read."""
         self._names = tuple(use.feature for use in uses)
-        self._exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
         self._is_plain = all(use.weights is None and not use.weighted for use in uses)
-        self._places: dict[bytes, tuple[tuple[Place, ...], int]] = {}  # and how many are dense, by widths
+        self._places: dict[bytes, tuple[Place, ...]] = {}  # by widths
 
     def __call__(self, batch: dict[str, Any]) -> Addresses | None:
-        """None: it has something else, or something wrong, which is found where tensors are looked at."""
-        if self._exchange is None or not self._is_plain:
+        """None: an entry is missing, is no plain tensor or pair, or is wrong; a slower reader finds out."""
+        try:
+            entries = tuple(map(batch.__getitem__, self._names)) if self._is_plain else ()
+        except KeyError:
             return None
-        found = _C.embedding_columns_addresses(batch, self._names, Tensor, CELL, self._exchange)
+        found = _C.embedding_columns_inputs(Tensor, CELL, entries, -1) if entries else None
         if found is None:
             return None
-        owner, number, forms, widths, entries, size, kind, index = found
+        widths = found[3]
         key = widths.tobytes()
-        known = self._places.get(key)
-        if known is None:
+        places = self._places.get(key)
+        if places is None:
             if len(self._places) >= MOST_FORMS:
                 self._places.clear()
-            known = self._places[key] = _places(widths), int((widths > 0).sum())
-        places, n_dense = known
-        name = _DEVICES.get(kind, "")
-        device = name, index if name == "cuda" else None
-        return Addresses(places, size, number, forms, n_dense, device, owner, entries)
+            places = self._places[key] = _places(widths)
+        return _addresses(places, entries, found)
+
+
+def addresses_of(given: Inputs) -> Addresses | None:
+    """Of inputs; None: a tensor is no plain one, or has another type."""
+    lists = [[one if type(one) is Tensor else one.as_subclass(Tensor) for one in each] for each in given[2:]]
+    dense, values, offsets, weights = lists
+    entries = (*dense, *zip(values, offsets, weights or [None] * len(values), strict=True))
+    found = _C.embedding_columns_inputs(Tensor, CELL, entries, given.batch)
+    return None if found is None else _addresses(given.places, entries, found)
+
+
+def _addresses(places: tuple[Place, ...], entries: Any, found: Any) -> Addresses:
+    owner, number, forms, widths, batch, on_gpu, index = found
+    device = ("cuda", index) if on_gpu else ("cpu", None)
+    return Addresses(places, batch, number, forms, int((widths > 0).sum()), device, owner, entries)
 
 
 def _places(widths: NDArray[Any]) -> tuple[Place, ...]:

@@ -13,7 +13,7 @@ An entry of a mapping is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,12 +21,13 @@ from torch import Tensor
 from recfuse._arguments import wrong_type
 from recfuse.data.forms import is_keyed, jagged_offsets, unshared
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
-from recfuse.nn.columns.addresses import MOST_FORMS
+from recfuse.nn.columns.addresses import MOST_FORMS, Addresses, AddressReader
 from recfuse.nn.columns.inputs import Inputs, Jagged, contiguous, offsets_of, widened, width_of
 from recfuse.nn.columns.lowering import Place
 from recfuse.nn.columns.packed import PackedColumns
 from recfuse.nn.columns.packing import Packer
 from recfuse.nn.columns.specs import Use
+from recfuse.ops.library import is_transformed
 
 _ENTRY = (
     "a tensor, a jagged one, (values, offsets) or (values, offsets, weights) of tensors; "
@@ -78,15 +79,6 @@ def entry_of(value: Any, where: str) -> Tensor | Jagged:
     return Jagged(*value)
 
 
-class _Layout(NamedTuple):
-    """Which entries of a mapping are tensors, and which are pairs of them."""
-
-    types: list[type]
-    dense: list[int]
-    jagged: list[int]
-    places: tuple[Place, ...]  # where tensors are [batch]
-
-
 class Reader:
     """Reads batches for the columns of one module; remembers the form of the last.
 
@@ -100,9 +92,8 @@ class Reader:
         self.uses = tuple(uses)
         self.packer = Packer(self.uses)
         self._users = dict(users)
-        self._names = tuple(use.feature for use in uses)
+        self._address_reader = AddressReader(self.uses)
         self._plain = all(use.weights is None and not use.weighted for use in self.uses)
-        self._layout: _Layout | None = None  # of the last mapping
         self._keys: tuple[list[str], tuple[Place, ...]] | None = None  # of the last that had all features
         self._interned: dict[tuple[Place, ...], tuple[Place, ...]] = {}
 
@@ -114,16 +105,21 @@ class Reader:
         """Begins again."""
         self.__init__(state["uses"], state["_users"])  # type: ignore[misc]
 
+    def addresses(self, batch: Any) -> Addresses | None:
+        """Addresses of a dict's tensors; None: some tensor is no plain one, or a program is traced."""
+        if type(batch) is not dict or torch.compiler.is_compiling() or is_transformed():
+            return None
+        return None if torch._C._len_torch_dispatch_stack() else self._address_reader(batch)
+
     def read(self, batch: Any, dense: Mapping[str, Any] | None = None) -> Inputs:
         """The operator's inputs.
 
         Raises:
             TypeError, ValueError: no batch, or a feature is missing; names feature and column.
         """
-        if dense is None and type(batch) is dict and self._plain and not torch.compiler.is_compiling():
-            found = self._read_plain(batch)
-            if found is not None:
-                return found
+        found = self.addresses(batch) if dense is None else None
+        if found is not None:
+            return found.inputs()
         if isinstance(batch, PackedColumns):
             if dense is not None:
                 raise ArgumentValueError(
@@ -137,51 +133,6 @@ class Reader:
         if dense is not None:
             batch = {**batch, **dense}
         return self._gather([self._entry(batch, use) for use in self.uses])
-
-    def _read_plain(self, batch: dict[str, Any]) -> Inputs | None:
-        """Of tensors and pairs of them, all at once: a thousand entries are read one by one in a millisecond.
-        None: the batch has something else, or something wrong, which is then found.
-        """
-        try:
-            given = [batch[name] for name in self._names]
-        except KeyError:
-            return None
-        types, layout = list(map(type, given)), self._layout
-        if layout is None or types != layout.types:
-            if not {Tensor, tuple}.issuperset(types):
-                return None
-            layout = self._layout = self._layout_of(types)
-        dense = [given[number] for number in layout.dense] if layout.jagged else given
-        pairs = [given[number] for number in layout.jagged]
-        dims = set(map(Tensor.dim, dense))
-        if not dims <= {1, 2} or not {2}.issuperset(map(len, pairs)):
-            return None
-        values, offsets = [one[0] for one in pairs], [one[1] for one in pairs]
-        if not {Tensor}.issuperset(map(type, [*values, *offsets])):
-            return None
-        size = dense[0].shape[0] if dense else offsets[0].shape[0] - 1
-        if size < 0:
-            return None
-        if any(one.shape != (size + 1,) for one in offsets):  # the operator would take more for more features
-            return None
-        if not {1}.issuperset(map(Tensor.dim, values)):
-            return None
-        places = layout.places
-        if 2 in dims:
-            widths = dict(zip(layout.dense, map(width_of, dense), strict=True))
-            if 0 in widths.values():
-                return None
-            wide = tuple(place._replace(width=widths.get(at, 0)) for at, place in enumerate(layout.places))
-            places = self._same(wide)
-        values = [contiguous(widened(one)) for one in values]
-        return Inputs(places, size, dense, values, [contiguous(one) for one in offsets])
-
-    def _layout_of(self, types: list[type]) -> _Layout:
-        dense = [number for number, kind in enumerate(types) if kind is Tensor]
-        jagged = [number for number, kind in enumerate(types) if kind is tuple]
-        input_of = {number: at for at, number in enumerate([*dense, *jagged])}
-        places = tuple(Place(input_of[at], 0, int(kind is Tensor)) for at, kind in enumerate(types))
-        return _Layout(types, dense, jagged, self._same(places))
 
     def _same(self, places: tuple[Place, ...]) -> tuple[Place, ...]:
         """The object that equal places were before: what remembers them compares objects first."""

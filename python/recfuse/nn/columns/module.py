@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -15,7 +14,7 @@ from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES, MODES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.columns import json
-from recfuse.nn.columns.addresses import Addresses, AddressReader
+from recfuse.nn.columns.addresses import Addresses
 from recfuse.nn.columns.batch import Reader
 from recfuse.nn.columns.checks import check_columns, check_values, differentiable, tables_of
 from recfuse.nn.columns.host import (
@@ -28,7 +27,7 @@ from recfuse.nn.columns.host import (
     size_of,
     stays,
 )
-from recfuse.nn.columns.inputs import Inputs, widened
+from recfuse.nn.columns.inputs import Inputs
 from recfuse.nn.columns.packed import PackedColumns
 from recfuse.nn.columns.parts import Part
 from recfuse.nn.columns.programs import is_captured
@@ -38,7 +37,7 @@ from recfuse.nn.packed.layout import TableSpec, WeightForm, arrange, layout_of
 from recfuse.nn.packed.pooling import has_kernel, on_gpu, refuse_proxy
 from recfuse.nn.packed.tables import PackedTables
 from recfuse.ops.embedding_columns import fits_a_gpu
-from recfuse.ops.library import is_transformed, needs_derivatives
+from recfuse.ops.library import needs_derivatives
 
 _WHERE = "recfuse.nn.EmbeddingColumns"
 
@@ -156,7 +155,6 @@ class EmbeddingColumns(PackedTables):
             for source in column.sources():
                 users.setdefault(source.use, column.name)
         self._reader = Reader(self._whole.programs.uses, users)
-        self._address_reader = AddressReader(self._reader.uses)
         self._differentiable = differentiable(self.specs, self._reader.uses)
         self._split: Split | None = None
         if self._host_matrices:
@@ -207,7 +205,7 @@ class EmbeddingColumns(PackedTables):
             if not torch.compiler.is_compiling():
                 batch = self._brought(batch)
             on_host = batch.on_host
-        elif dense is None and type(batch) is dict and not is_transformed():
+        elif dense is None and type(batch) is dict:
             found = self._at_once(batch)
             if isinstance(found, Tensor):
                 return found
@@ -215,11 +213,11 @@ class EmbeddingColumns(PackedTables):
                 batch, on_host = found, found.on_host
         return self._computed(self._reader.read(batch, dense), on_host)
 
-    def _read_at_once(self, batch: dict[str, Any]) -> Addresses | None:
-        """Where the tensors of a dict lie, if nothing else may ask for the tensors."""
-        if torch._C._len_torch_dispatch_stack() or (torch.is_grad_enabled() and self._differentiable):
+    def _addresses(self, batch: Any) -> Addresses | None:
+        """The addresses of a dict's tensors, if nothing else needs the tensors."""
+        if torch.is_grad_enabled() and self._differentiable:
             return None
-        return self._address_reader(batch)
+        return self._reader.addresses(batch)
 
     def _at_once(self, batch: dict[str, Any]) -> Tensor | PackedColumns | None:
         """The output, or the batch on the GPU; None: its tensors have to be looked at one by one."""
@@ -228,7 +226,7 @@ class EmbeddingColumns(PackedTables):
             return None
         home = self._home.device if self._host_matrices else weights[0].device
         direct = self._split is None and not needs_derivatives(weights) and has_kernel(weights)
-        found = self._read_at_once(batch) if direct or home.type == "cuda" else None
+        found = self._addresses(batch) if direct or home.type == "cuda" else None
         if found is None:
             return None
         n_jagged = found.forms.shape[0] - found.n_dense
@@ -249,17 +247,6 @@ class EmbeddingColumns(PackedTables):
     def _computed(self, given: Inputs, on_host: Inputs | None) -> Tensor:
         if torch.is_grad_enabled() and self._differentiable:
             check_values(self._differentiable, self._reader.uses, given)
-        if torch.compiler.is_compiling():
-            return self._call(given, on_host)
-        try:
-            return self._call(given, on_host)
-        except TypeError:  # types that become others are not looked at before
-            wider = [widened(one) for one in given.dense]
-            if not any(map(operator.is_not, wider, given.dense)):
-                raise
-        return self._call(given._replace(dense=wider), on_host)
-
-    def _call(self, given: Inputs, on_host: Inputs | None) -> Tensor:
         weights = self.packed_weights()
         if weights and weights[0].is_meta:  # as torch's lookups, which take indices of any device then
             given = given.to("meta")
@@ -296,8 +283,8 @@ class EmbeddingColumns(PackedTables):
         Raises:
             ValueError, TypeError: as :meth:`forward`; features that differ in their number of samples.
         """
-        if dense is None and type(batch) is dict and not is_transformed():
-            found = self._read_at_once(batch)
+        if dense is None:
+            found = self._addresses(batch)
             if found is not None and found.device[0] == "cpu":
                 return self._reader.packer.at(found, torch.cuda.is_available())
         given = self._reader.read(batch, dense)
@@ -370,7 +357,7 @@ class EmbeddingColumns(PackedTables):
     def __getstate__(self) -> dict[str, Any]:
         """State without what follows from it."""
         own = self.__dict__.copy()
-        for name in ("_whole", "_reader", "_address_reader", "_split", "_differentiable"):
+        for name in ("_whole", "_reader", "_split", "_differentiable"):
             del own[name]
         return own
 

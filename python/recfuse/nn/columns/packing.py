@@ -2,206 +2,143 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse import _C
 from recfuse._arguments import integers_on
 from recfuse._storage import check_storages
 from recfuse.errors import ArgumentValueError
-from recfuse.nn.columns.addresses import Addresses
-from recfuse.nn.columns.inputs import TYPES, Inputs, Jagged, widened, width_of
+from recfuse.nn.columns.addresses import Addresses, addresses_of
+from recfuse.nn.columns.inputs import TYPES, Inputs, Jagged, width_of
 from recfuse.nn.columns.lowering import Place
-from recfuse.nn.columns.packed import BufferPart, PackedColumns, encoded, of_buffer, view_of
+from recfuse.nn.columns.packed import BufferPart, PackedColumns, encoded, of_buffer
 from recfuse.nn.columns.specs import Use
+from recfuse.ops.library import is_transformed
 
-_ALIGNMENT = 64  # bytes of each part of the buffer
-_dtype_of = operator.attrgetter("dtype")
+_WHERE = "recfuse.nn.EmbeddingColumns"
 
-
-class _Group:
-    """Inputs that become one."""
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.first: list[int] = []  # their first slots in it
-        self.slots = 0
-
-    def add(self, number: int, slots: int) -> None:
-        self.numbers.append(number)
-        self.first.append(self.slots)
-        self.slots += slots
-
-
-class _Form(NamedTuple):
-    """All of a batch that decides how it is packed."""
-
-    places: tuple[Place, ...]
-    dtypes: list[torch.dtype]  # of dense ones
-    widths: list[int]  # of dense ones
-    kinds: list[tuple[torch.dtype, bool, int]]  # of jagged ones: type, has weights, features
-
-    def same_as(self, other: _Form) -> bool:
-        """Quickly where places are the same object."""
-        return (self.places is other.places or self.places == other.places) and self[1:] == other[1:]
+Kind = tuple[Any, int, int, bool]
+"""Type of an input, its width (0: jagged), features of a jagged one, and whether that has weights."""
 
 
 class _Plan(NamedTuple):
-    """How a form is packed."""
+    """Which inputs become one."""
 
-    form: _Form
-    dense: list[_Group]
-    bags: list[_Group]
+    groups: list[list[int]]  # numbers of inputs, dense groups first
     places: tuple[Place, ...]  # of uses in what is packed
     text: str  # of these
-
-
-class _Piece(NamedTuple):
-    """Tensors that become one, one after the other."""
-
-    field: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    tensors: list[Tensor]
+    group_of: NDArray[Any] | None  # int32 [inputs]
 
 
 class Packer:
     """Packs batches for the columns of one module. Remembers the form of the last: batches of one form have
     the same ``places``.
-
-    Raises (when called):
-        ValueError: features that differ in their number of samples.
     """
 
     def __init__(self, uses: tuple[Use, ...]) -> None:
         """``uses``: what the columns read."""
         self.uses = uses
-        self._last: _Plan | None = None
-        self._least: tuple[tuple[Place, ...], list[int]] = ((), [])
-        self._last_at: tuple[tuple[Place, ...], bytes, _Plan | None] = ((), b"", None)
+        self._last: tuple[tuple[Place, ...], Any, _Plan | None] = ((), None, None)
 
     def __call__(self, given: Inputs, pin: bool = False) -> PackedColumns:
-        """The same inputs; ``pin``: in page-locked memory."""
-        for name, tensors in zip(("dense", "values", "offsets", "weights"), given[2:], strict=True):
-            check_storages("recfuse.nn.EmbeddingColumns", name, tensors)
-        batch, dense = given.batch, given.dense
-        dtypes = list(map(_dtype_of, dense))
-        if not set(dtypes).issubset(TYPES):
-            dense = [widened(one) for one in dense]
-            dtypes = list(map(_dtype_of, dense))
-        is_compiling = torch.compiler.is_compiling()
-        shapes = [one.shape for one in dense]
-        different = shapes if is_compiling else set(shapes)
-        if any(shape[0] != batch for shape in different):
-            self._fail_samples(given, shapes)
-        narrow = not is_compiling and all(len(shape) == 1 for shape in different)
-        widths = [1] * len(dense) if narrow else [width_of(one) for one in dense]
-        jagged = [given.jagged(number) for number in range(len(given.values))]
-        kinds = [
-            (entry.values.dtype, entry.weights is not None, count)
-            for entry, count in zip(jagged, self._features(given, jagged), strict=True)
-        ]
-        plan = self._plan(_Form(given.places, dtypes, widths, kinds))
-        pieces = [
-            _dense_piece([dense[number] for number in own.numbers], own.slots, batch) for own in plan.dense
-        ]
-        pieces += _jagged_pieces([[jagged[number] for number in own.numbers] for own in plan.bags])
-        if is_compiling:
-            return PackedColumns(self.uses, _joined_inputs(plan.places, given, pieces))
-        parts, first = [], 0
-        for piece in pieces:
-            parts.append(BufferPart(piece.field, piece.dtype, piece.shape, first))
-            size = math.prod(piece.shape) * piece.dtype.itemsize
-            first += -(-size // _ALIGNMENT) * _ALIGNMENT
-        buffer = torch.empty(first, dtype=torch.uint8, device=given.device, pin_memory=pin)
-        for piece, part in zip(pieces, parts, strict=True):
-            if piece.tensors:
-                view = view_of(buffer, part)
-                torch.cat(piece.tensors, out=view.view(-1) if piece.tensors[0].dim() == 1 else view)
-        return of_buffer(self.uses, plan.places, batch, buffer, parts, plan.text)
+        """The same inputs; of those on the CPU one buffer, with ``pin`` in page-locked memory.
+
+        Raises:
+            NotImplementedError: a tensor needs a gradient.
+        """
+        if torch.compiler.is_compiling():
+            return self._joined(given)
+        tensors = [one for each in given[2:] for one in each]
+        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+            raise NotImplementedError(
+                f"{_WHERE}: a tensor of the batch needs a gradient, which a packed batch has not: detach() it"
+            )
+        for name, each in zip(("dense", "values", "offsets", "weights"), given[2:], strict=True):
+            check_storages(_WHERE, name, each)
+        is_read = given.device.type == "cpu" and not is_transformed()
+        found = addresses_of(given) if is_read and not torch._C._len_torch_dispatch_stack() else None
+        return self._joined(given) if found is None else self.at(found, pin)
 
     def at(self, given: Addresses, pin: bool = False) -> PackedColumns:
-        """The same of tensors that are known by their addresses, on the CPU."""
-        batch, kinds, widths = given.batch, given.forms[:, 0], given.forms[:, 1]
-        size, _ = _C.embedding_columns_pack(given.owner, 0, 0)
+        """The same of tensors on the CPU that the library has read."""
+        plan = self._plan(given.places, given.forms.tobytes(), given)
+        form = given.owner, plan.group_of, len(plan.groups)
+        size, _ = _C.embedding_columns_pack(*form, 0, 0)
         buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin)
-        _, found = _C.embedding_columns_pack(given.owner, buffer.data_ptr(), size)
-        parts = []
-        for field, kind, wide, rows, columns, first in found:
-            dtype = TYPES[kind] if kind >= 0 else torch.int64 if wide else torch.int32
-            parts.append(BufferPart(field, dtype, (rows,) if columns < 0 else (rows, columns), first))
-        types = kinds.tobytes()
-        places, last, plan = self._last_at
-        if plan is None or places is not given.places or types != last:
-            dtypes, n_dense = [TYPES[number] for number in kinds], given.n_dense
-            kinds = [(dtype, False, 1) for dtype in dtypes[n_dense:]]
-            form = _Form(given.places, dtypes[:n_dense], widths[:n_dense].tolist(), kinds)
-            plan = _plan_of(form)
-            self._last_at = given.places, types, plan
-        return of_buffer(self.uses, plan.places, batch, buffer, parts, plan.text)
+        _, found = _C.embedding_columns_pack(*form, buffer.data_ptr(), size)
+        parts = [
+            BufferPart(field, TYPES[kind], (rows,) if columns < 0 else (rows, columns), first)
+            for field, kind, rows, columns, first in found
+        ]
+        return of_buffer(self.uses, plan.places, given.batch, buffer, parts, plan.text)
 
-    def _features(self, given: Inputs, jagged: Sequence[Jagged]) -> list[int]:
-        if not jagged:
-            return []
-        if torch.compiler.is_compiling():
-            least = _least_features(given.places, len(given.dense), len(jagged))
-        else:
-            places, least = self._least
-            if places is not given.places:
-                least = _least_features(given.places, len(given.dense), len(jagged))
-                self._least = given.places, least
-        return _features(least, jagged, given.batch)
-
-    def _plan(self, form: _Form) -> _Plan:
-        if torch.compiler.is_compiling():
-            return _plan_of(form)
-        plan = self._last
-        if plan is None or not plan.form.same_as(form):
-            self._last = plan = _plan_of(form)
+    def _plan(self, places: tuple[Place, ...], key: Any, given: Addresses | None = None) -> _Plan:
+        """The plan of inputs with these places; ``key``: their kinds, or the bytes of ``given.forms``."""
+        last, last_key, plan = self._last
+        if plan is None or last is not places or last_key != key:
+            kinds = key if given is None else _kinds_of(given)
+            plan = _plan_of(places, kinds)
+            self._last = places, key, plan
         return plan
 
-    def _fail_samples(self, given: Inputs, shapes: Sequence[torch.Size]) -> None:
-        number = next(at for at, shape in enumerate(shapes) if shape[0] != given.batch)
-        raise ArgumentValueError(
-            f"recfuse.nn.EmbeddingColumns: {_readers(given.places, number, self.uses)} has "
-            f"{shapes[number][0]} samples, {_readers(given.places, 0, self.uses)} has {given.batch}"
-        )
+    def _joined(self, given: Inputs) -> PackedColumns:
+        """Inputs as tensors of their own, made by torch: by the compiler, or on a GPU."""
+        jagged = [given.jagged(number) for number in range(len(given.values))]
+        kinds: list[Kind] = [(one.dtype, width_of(one), 0, False) for one in given.dense]
+        for one, features in zip(jagged, _features(given, jagged), strict=True):
+            kinds.append((one.values.dtype, 0, features, one.weights is not None))
+        is_compiling = torch.compiler.is_compiling()
+        plan = _plan_of(given.places, kinds) if is_compiling else self._plan(given.places, kinds)
+        n_dense, dense, bags = len(given.dense), [], []
+        for numbers in plan.groups:
+            if numbers[0] < n_dense:
+                dense.append(_side_by_side([given.dense[number] for number in numbers], given.batch))
+            else:
+                bags.append(_one_after_the_other([jagged[number - n_dense] for number in numbers]))
+        weights = []
+        if any(one.weights is not None for one in bags):
+            none = bags[0].offsets.new_empty(0, dtype=torch.float32)
+            weights = [none if one.weights is None else one.weights for one in bags]
+        values, offsets = [one.values for one in bags], [one.offsets for one in bags]
+        inputs = Inputs(plan.places, given.batch, dense, values, offsets, weights)
+        return PackedColumns(self.uses, inputs, form=None if is_compiling else plan.text)
 
 
-def _plan_of(form: _Form) -> _Plan:
-    groups: dict[Hashable, _Group] = {}
-    for number, (dtype, width) in enumerate(zip(form.dtypes, form.widths, strict=True)):
-        groups.setdefault(dtype, _Group()).add(number, width)
-    bags: dict[Hashable, _Group] = {}
-    for number, kind in enumerate(form.kinds):
-        bags.setdefault(kind, _Group()).add(number, kind[2])
-    own, other = list(groups.values()), list(bags.values())
-    places = _moved(form.places, len(form.dtypes), own, other)
-    return _Plan(form, own, other, places, "" if torch.compiler.is_compiling() else encoded(places))
+def _kinds_of(given: Addresses) -> list[Kind]:
+    """Of no samples a jagged input has as many features as columns read."""
+    least = _least_features(given.places, given.n_dense, len(given.forms) - given.n_dense)
+    kinds: list[Kind] = []
+    for number, (kind, width, features, weighted) in enumerate(given.forms.tolist()):
+        if width == 0 and given.batch == 0:
+            features = least[number - given.n_dense]
+        kinds.append((kind, width, features, weighted))
+    return kinds
 
 
-def _joined_inputs(places: tuple[Place, ...], given: Inputs, pieces: Sequence[_Piece]) -> Inputs:
-    """Pieces as tensors of their own: the compiler has no buffer."""
-    lists: tuple[list[Tensor], ...] = [], [], [], []
-    for piece in pieces:
-        if piece.tensors:
-            whole = torch.cat(piece.tensors).view(piece.shape)
-        else:
-            whole = torch.empty(piece.shape, dtype=piece.dtype, device=given.device)
-        lists[piece.field].append(whole.t() if piece.field == 0 else whole)
-    return Inputs(places, given.batch, *lists)
-
-
-def _readers(places: Sequence[Place], number: int, uses: Sequence[Use]) -> str:
-    """The feature that an input is of."""
-    return next(
-        (f"feature {use.feature!r}" for use, at in zip(uses, places, strict=True) if at.input == number), "?"
+def _plan_of(places: tuple[Place, ...], kinds: Sequence[Kind]) -> _Plan:
+    groups: dict[Hashable, list[int]] = {}
+    slots: dict[Hashable, int] = {}
+    first = []  # slot of each input in its group
+    for number, (kind, width, features, weighted) in enumerate(kinds):
+        key = (kind, width > 0) if width else (kind, features, weighted)
+        groups.setdefault(key, []).append(number)
+        first.append(slots.get(key, 0))
+        slots[key] = first[-1] + (width or features)
+    numbers = list(groups.values())
+    group_of = {number: at for at, group in enumerate(numbers) for number in group}
+    found = tuple(
+        Place(group_of[place.input], first[place.input] + place.slot, place.width) for place in places
     )
+    if torch.compiler.is_compiling():
+        return _Plan(numbers, found, "", None)
+    array = np.array([group_of[number] for number in range(len(kinds))], np.int32)
+    return _Plan(numbers, found, encoded(found), array)
 
 
 def _least_features(places: Sequence[Place], n_dense: int, count: int) -> list[int]:
@@ -214,67 +151,45 @@ def _least_features(places: Sequence[Place], n_dense: int, count: int) -> list[i
     return least
 
 
-def _features(least: Sequence[int], jagged: Sequence[Jagged], batch: int) -> list[int]:
+def _features(given: Inputs, jagged: Sequence[Jagged]) -> list[int]:
     """Of each jagged input; ValueError for offsets of another size."""
-    counts = [
-        count if batch == 0 else max((one.offsets.shape[0] - 1) // batch, count)
-        for one, count in zip(jagged, least, strict=True)
-    ]
+    batch = given.batch
+    counts = _least_features(given.places, len(given.dense), len(jagged))
+    if batch > 0:
+        counts = [
+            max((one.offsets.shape[0] - 1) // batch, least) for one, least in zip(jagged, counts, strict=True)
+        ]
     for entry, count in zip(jagged, counts, strict=True):
         if entry.offsets.dim() != 1 or entry.offsets.shape[0] != count * batch + 1:
             raise ArgumentValueError(
-                f"recfuse.nn.EmbeddingColumns: offsets of a jagged entry are {list(entry.offsets.shape)}, "
-                f"must be [{count * batch + 1}] for {batch} samples"
-            )
-        weights = entry.weights
-        if weights is not None and weights.shape != entry.values.shape:
-            raise ArgumentValueError(
-                f"recfuse.nn.EmbeddingColumns: weights of a jagged entry are {list(weights.shape)}, must be "
-                f"{list(entry.values.shape)} as its values"
+                f"{_WHERE}: offsets of a jagged entry are {list(entry.offsets.shape)}, must be "
+                f"[{count * batch + 1}] for {batch} samples"
             )
     return counts
 
 
-def _dense_piece(tensors: list[Tensor], values: int, batch: int) -> _Piece:
-    """[values, batch]."""
+def _side_by_side(tensors: list[Tensor], batch: int) -> Tensor:
+    """Dense inputs as one ``[batch, values]``, of which all samples' first values come first."""
     if any(one.dim() == 2 for one in tensors):
-        tensors = [one[None] if one.dim() == 1 else one.t() for one in tensors]
-    return _Piece(0, tensors[0].dtype, (values, batch), tensors)
+        return torch.cat([one[None] if one.dim() == 1 else one.t() for one in tensors]).t()
+    return torch.cat(tensors).view(len(tensors), batch).t()
 
 
-def _jagged_pieces(groups: list[list[Jagged]]) -> list[_Piece]:
-    values, offsets, weights = [], [], []
-    for group in groups:
-        narrow = all(entry.offsets.dtype == torch.int32 for entry in group)
-        bags = torch.stack([entry.offsets for entry in group])
-        own = _trimmed(group, bags)
-        lengths = [entry.values.shape[0] for entry in own]
-        joined = _joined(bags, lengths, narrow) if len(own) > 1 else bags[0]
-        values.append(_Piece(1, own[0].values.dtype, (sum(lengths),), [entry.values for entry in own]))
-        offsets.append(_Piece(2, joined.dtype, tuple(joined.shape), [joined]))
-        factors = [entry.weights.to(torch.float32) for entry in own if entry.weights is not None]
-        weights.append(_Piece(3, torch.float32, (sum(lengths) if factors else 0,), factors))
-    return [*values, *offsets, *(weights if any(piece.tensors for piece in weights) else [])]
+def _one_after_the_other(group: list[Jagged]) -> Jagged:
+    """Jagged inputs as one."""
+    bags = torch.stack([entry.offsets for entry in group])
+    narrow = all(entry.offsets.dtype == torch.int32 for entry in group)
+    lengths = [entry.values.shape[0] for entry in group]
+    offsets = _joined_offsets(bags, lengths, narrow) if len(group) > 1 else bags[0]
+    weights = [entry.weights.to(torch.float32) for entry in group if entry.weights is not None]
+    values = torch.cat([entry.values for entry in group])
+    return Jagged(values, offsets, torch.cat(weights) if weights else None)
 
 
-def _trimmed(group: list[Jagged], bags: Tensor) -> list[Jagged]:
-    """Without values behind the last offset; ``bags``: offsets, a row an input. A GPU is not asked for it:
-    then there must be none.
-    """
-    if torch.compiler.is_compiling() or not bags.is_cpu:
-        return group
-    return [
-        entry
-        if not 0 <= end < entry.values.shape[0]
-        else Jagged(entry.values[:end], entry.offsets, None if entry.weights is None else entry.weights[:end])
-        for entry, end in zip(group, bags[:, -1].tolist(), strict=True)
-    ]
-
-
-def _joined(bags: Tensor, lengths: Sequence[int], narrow: bool) -> Tensor:
+def _joined_offsets(bags: Tensor, lengths: Sequence[int], narrow: bool) -> Tensor:
     """The offsets of jagged inputs one after the other; ``bags``: a row an input. Ones that do not begin with
-    0, or do not end with the number of values, become negative, which the operator reports: asking would wait
-    for a GPU.
+    0, or do not end with the number of values, become negative, which the operator reports: to read them
+    would wait for a GPU.
     """
     bases = [0]
     for length in lengths:
@@ -285,21 +200,3 @@ def _joined(bags: Tensor, lengths: Sequence[int], narrow: bool) -> Tensor:
     starts = torch.where(right, ends[:-1], -ends[-1] - 1)
     found = torch.cat([ends[:1], (bags[:, 1:] + starts[:, None]).flatten()])
     return found.to(torch.int32) if narrow and bases[-1] < 2**31 else found
-
-
-def _moved(
-    places: Sequence[Place], n_dense: int, groups: Sequence[_Group], bags: Sequence[_Group]
-) -> tuple[Place, ...]:
-    """Where uses are when inputs have become groups."""
-    at: dict[int, tuple[int, int]] = {}
-    for number, group in enumerate(groups):
-        at.update({own: (number, first) for own, first in zip(group.numbers, group.first, strict=True)})
-    for number, group in enumerate(bags, len(groups)):
-        at.update(
-            {n_dense + own: (number, first) for own, first in zip(group.numbers, group.first, strict=True)}
-        )
-    found = []
-    for place in places:
-        number, first = at[place.input]
-        found.append(Place(number, first + place.slot, place.width))
-    return tuple(found)
