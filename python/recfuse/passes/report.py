@@ -1,4 +1,4 @@
-"""What ``swap`` and ``unswap`` return."""
+"""Reports of ``swap`` and ``unswap``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_LINES = 8  # of entries that differ in their name alone; more are one line
 
 @dataclass(frozen=True)
 class SwapEntry:
-    """What happened to one module."""
+    """The action for one module, or for one match in a graph."""
 
     name: str  # as in model.named_modules(); "" is the model
     kind: str  # its class before
@@ -30,18 +30,32 @@ class SwapEntry:
 
 @dataclass
 class SwapReport:
-    """What :func:`recfuse.swap` or :func:`recfuse.unswap` did, module by module. ``print`` it for a table."""
+    """Report of :func:`recfuse.swap` or :func:`recfuse.unswap`: an entry a module, or of a graph a match.
+
+    ``print`` shows a table. The properties select entries by action.
+
+    Attributes:
+        entries: all entries, in the order of the model.
+        fused_optimizers: with ``fuse_optimizers``, the optimizer that updates the tables of each given
+            optimizer.
+
+    Example:
+        >>> print(recfuse.swap(torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4))))
+        module  kind          action    detail
+        0       EmbeddingBag  replaced  recfuse.nn.EmbeddingBag
+        1 replaced, 0 fused, 0 left
+    """
 
     entries: list[SwapEntry] = field(default_factory=list)
     fused_optimizers: list[FusedOptimizer] = field(default_factory=list)
     """With ``fuse_optimizers``: of each optimizer that has tables, the one that updates them."""
 
     def add(self, name: str, kind: str, action: str, detail: str, pattern: str = "") -> None:
-        """Adds a line."""
+        """Append an entry."""
         self.entries.append(SwapEntry(name, kind, action, detail, pattern))
 
     def leave(self, reason: str) -> None:
-        """Records that the swap was undone."""
+        """Mark all entries as left, for a swap that was undone."""
         self.entries = [
             entry if entry.action in ("left", "already") else replace(entry, action="left", detail=reason)
             for entry in self.entries
@@ -49,45 +63,45 @@ class SwapReport:
         self.fused_optimizers.clear()
 
     def found(self, pattern: str) -> list[SwapEntry]:
-        """Of a graph: what a pattern has found, swapped and left."""
+        """Return the entries of a pattern, swapped and left."""
         return [entry for entry in self.entries if entry.pattern == pattern]
 
     @property
     def swapped(self) -> list[SwapEntry]:
-        """Parts of a graph that recfuse's operators now compute."""
+        """Parts of a graph that recfuse's operators compute now."""
         return [entry for entry in self.entries if entry.action == "swapped"]
 
     @property
     def replaced(self) -> list[SwapEntry]:
-        """Modules that now run on recfuse's single-table operator."""
+        """Modules that use recfuse's operator for one table now."""
         return [entry for entry in self.entries if entry.action == "replaced"]
 
     @property
     def fused(self) -> list[SwapEntry]:
-        """Collections whose tables are now pooled in one call."""
+        """Collections that pool their tables in one call now."""
         return [entry for entry in self.entries if entry.action == "fused"]
 
     @property
     def left(self) -> list[SwapEntry]:
-        """Modules left as they were, and why."""
+        """Modules and matches that were left, with the reason."""
         return [entry for entry in self.entries if entry.action == "left"]
 
     @property
     def already(self) -> list[SwapEntry]:
-        """Modules that were recfuse's before, by an earlier swap or made by hand; nothing was changed."""
+        """Modules that were recfuse's before: swapped earlier, or made by hand."""
         return [entry for entry in self.entries if entry.action == "already"]
 
     @property
     def restored(self) -> list[SwapEntry]:
-        """Modules that are torch's or TorchRec's again, by :func:`recfuse.unswap`."""
+        """Modules that :func:`recfuse.unswap` has restored."""
         return [entry for entry in self.entries if entry.action == "restored"]
 
     def names(self) -> set[str]:
-        """Names of the modules in the report."""
+        """Return the names of all modules in the report."""
         return {entry.name for entry in self.entries}
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
-        """Cells of the table; many entries that differ in their names alone are one row."""
+        """Cells of the table; entries that differ only in their names are one row."""
         names: dict[tuple[str, str, str], list[str]] = {}
         folded: set[tuple[str, str, str]] = set()
         for entry in self.entries:
@@ -102,7 +116,7 @@ class SwapReport:
                 yield (f"{alike[0]} and {len(alike) - 1} more", *cells)
 
     def __str__(self) -> str:
-        """A table, a line a module or for many alike; numbers; the next step after single replacements."""
+        """The table, the counts, and the next step after single replacements."""
         rows = [("module", "kind", "action", "detail"), *self._rows()]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = [

@@ -46,59 +46,67 @@ def swap(
     check: Iterable[Any] = (),
     patterns: Sequence[str] | None = None,
 ) -> SwapReport:
-    """Makes a model, or an exported program, use recfuse's operators, in place.
+    """Replace embedding tables of a model, or operators in a graph, by recfuse's, in place.
 
-    Of an ``ExportedProgram``, or a ``torch.fx.GraphModule`` of ATen operators, the graph itself is rewritten
-    (``exported.graph_module``): what docs/passes.md lists is found in it, however the model was written.
-    Weights stay where they are. For torch.compile there is :func:`recfuse.backend`. Of another model, modules
-    are replaced:
+    Of a module, ``swap`` replaces submodules:
 
     - Every ``torch.nn.EmbeddingBag`` on the CPU or a CUDA device becomes a :class:`recfuse.nn.EmbeddingBag`.
+      It stays the same object, with its Parameter, name and hooks.
     - With ``fuse``, every unsharded ``torchrec.EmbeddingBagCollection`` pools all its tables in one call.
-    - With ``fuse``, a model shaped like facebookresearch/dlrm's ``DLRM_Net`` (``emb_l``, a ModuleList of
-      EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l, v_W_l)``) does so too. The code of the method
-      is read, not run, and it is replaced only where that proves that one call does the same.
+    - With ``fuse``, a model like facebookresearch/dlrm's ``DLRM_Net`` does so too. It has ``emb_l``, a
+      ModuleList of EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l, v_W_l)``. ``swap`` reads the
+      code of the method, and replaces it only if that proves that one call gives the same result.
 
-    Single bags change their class and stay the same objects, with their Parameters, names and hooks. Tables
-    that are pooled together have one new Parameter for all tables of one dtype and dimension: create
-    optimizers, and wrappers such as DistributedDataParallel, after the swap, or pass the optimizers to it.
-    ``state_dict`` keeps its names, so checkpoints load before and after. A reference to an old weight still
-    shows the table's values, but has no gradient.
+    Of an ``ExportedProgram``, or a ``torch.fx.GraphModule`` of ATen operators, it rewrites the graph
+    (``exported.graph_module``); docs/passes.md lists the patterns. Weights do not move. For torch.compile use
+    :func:`recfuse.backend`.
 
-    What cannot be swapped is left, with the reason. Swapping again changes nothing, and says so: "already
-    swapped". :func:`unswap` gives torch's and TorchRec's own modules back.
+    Fused tables of one dtype and dim have one new Parameter. Create optimizers, and wrappers such as
+    DistributedDataParallel, after the swap, or pass the optimizers to it. ``state_dict`` keeps its names, so
+    checkpoints load before and after. An old reference to a weight still shows the values of the table, but
+    has no gradient.
 
-    Tables are pooled together on the CPU, or on one CUDA device; packing them takes the memory of two copies
-    for a moment. Tables on several devices are replaced one by one.
+    Modules that cannot be swapped are left, and the report gives the reason. A second swap changes nothing
+    and reports "already swapped". :func:`unswap` restores the modules of torch and TorchRec.
 
     Args:
-        model: any module; may itself be one of those above. Or a graph, as above.
-        fuse: pool tables together where the model allows it.
-        optimizers: those that hold the tables' Parameters. Their entries and state go to the new Parameters,
-            so that training continues as it would have. An optimizer is refused if a state of it is neither
-            one number nor has an element, or a row, for each element or row of the Parameter.
-        fuse_optimizers: the tables of ``optimizers`` are updated inside ``backward()``, in the same pass over
-            the lookups, and no gradient is stored. The script goes on with its optimizers as they are:
-            ``step()``, ``zero_grad()``, schedulers, ``state_dict()`` and ``load_state_dict()`` mean what they
-            meant, and the results are the same. What would have another result raises: to read or clip the
-            gradients, ``backward()`` without ``zero_grad()`` before it or ``step()`` after it. For
-            torch.optim.SGD without momentum, Adagrad and dlrm's RWSAdagrad without lr_decay, and SparseAdam;
-            without weight decay.
-        check: batches, each a tuple of the model's arguments (or a dict of them by name, or a pair of
-            both). Copies of the model run on copies of them before and after, without gradients, a module
-            in eval mode; nothing of the model itself changes. Of a graph, a match that changes a result by
-            more than the order of sums does is left, and the report says so; of a module, everything is.
-        patterns: of a graph: the kinds to look for; by default all.
+        model: any module, also one of those above; or a graph, as above.
+        fuse: pool tables together if the model allows it. Default: True.
+        optimizers: optimizers of the tables' Parameters. Their entries and state move to the new Parameters,
+            and training continues as it would have. An optimizer is refused if a state is neither one number
+            nor has an element, or a row, for each element or row of the Parameter.
+        fuse_optimizers: update the tables of ``optimizers`` inside ``backward()``, and store no gradient. The
+            script keeps its optimizers: ``step()``, ``zero_grad()``, schedulers, ``state_dict()`` and
+            ``load_state_dict()`` work as before, with the same results. Reading or clipping gradients raises,
+            and so does ``backward()`` without ``zero_grad()`` before it or ``step()`` after it. Supported are
+            torch.optim.SGD without momentum, Adagrad and dlrm's RWSAdagrad without lr_decay, and SparseAdam,
+            without weight decay. Default: False.
+        check: batches, each a tuple of the model's arguments, a dict of them by name, or a pair of both.
+            Copies of the model run on copies of the batches before and after, without gradients, a module in
+            eval mode. Of a graph, a match that changes a result by more than the order of sums is left; of a
+            module, everything is.
+        patterns: of a graph, the patterns to look for. Default: all.
 
     Returns:
-        What happened to each module that is, or is named as, an embedding bag; ``fused_optimizers``. Of a
-        graph: each match, whether it was swapped or left, and why.
+        SwapReport: each module that is an embedding bag, or has the name of one, with its action and the
+        reason; of a graph, each match. ``fused_optimizers`` are the optimizers of ``fuse_optimizers``.
 
     Raises:
-        TypeError: ``model`` is not a torch.nn.Module, ``optimizers`` are none.
+        TypeError: ``model`` is not a torch.nn.Module or a graph, or ``optimizers`` holds no optimizers.
         ValueError: an optimizer or DistributedDataParallel holds a Parameter that would be replaced and was
-            not passed, an optimizer cannot be moved, or the steps of one cannot be fused: those of
-            torch.optim.Adam and AdamW move rows that no lookup has. Nothing was changed.
+            not passed; an optimizer cannot be moved; its steps cannot be fused, such as those of
+            torch.optim.Adam and AdamW, which move rows without a lookup. Nothing was changed.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 16, mode="sum"), torch.nn.Linear(16, 1))
+        >>> optimizer = torch.optim.Adagrad(model.parameters())
+        >>> report = recfuse.swap(model, optimizers=[optimizer])
+        >>> len(report.replaced), type(model[0]).__module__
+        (1, 'recfuse.nn.embedding_bag')
+
+    Note:
+        Tables are fused on the CPU, or on one CUDA device; tables on several devices are replaced one by one.
+        Fusing needs memory for two copies of the tables for a moment.
     """
     if _is_graph(model):
         from recfuse.passes.graph.entry import swap_graph

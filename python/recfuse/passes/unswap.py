@@ -24,22 +24,32 @@ from recfuse.passes.torchrec_collection import TorchRecCollection
 
 
 def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer] = ()) -> SwapReport:
-    """Undoes :func:`recfuse.swap`, in place: the model has torch's and TorchRec's own classes again, with
-    the current weights, for tools that look for them (quantisers, sharding, scripting, ONNX).
+    """Restore the modules that :func:`recfuse.swap` has replaced, in place, with the current weights.
 
-    Every table has a Parameter of its own again, a copy. Modules that were made by hand, such as a
-    :class:`recfuse.nn.FusedEmbeddingBagCollection`, have no counterpart in torch and are left.
+    The model has torch's and TorchRec's own classes again, for tools that look for them (quantisers,
+    sharding, scripting, ONNX). Every table has its own Parameter again, a copy. Modules made by hand, such as
+    a :class:`recfuse.nn.FusedEmbeddingBagCollection`, have no counterpart in torch and are left.
 
     Args:
-        model: what was swapped.
-        optimizers: those that hold the packed Parameters. Their entries and state go to the tables'
-            Parameters; where swap has fused their steps, they make them themselves again.
+        model: a swapped module.
+        optimizers: optimizers of the packed Parameters. Their entries and state move to the tables'
+            Parameters. Optimizers that ``fuse_optimizers`` has fused make their steps themselves again.
 
     Returns:
-        What happened to each module.
+        SwapReport: each module with its action.
 
     Raises:
-        TypeError, ValueError: as :func:`recfuse.swap`. Nothing was changed.
+        TypeError: as :func:`recfuse.swap`.
+        ValueError: as :func:`recfuse.swap`. Nothing was changed.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 16), torch.nn.Linear(16, 1))
+        >>> report = recfuse.swap(model)
+        >>> len(recfuse.unswap(model).restored), type(model[0])
+        (1, <class 'torch.nn.modules.sparse.EmbeddingBag'>)
+
+    Note:
+        Works on the CPU and on GPUs. Tables that ``fully_shard`` has cut are refused.
     """
     if not isinstance(model, torch.nn.Module):
         raise wrong_type("recfuse.unswap: model", model, "a torch.nn.Module")

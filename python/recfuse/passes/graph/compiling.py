@@ -58,26 +58,41 @@ class Backend:
 
 
 def backend(inner: Any = "inductor", *, patterns: Sequence[str] | None = None, **options: Any) -> Backend:
-    """A backend of torch.compile that swaps recfuse's operators into the graphs it is given.
+    """Create a backend of torch.compile that puts recfuse's operators into the graphs it compiles.
 
-    ``torch.compile(model, backend=recfuse.backend())`` leaves the model as it is: its Parameters stay where
-    they are, and every call reads them, so no call can read an old weight. Gradients are those of the
-    rewritten graph. Training, ``torch.no_grad`` and dynamic shapes work as without it, and torch guards on no
-    more shapes than without it. A graph that cannot be read is compiled without a change, and
-    ``print(backend)`` says so.
+    ``torch.compile(model, backend=recfuse.backend())`` does not change the model: its Parameters stay in
+    place, and every call reads them. Training, ``torch.no_grad`` and dynamic shapes work as without the
+    backend, and torch guards on the same shapes. A graph that cannot be rewritten is compiled unchanged, and
+    the report says so.
 
     Args:
-        inner: what compiles the rewritten graph: the name of a backend of torch ("inductor", "aot_eager",
-            "eager", ...), or a callable ``inner(graph_module, example_inputs)``.
-        patterns: the kinds of patterns to look for; by default all: see docs/passes.md.
-        options: of ``inner``: ``mode`` and ``options`` of inductor, as torch.compile has them.
+        inner: the compiler of the rewritten graph: the name of a backend of torch ("inductor", "aot_eager",
+            "eager", ...), or a callable ``inner(graph_module, example_inputs)``. Default: "inductor".
+        patterns: the patterns to look for; docs/passes.md lists them. Default: all.
+        options: options of ``inner``: ``mode`` and ``options`` of inductor, as in torch.compile.
 
     Returns:
-        The backend. ``.reports`` has a :class:`recfuse.SwapReport` for each graph that was compiled.
+        Backend: the backend. ``.reports`` has a :class:`recfuse.SwapReport` for each compiled graph, and
+        ``print`` shows them.
 
     Raises:
-        TypeError, ValueError: ``inner`` is no backend that torch knows; inductor does not know a mode or an
-            option; a pattern has another name.
+        TypeError: ``inner`` is neither a name nor a callable.
+        ValueError: torch does not know the backend ``inner``; inductor does not know a mode or an option; a
+            pattern has another name.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 16, mode="sum"), torch.nn.Linear(16, 1))
+        >>> backend = recfuse.backend("eager")
+        >>> torch.compile(model, backend=backend)(torch.randint(100, (4, 3))).shape
+        torch.Size([4, 1])
+        >>> print(backend.reports[0].swapped[0].pattern)
+        bags
+
+    Note:
+        Works on the CPU and on GPUs. Gradients are those of the rewritten graph: the model's, up to the order
+        of sums.
+
+    Source: Pan et al., RECom, ASPLOS 2023; IKBO, the inference-time transformation.
     """
     if not callable(inner) and not isinstance(inner, str):
         raise ArgumentTypeError(
