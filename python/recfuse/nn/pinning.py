@@ -1,14 +1,13 @@
-"""Rows of a table kept in a GPU's L2 cache, because a trace reads them often.
+"""Rows of a table pinned in a GPU's L2 cache, because a trace reads them often.
 
->>> pinned = recfuse.PinnedRows(module.weight, trace)      # the hottest rows that fit in half of L2
+>>> pinned = recfuse.PinnedRows(module.weight, trace)      # the most frequent rows that fit in half of L2
 >>> module.pinned = pinned                                 # refreshed before every call of the module
 
-A pinned row is brought into L2 and marked to leave it last. The mark is a preference of the hardware's, not
-a promise: other work wears it down, so it is refreshed. One L2 serves all tables of a device, so what
-pays for one table alone may not pay for fifty: measure (:func:`recfuse.tune` does, with the cost of the
-refresh inside).
+A pinned row is read into L2 and marked to be evicted last. The mark is a preference of the hardware: other
+work weakens it, so it is refreshed. One L2 serves all tables of a device. Pinning that pays for one table may
+not pay for fifty: measure it. :func:`recfuse.tune` does, with the cost of the refresh included.
 
-On the CPU nothing can be pinned: everything here then does nothing, and :attr:`PinnedRows.active` says so.
+On the CPU nothing can be pinned: all methods do nothing, and :attr:`PinnedRows.active` is false.
 
 Source: Jain et al., MICRO 2024, section IV-C.
 """
@@ -31,7 +30,7 @@ _CACHE_LINE = 128  # bytes
 
 
 def rows_that_fit(weight: Tensor, l2_fraction: float) -> int:
-    """How many rows of a table on a GPU fit in a share of its L2, each on cache lines of its own."""
+    """How many rows of a table on a GPU fit in a share of its L2, each on separate cache lines."""
     row_bytes = weight.shape[1] * weight.element_size()
     lines = max(1, -(-row_bytes // _CACHE_LINE))
     l2_bytes = torch.cuda.get_device_properties(weight.device).L2_cache_size
@@ -39,11 +38,35 @@ def rows_that_fit(weight: Tensor, l2_fraction: float) -> int:
 
 
 class PinnedRows:
-    """The hottest rows of a table, kept in L2 by refreshing them.
+    """Pin the most frequent rows of a table in L2, and refresh them.
 
-    The end of a ``with`` block, or ``close``, unpins them. A model compiled by ``torch.compile`` does not
-    refresh by itself, since its forward is no longer Python: call ``refresh`` beside it. In a CUDA graph
-    the refresh is captured with the module's call.
+    The first refresh pins them. The end of a ``with`` block, or :meth:`close`, unpins them. Set
+    ``module.pinned`` to refresh them in each call of a :class:`recfuse.nn.EmbeddingBag`. A model compiled by
+    ``torch.compile`` does not refresh: call :meth:`refresh` yourself. A CUDA graph captures the refresh with
+    the call of the module.
+
+    Args:
+        weight: ``[rows, dim]``; follows the module's ``.to()``.
+        trace: indices ``[lookups]``; the most frequent rows are pinned.
+        statistics: instead of ``trace``, its statistics by :func:`recfuse.traces.statistics`.
+        rows: instead of ``trace``, rows of the table, the most important first.
+        l2_fraction: the maximal share of L2. The paper uses 0.75; the rest serves all other data. Default:
+            0.5.
+        every: calls between two refreshes by :meth:`step`. Default: 1.
+
+    Raises:
+        ValueError: not exactly one of trace, statistics and rows; a row outside the table; a bad number.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(1000, 16, mode="sum")
+        >>> pinned = recfuse.PinnedRows(table.weight, trace=torch.randint(1000, (500,)))
+        >>> pinned.active  # this table is on the CPU
+        False
+
+    Note:
+        Works on CUDA devices. On the CPU all methods do nothing. Results and gradients do not change.
+
+    Source: Jain et al., MICRO 2024, section IV-C.
     """
 
     def __init__(
@@ -56,19 +79,7 @@ class PinnedRows:
         l2_fraction: float = 0.5,
         every: int = 1,
     ) -> None:
-        """Chooses the rows; the first refresh pins them.
-
-        Args:
-            weight: ``[rows, dim]``; kept, and followed where a module's ``.to()`` moves it.
-            trace: indices ``[lookups]``, as the table is read; the hottest rows are pinned.
-            statistics: instead, of such a trace, by :func:`recfuse.traces.statistics`.
-            rows: instead, rows of the table, the most important first.
-            l2_fraction: share of L2 to fill at most. The paper's is 0.75; what is left serves all else.
-            every: calls from one refresh by :meth:`step` to the next.
-
-        Raises:
-            ValueError: not one of trace, statistics and rows; a row outside the table; a bad number.
-        """
+        """Chooses the rows; the first refresh pins them."""
         check_tensor("PinnedRows", "weight", weight)
         if weight.dim() != 2:
             _fail(f"weight has shape {list(weight.shape)}, must have [rows, dim]")
@@ -88,12 +99,12 @@ class PinnedRows:
 
     @property
     def active(self) -> bool:
-        """Whether anything is pinned: not on the CPU, not after ``close``, not where no row was chosen."""
+        """True if rows are pinned: on a GPU, with chosen rows, before ``close``."""
         return not self._closed and len(self._hottest) > 0 and on_gpu(self.weight)
 
     @property
     def rows(self) -> Tensor:
-        """int64 ``[n]``: the rows that are pinned, on the table's GPU; on the CPU, those that could be."""
+        """The pinned rows, int64 ``[n]``, on the table's GPU; on the CPU, all chosen rows."""
         device = self.weight.device
         if self._rows is None or self._rows.device != device:
             chosen = self._hottest
@@ -107,13 +118,16 @@ class PinnedRows:
         return len(self.rows)
 
     def overlap(self, on: bool = True) -> PinnedRows:
-        """Refreshes on a separate stream from now on, while the current stream goes on with other work."""
+        """Refresh on a separate stream from now on, in parallel to the current stream."""
         self._overlap = on
         return self
 
     def refresh(self, stream: torch.cuda.Stream | None = None) -> None:
-        """Pins the rows now: on ``stream``, on a stream of its own with :meth:`overlap`, else on the current
-        one; on that one too while it is being captured into a CUDA graph.
+        """Pin the rows now.
+
+        Args:
+            stream: the stream of the refresh. Default: a separate stream after :meth:`overlap`, else the
+                current one. During capture of a CUDA graph it is always the current one.
         """
         if not self.active:
             return
@@ -128,21 +142,21 @@ class PinnedRows:
             pin_rows(self.weight, rows)
 
     def step(self) -> None:
-        """Counts a call of the table, and refreshes before the first and every ``every``-th."""
+        """Count a call of the table; refresh before the first and every ``every``-th call."""
         if self._calls_left == 0:
             self.refresh()
             self._calls_left = self.every
         self._calls_left -= 1
 
     def update(self, trace: Any = None, *, statistics: Any = None, rows: Any = None) -> None:
-        """Exchanges the rows for others, chosen as by the constructor: unpins the old ones, pins the new."""
+        """Unpin the rows, and pin others, chosen by the arguments of the constructor."""
         chosen = _choice(self.weight, trace, statistics, rows)
         self._release()
         self._hottest, self._calls_left = chosen, 0
         self.refresh()
 
     def close(self) -> None:
-        """Unpins the rows; from now on nothing is refreshed."""
+        """Unpin the rows, and stop refreshing."""
         self._release()
         self._closed = True
 

@@ -1,4 +1,4 @@
-"""What plans of every kind share: their file, their report, what they are checked for."""
+"""Base of all plans: file, report, checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNIQUE_DRIFT = 0.2  # how far the share of different rows may move, relative
 
 @dataclass(frozen=True)
 class Match:
-    """Whether a plan is for a module; true if so."""
+    """The differences between a plan and a module; true if there are none."""
 
     reasons: list[str]
     """What differs."""
@@ -44,7 +44,7 @@ class Match:
 
 @dataclass(kw_only=True)
 class BasePlan:
-    """A plan; classes of plans are dataclasses whose fields are those of the file."""
+    """Base of plans; the fields of the dataclass are those of the file."""
 
     KIND: ClassVar[str]
     """What plans of the class are for, in their files."""
@@ -60,21 +60,21 @@ class BasePlan:
 
     @property
     def speedup(self) -> float:
-        """Default's time over the plan's."""
+        """The default's time divided by the plan's."""
         return self.default_us / self.best_us if self.best_us else 1.0
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, or leaves the one that is there as it is."""
+        """Write the plan to a file. An error leaves an existing file unchanged."""
         where = path_of(path, "recfuse.Plan.save")
         record = {"recfuse_plan": VERSION, "kind": self.KIND, **self._record()}
         write_json(where, record, "recfuse.Plan.save")
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], path: str) -> Self:
-        """The plan that the contents of a file are.
+        """Return the plan of the contents of a file.
 
         Raises:
-            ValueError: they are none; names the file and the key.
+            ValueError: the contents are not a plan of this class; names the file and the key.
         """
         if record.get("kind") != cls.KIND:
             found = shown(record.get("kind"))
@@ -128,7 +128,7 @@ class BasePlan:
         raise NotImplementedError
 
     def report(self) -> str:
-        """All of it as text: the result, what it was measured on, and every decision in order."""
+        """Return the report: the result, the measurements, and every decision in order."""
         winner: Line = ("winner", self._winner())
         return render([winner, *self._summary()], self.decisions, winner)
 

@@ -45,7 +45,7 @@ _BAGS_DRIFT = 2.0  # of the median batch size, as a factor
 
 @dataclass(frozen=True)
 class CollectionDrift:
-    """Whether batches have moved away from those that a plan was tuned on."""
+    """The difference between batches and those that a plan was tuned on."""
 
     moved: bool
     reasons: list[str]
@@ -57,7 +57,33 @@ class CollectionDrift:
 
 @dataclass
 class CollectionPlan(BasePlan):
-    """How to run a collection of tables on one device, and how it was found. ``print`` shows each decision.
+    """Schedules of a collection of tables on one device, as :func:`recfuse.tune` found them.
+
+    ``print`` shows each decision. A plan is a small JSON file: :meth:`save`, :meth:`load`.
+
+    Attributes:
+        schedules: the different schedules, as text; "" is the default.
+        schedule_of: ``[features]``, the position in ``schedules`` of each feature's schedule.
+        expected: ``[features]``, the mean pooling factor times 16; -1 if always empty.
+        warps: the maximum of warps that an SM runs at once; 0 for the default.
+        tables: the different tables.
+        table_of: ``[features]``, the position in ``tables`` of each feature's table.
+        form: the types of the calls.
+        trace: statistics of the batches that the plan was tuned on.
+        occupancies: times at each number of warps an SM.
+        device: the device.
+        default_us, best_us: microseconds a batch with the defaults and with the plan, in one run.
+        seconds: the time that tuning took.
+        created: when, and by which versions.
+        decisions: each candidate with its time and the reason for its result.
+
+    Example:
+        >>> collection = recfuse.nn.FusedEmbeddingBagCollection([(1000, 16)], device="cuda")  # doctest: +SKIP
+        >>> plan = recfuse.tune(collection, batches)  # doctest: +SKIP
+        >>> plan.apply(collection)  # doctest: +SKIP
+
+    Note:
+        A plan fits one GPU and one kind of batches. The kernel of the CPU needs no tuning.
 
     Source: Pan et al., RecFlex, SC 2024 (a schedule a feature, tuned under interference).
     """
@@ -65,30 +91,23 @@ class CollectionPlan(BasePlan):
     KIND: ClassVar[str] = "fused_embedding_bag"
 
     schedules: list[str]
-    """Different schedules, as text; "" is the default."""
     schedule_of: list[int]
-    """[features]: the position in `schedules` of each feature's."""
     expected: list[int]
-    """[features]: mean lookups of a bag times 16; -1: always empty."""
     warps: int
-    """The most that an SM runs at once; 0: the default."""
     tables: list[FeatureTable]
-    """Different tables."""
     table_of: list[int]
-    """[features]: the position in `tables` of each feature's."""
     form: CallForm
     trace: CollectionTrace
     occupancies: list[Occupancy] = field(default_factory=list)
-    """What was timed at each number of warps an SM."""
 
     @property
     def features(self) -> int:
-        """Number of features."""
+        """The number of features."""
         return len(self.table_of)
 
     @property
     def pooling(self) -> float:
-        """Mean lookups of a bag, over all features."""
+        """The mean pooling factor of all features."""
         return float(np.maximum(np.array(self.expected), 0).mean()) / SIXTEENTHS
 
     @property
@@ -97,9 +116,7 @@ class CollectionPlan(BasePlan):
         return [self.tables[number] for number in self.table_of]
 
     def rows(self) -> NDArray[np.int32]:
-        """The schedule of each feature with its expected lookups, as the operator takes them: int32
-        ``[features, 5]``.
-        """
+        """Return schedules and expected pooling factors as the operator's int32 ``[features, 5]``."""
         rows = np.array([FusedSchedule.parse(text).row() for text in self.schedules], np.int32)
         found = rows.reshape(-1, FIELDS)[np.array(self.schedule_of, np.int64)]
         found[:, -1] = self.expected
@@ -108,12 +125,17 @@ class CollectionPlan(BasePlan):
     def compile_arguments(
         self, *, check: bool = True, mapped: bool = False, huge: bool = False
     ) -> tuple[Any, ...]:
-        """Arguments of `_C.fused_embedding_bag_compile` for the plan's kernel, except the architecture. No
-        tables are needed: they are taken to be packed as those of a collection are. `mapped`: for calls that
-        bring a mapping, which the kernel checks. `huge`: for batches of 2**30 lookups and more.
+        """Return arguments of ``_C.fused_embedding_bag_compile``, except the architecture.
+
+        They describe the plan's kernel. No tables are needed; the packing is that of a collection.
+
+        Args:
+            check: whether the kernel checks indices.
+            mapped: for calls with a ``mapping``, which the kernel checks.
+            huge: for batches of 2**30 lookups and more.
 
         Raises:
-            ValueError: no kernel for the plan's tables.
+            ValueError: there is no kernel for the plan's tables.
         """
         form = self.form
         for name, value, allowed in (
@@ -131,7 +153,7 @@ class CollectionPlan(BasePlan):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CollectionPlan:
-        """Reads a file, as :meth:`recfuse.Plan.load` does; one for a single table is refused."""
+        """Read a plan from a file, as :meth:`recfuse.Plan.load`; a plan of one table is refused."""
         path = path_of(path, "recfuse.Plan.load")
         return cls.of_record(read_file(path), path)
 
@@ -172,14 +194,15 @@ class CollectionPlan(BasePlan):
                 raise ArgumentValueError(f"schedules[{number}]: {error}") from error
 
     def apply(self, collection: torch.nn.Module) -> None:
-        """Makes a collection run by this plan. Warns if the plan is for other rows or another device.
+        """Set the schedules of a collection. Warns if rows or device differ from the plan's.
 
         Args:
             collection: a :class:`recfuse.nn.FusedEmbeddingBagCollection` or ``FusedEmbeddingBagList``; its
-                ``plan`` is set. On the CPU a plan changes nothing.
+                ``plan`` is set. On the CPU a plan has no effect.
 
         Raises:
-            TypeError: another module. ValueError: other features than the plan has schedules for.
+            TypeError: another module.
+            ValueError: other features than the plan's.
         """
         view = self._view_of(collection, "recfuse.Plan.apply")
         rows = self.rows()
@@ -208,7 +231,14 @@ class CollectionPlan(BasePlan):
         return view
 
     def matches(self, collection: torch.nn.Module) -> Match:
-        """Whether the plan is for tables and a device like those of this collection."""
+        """Compare the plan's tables and device with those of a collection.
+
+        Args:
+            collection: a collection.
+
+        Returns:
+            Match: true if nothing differs; ``reasons`` lists the differences.
+        """
         view = view_of(collection, "recfuse.Plan.matches")
         device = self.device.differences(describe_device(view.device))
         if view.features != self.features:
@@ -225,19 +255,23 @@ class CollectionPlan(BasePlan):
         return Match(reasons + device)
 
     def drift(self, batches: Iterable[Any], collection: torch.nn.Module | None = None) -> CollectionDrift:
-        """Whether batches differ enough to tune again.
+        """Compare batches with those that the plan was tuned on.
 
-        They have where features whose bags are 1.5x longer or shorter than they were gather more than 20 %
-        of the bytes, where batches have twice or half the bags, or where the share of different rows is 20 %
-        off.
+        Batches have moved if features whose pooling factor changed by 1.5x gather more than 20 % of the
+        bytes, if batches have twice or half the bags, or if the share of different rows changed by 20 %.
 
         Args:
-            batches: in the form that :func:`recfuse.tune` takes for ``collection``; without it tuples
-                ``(indices, offsets)`` or ``(indices, offsets, per_sample_weights)``, feature by feature.
-            collection: the module that batches are for.
+            batches: batches in the form that :func:`recfuse.tune` takes for ``collection``; without a
+                collection tuples ``(indices, offsets)`` or ``(indices, offsets, per_sample_weights)``,
+                feature by feature.
+            collection: the module of the batches.
+
+        Returns:
+            CollectionDrift: ``moved`` is true if the difference justifies tuning again; ``reasons`` lists it.
 
         Raises:
-            ValueError, TypeError: batches of another form, or another number of features.
+            TypeError: batches of another form.
+            ValueError: another number of features.
         """
         function = "recfuse.Plan.drift"
         lookups_of = None if collection is None else self._view_of(collection, function).lookups_of
@@ -261,7 +295,7 @@ class CollectionPlan(BasePlan):
         return CollectionDrift(bool(reasons), reasons, share, before, now)
 
     def by_class(self) -> dict[str, Counter[str]]:
-        """Features that have each schedule, for each class of tables, the narrowest rows first."""
+        """Count the features with each schedule, for each class of tables, narrow rows first."""
         found: dict[tuple[int, str], Counter[str]] = {}
         for table, schedule in zip(self.feature_tables, self.schedule_of, strict=True):
             name = table.row_bytes, f"{table.dim} {table.dtype} {table.mode}"
@@ -304,8 +338,9 @@ class CollectionPlan(BasePlan):
         ]
 
     def plot(self) -> Figure:
-        """Chosen schedules of each class of features, and times by occupancy; needs matplotlib (the extra
-        `bench`).
+        """Draw the schedules of each class of features, and times by occupancy.
+
+        Needs matplotlib (the extra ``bench``).
         """
         times = self.default_us, self.best_us
         return figures.of_collection(self.by_class(), self.occupancies, *times, self.warps)

@@ -41,7 +41,7 @@ _SIZE_DRIFT = 2.0  # of the number of lookups, as a factor
 
 @dataclass(frozen=True)
 class Table(FeatureTable):
-    """The table, and the form of its calls."""
+    """The table of a plan, and the types of its calls."""
 
     weighted: bool
     indices: Integer
@@ -50,7 +50,7 @@ class Table(FeatureTable):
 
 @dataclass(frozen=True)
 class Pinned:
-    """Rows to keep in L2: the hottest ones of a trace, as many as fit."""
+    """Rows to pin in L2: the most frequent ones of a trace, as many as fit."""
 
     rows: int
     l2_fraction: float
@@ -60,7 +60,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Drift:
-    """Whether batches have moved away from those that a plan was tuned on."""
+    """The difference between batches and those that a plan was tuned on."""
 
     moved: bool
     reasons: list[str]
@@ -70,33 +70,65 @@ class Drift:
 
 @dataclass
 class Plan(BasePlan):
-    """How to run one table on one device, and how it was found. ``print`` shows each decision."""
+    """Schedule of one table on one device, as :func:`recfuse.tune` found it.
+
+    ``print`` shows each decision. A plan is a small JSON file: :meth:`save`, :meth:`load`.
+
+    Attributes:
+        schedule: the schedule, see :func:`recfuse.embedding_bag`; "" if the defaults won.
+        table: the table and the types of its calls.
+        trace: statistics of the batches that the plan was tuned on.
+        floor_us: microseconds to move each byte once at the speed of a copy; None if unknown.
+        pinned: rows to pin in L2, or None.
+        hottest: the rows of ``pinned``, if this process found them; not saved.
+        device: the device.
+        default_us, best_us: microseconds a batch with the defaults and with the plan, in one run.
+        seconds: the time that tuning took.
+        created: when, and by which versions.
+        decisions: each candidate with its time and the reason for its result.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(1000, 16, mode="sum")
+        >>> plan = recfuse.tune(table, [torch.randint(1000, (64, 5))], budget_s=0)
+        >>> plan.apply(table)
+        >>> plan.table.rows, plan.schedule
+        (1000, '')
+
+    Note:
+        A plan fits one device and one kind of batches. On the CPU the only field is the prefetch distance.
+
+    Source: Jain et al., MICRO 2024, section VII.
+    """
 
     KIND: ClassVar[str] = "embedding_bag"
 
     schedule: str
-    """See :func:`recfuse.embedding_bag`; "" where the defaults won."""
     table: Table
     trace: Hotness
     floor_us: float | None
-    """What moving each byte once would take at the speed of a copy; None: not known."""
     pinned: Pinned | None = None
     hottest: Any = field(default=None, repr=False, compare=False)
-    """The rows behind `pinned`, where this process found them; not saved."""
 
     @property
     def distance(self) -> int | None:
-        """Rows in flight; None: the default."""
+        """Prefetched rows; None for the default."""
         return Schedule.parse(self.schedule).distance
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan | CollectionPlan:
-        """Reads a file; the plan of a collection is a :class:`recfuse.CollectionPlan`.
+        """Read a plan from a file.
 
-        A file has 16 MiB at most, and lists of 100,000 items at most.
+        A file has at most 16 MiB, and lists of at most 100,000 items.
+
+        Args:
+            path: a file of :meth:`save`.
+
+        Returns:
+            Plan: the plan; for a collection a :class:`recfuse.CollectionPlan`.
 
         Raises:
-            OSError: it cannot be read. ValueError: it is no plan, or a newer one; names the file and the key.
+            OSError: the file cannot be read.
+            ValueError: the file is not a plan, or has a newer version; names the file and the key.
         """
         path = path_of(path, "recfuse.Plan.load")
         record = read_file(path)
@@ -125,16 +157,16 @@ class Plan(BasePlan):
             raise ArgumentValueError(f"schedule: {error}") from error
 
     def apply(self, module: torch.nn.Module, trace: Any = None) -> None:
-        """Makes a module run by this plan. Warns if the plan is for another table or device.
+        """Set the schedule and the pinned rows of a module. Warns if table or device differ from the plan's.
 
         Args:
             module: a :class:`recfuse.nn.EmbeddingBag`; its ``schedule`` and ``pinned`` are set.
-            trace: row ids ``[lookups]``, of which the hottest are pinned; only for a plan that pins rows, and
-                comes from a file, which does not hold them.
+            trace: indices ``[lookups]``; the most frequent rows are pinned. Needed only for a plan that pins
+                rows and comes from a file, which does not contain them.
 
         Raises:
-            TypeError: another module. ValueError: the trace is needed and not given; a GPU cannot run the
-            schedule on this table.
+            TypeError: another module.
+            ValueError: a missing trace; a schedule that the GPU cannot run on this table.
         """
         if not isinstance(module, EmbeddingBag):
             raise ArgumentTypeError(
@@ -176,7 +208,14 @@ class Plan(BasePlan):
             raise ArgumentValueError(f"recfuse.Plan.apply: the plan does not fit: {error}") from error
 
     def matches(self, module: torch.nn.Module) -> Match:
-        """Whether the plan is for a table and a device like those of this module."""
+        """Compare the plan's table and device with those of a module.
+
+        Args:
+            module: a ``torch.nn.EmbeddingBag``, also recfuse's.
+
+        Returns:
+            Match: true if nothing differs; ``reasons`` lists the differences.
+        """
         bag = _bag_of(module, "recfuse.Plan.matches")
         rows, dim = bag.weight.shape
         now = {
@@ -191,9 +230,15 @@ class Plan(BasePlan):
         return Match(changed + self.device.differences(describe_device(bag.weight.device)))
 
     def drift(self, batches: Iterable[Any], module: torch.nn.EmbeddingBag | None = None) -> Drift:
-        """Whether batches, in the form that :func:`recfuse.tune` takes, differ enough to tune again.
+        """Compare batches with those that the plan was tuned on.
 
-        ``module``, for which the batches are, says whether offsets include the last one; None: they do not.
+        Args:
+            batches: batches, in the form that :func:`recfuse.tune` takes.
+            module: the table of the batches; its ``include_last_offset`` applies. Default: None, offsets
+                without the last.
+
+        Returns:
+            Drift: ``moved`` is true if the difference justifies tuning again; ``reasons`` lists it.
         """
         function, last = "recfuse.Plan.drift", False
         if module is not None:
@@ -242,7 +287,7 @@ class Plan(BasePlan):
         ]
 
     def plot(self) -> Figure:
-        """Times by station and distance, and by warps; needs matplotlib (the extra `bench`)."""
+        """Draw times by station and distance, and by warps. Needs matplotlib (the extra ``bench``)."""
         times = self.default_us, self.best_us, self.floor_us
         on_gpu = self.device.type == "cuda"
         return figures.of_table(self.decisions, Schedule.parse(self.schedule), *times, on_gpu)

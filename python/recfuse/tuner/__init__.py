@@ -1,8 +1,9 @@
-"""The tuner: `recfuse.tune` finds how to run a table, or a collection, on the device and the lookups at hand.
+"""The tuner: :func:`recfuse.tune` measures schedules of a table, or of a collection, on your batches.
 
 Sources. For one table: Jain et al., MICRO 2024, section VII (a static profiling framework), whose steps are
-functions of `steps`: is there anything to win, how many warps, where to prefetch to and how far ahead, what
-to pin. For a collection: Pan et al., RecFlex, SC 2024, section IV-A (two stages under interference); `fused`.
+functions of ``steps``: whether there is a gain, how many warps, where to and how far to prefetch, which rows
+to pin. For a collection: Pan et al., RecFlex, SC 2024, section IV-A (two stages under interference);
+``collection``.
 """
 
 from __future__ import annotations
@@ -38,42 +39,55 @@ def tune(
     seed: int = 0,
     resume: str | os.PathLike[str] | None = None,
 ) -> Plan | CollectionPlan:
-    """Finds the best schedule for one table, or for each feature of a collection, by measuring; says why.
+    """Find the fastest schedule of one table, or of each feature of a collection, by measurement.
 
-    For one table on CUDA it sweeps warps an SM, stations, rows in flight, threads and block sizes, and rows
-    pinned in L2; on the CPU the prefetch distance. For a collection on CUDA it times, at each number of warps
-    an SM, candidates for all features amid each other's traffic, then whole kernels. Every decision is in the
-    plan; what is not more than 1 % faster than the defaults, in a last run of both in turns, is not taken.
+    For one table on CUDA it tries warps an SM, stations, prefetch distances, threads, block sizes, and rows
+    pinned in L2; on the CPU the prefetch distance. For a collection on CUDA it measures, at each number of
+    warps an SM, schedules of all features while they run together, then whole kernels. The plan contains
+    every decision. A schedule must be more than 1 % faster than the defaults in a last run of both in turns.
 
-    Batches are timed in turns as well, so that caches hold what a stream of different ones leaves there: give
-    several, as they really come. One batch alone finds its rows in L2 each time.
+    Batches are timed in turns, so that caches hold the rows of other batches. Give several batches as they
+    really occur: one batch alone finds its rows in L2 each time.
 
     Args:
         module: a :class:`recfuse.nn.EmbeddingBag` or ``torch.nn.EmbeddingBag``, or on CUDA a
-            :class:`recfuse.nn.FusedEmbeddingBagCollection` or ``FusedEmbeddingBagList``; not changed: see
-            :meth:`recfuse.Plan.apply`.
-        batches: what its ``forward`` is called with. For a table a tensor ``[bags, n]``, or a tuple ``(input,
-            offsets)`` or ``(input, offsets, per_sample_weights)``, for each call. For a collection a tuple
-            ``(indices, offsets)`` or ``(indices, offsets, per_sample_weights)``, feature by feature, or a
+            :class:`recfuse.nn.FusedEmbeddingBagCollection` or ``FusedEmbeddingBagList``. It is not changed:
+            see :meth:`recfuse.Plan.apply`.
+        batches: the arguments of its calls. For a table a tensor ``[bags, n]``, or a tuple ``(input,
+            offsets)`` or ``(input, offsets, per_sample_weights)``. For a collection a tuple ``(indices,
+            offsets)`` or ``(indices, offsets, per_sample_weights)``, feature by feature, or a
             KeyedJaggedTensor; for a swapped TorchRec collection a KeyedJaggedTensor or TensorDict; for a
             ``FusedEmbeddingBagList`` a tuple ``(offsets, indices)`` or ``(offsets, indices, row_weights)``,
             as its ``pool`` takes them.
-        budget_s: seconds to spend, about; None: 60, for a collection 120. The defaults are measured in any
-            case.
-        progress: show bars; None: on a terminal.
-        pin: try to pin rows: None where the lookups are skewed and their rows do not fit in L2 anyway; True
-            wherever there is a GPU; False never. Not for a collection.
-        seed: of the order in which candidates are tried, or of how they are mixed.
-        resume: for a collection, a file that finished measurements are kept in: a call with the same
-            collection, batches, seed and device takes what it finds there.
+        budget_s: about how many seconds to spend. The defaults are always measured. Default: 60, for a
+            collection 120.
+        progress: show progress bars. Default: on a terminal.
+        pin: try to pin rows. True: on any GPU. False: never. Default: if lookups are skewed and their rows do
+            not fit in L2 anyway. Not for a collection.
+        seed: seed of the order of candidates, or of their mixture.
+        resume: for a collection, a file of finished measurements. A call with the same collection, batches,
+            seed and device continues from it.
 
     Returns:
-        The plan. ``print`` it; ``plan.apply(module)``; ``plan.save(path)``.
+        Plan or CollectionPlan: the plan. ``print`` it, ``plan.apply(module)``, ``plan.save(path)``.
 
     Raises:
-        TypeError, ValueError: a bad argument. IndexError: an index in a batch outside the table.
-        NotImplementedError: no kernel for this table, no way to compile one, or a collection on the CPU,
-            whose kernel needs no tuning.
+        TypeError: a bad argument.
+        ValueError: a bad argument.
+        IndexError: an index of a batch outside the table.
+        NotImplementedError: no kernel for this table, no way to compile it, or a collection on the CPU, whose
+            kernel needs no tuning.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(1000, 16, mode="sum")
+        >>> batches = [torch.randint(1000, (64, 5)) for _ in range(3)]
+        >>> plan = recfuse.tune(table, batches, budget_s=0.1)
+        >>> plan.apply(table)
+
+    Note:
+        Tables are tuned on the CPU and on CUDA, collections on CUDA. A plan does not change gradients.
+
+    Source: Jain et al., MICRO 2024, section VII; Pan et al., RecFlex, SC 2024, section IV-A.
     """
     collection = is_collection(module)
     if not collection and not isinstance(module, torch.nn.EmbeddingBag):
