@@ -9,18 +9,29 @@ import torch
 
 
 def library_path() -> str:
-    """Path of ``librecfuse.so``, for ``torch.ops.load_library`` in a process that needs no Python package.
+    """Return the path of ``librecfuse.so``, for ``torch.ops.load_library`` in a process without the package.
 
-    The environment variable ``RECFUSE_LIBRARY`` names another one; else it lies beside this file.
+    Returns:
+        str: the value of the environment variable ``RECFUSE_LIBRARY``, else the file in the package's folder.
+
+    Example:
+        >>> torch.ops.load_library(recfuse.library_path())
     """
     return os.environ.get("RECFUSE_LIBRARY") or str(Path(__file__).with_name("librecfuse.so"))
 
 
 def include_dir() -> str:
-    """Folder of ``recfuse.h``, the C API, for a compiler's ``-I``.
+    """Return the folder of ``recfuse.h``, the C API, for a compiler's ``-I``.
 
-    Programs link ``librecfuse_core.so``, which lies in the folder above and needs no torch, or, in a process
-    with torch, ``librecfuse.so``: never both in one process.
+    Programs link ``librecfuse_core.so`` in the folder above, which needs no torch, or, in a process with
+    torch, ``librecfuse.so``: never both in one process.
+
+    Returns:
+        str: the folder.
+
+    Example:
+        >>> recfuse.include_dir()
+        '.../recfuse/include'
     """
     return str(Path(__file__).with_name("include"))
 

@@ -27,7 +27,22 @@ _DATA_TYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloa
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a collection."""
+    """Description of one table of a collection.
+
+    Attributes:
+        num_embeddings: the number of rows.
+        embedding_dim: the number of columns.
+        name: the name. Default: t0, t1, ... by position.
+        mode: "sum", "mean" or "max".
+        padding_idx: an index that counts as no lookup, or None.
+        dtype: the dtype of the weight.
+        feature_names: the features that look up rows of it. Default: one, with the name of the table.
+
+    Example:
+        >>> tables = [recfuse.nn.Table(1000, 16, name="city", feature_names=("home", "work"))]
+        >>> recfuse.nn.FusedEmbeddingBagCollection(tables).feature_names
+        ['home', 'work']
+    """
 
     num_embeddings: int
     embedding_dim: int
@@ -39,7 +54,7 @@ class Table:
 
     @staticmethod
     def of(config: Any) -> Table:
-        """From a Table, a ``(num_embeddings, embedding_dim)`` pair, or TorchRec's EmbeddingBagConfig."""
+        """Create a Table from a ``(num_embeddings, embedding_dim)`` pair or TorchRec's EmbeddingBagConfig."""
         if isinstance(config, Table):
             return config
         if isinstance(config, (tuple, list)) and len(config) == 2:
@@ -67,43 +82,56 @@ class Table:
 
 
 class FusedEmbeddingBagCollection(PackedModule):
-    """Many tables, each with its own rows, dim, mode, padding_idx and dtype, pooled in one call.
+    """Pool many tables in one call, each with its own rows, dim, mode, padding_idx and dtype.
 
-    Tables of one dtype and dim lie in one Parameter ``[rows, dim]``, which calls, compiled and exported
-    programs and optimizers read and write. ``tables[name].weight`` is a table's part of it, a view; the
-    ``state_dict`` has an entry a table, ``embedding_bags.<table>.weight``, as TorchRec's.
+    Tables of one dtype and dim are one Parameter ``[rows, dim]``; calls, compiled and exported programs and
+    optimizers use it. ``tables[name].weight`` is a view of a table's rows. The ``state_dict`` has an entry a
+    table, ``embedding_bags.<table>.weight``, as TorchRec's.
+
+    On a GPU, blocks share the work by the expected pooling factor of each feature:
+
+    - Without a plan, the first call reads the pooling factors of its own batch, and waits once for that. Call
+      ``calibrate(batches)`` before to use several batches.
+    - A call in a CUDA graph under capture, or in a compiled or exported program, computes the partition on
+      the GPU and never waits.
+    - ``map(offsets)`` computes the partition of one batch on the host, for example in the thread that loads
+      it; pass the result to ``forward`` as ``mapping``.
+
+    New tables are drawn from a normal distribution, and padding rows are zero, as in torch.nn.EmbeddingBag.
 
     Args:
-        tables: a :class:`Table` (or a ``(rows, dim)`` pair, or TorchRec's EmbeddingBagConfig) a table.
-        sparse: gradients of the Parameters are sparse COO tensors, coalesced. Not with mode "max". The
-            optimizers of :mod:`recfuse.optim` do not need it. Tables that are pooled one by one have dense
-            gradients.
-        device: where the tables are. On the CPU, and on a CUDA device, they are pooled in one call;
-            elsewhere, and where a table is float64, one by one, by torch.
+        tables: for each table a :class:`Table`, a ``(rows, dim)`` pair, or TorchRec's EmbeddingBagConfig.
+        sparse: make gradients sparse COO tensors, coalesced. Not with mode "max". Tables that are pooled one
+            by one have dense gradients. The optimizers of :mod:`recfuse.optim` do not need it. Default:
+            False.
+        device: the device of the tables.
 
     Attributes:
-        tables: the tables by name, in order: each has ``weight``, ``num_embeddings``, ``embedding_dim``,
-            ``mode``, ``padding_idx``. Also under the name ``embedding_bags``.
-        feature_names: names of the features, in the order in which ``forward`` takes and returns them.
-        feature_dims: columns of each feature in the output.
-        plan: the plan that was applied, a :class:`recfuse.Plan` of this kind; None: none.
+        tables: the tables by name, in order; each has ``weight``, ``num_embeddings``, ``embedding_dim``,
+            ``mode`` and ``padding_idx``. Also ``embedding_bags``.
+        feature_names: the names of the features, in the order of the input and the output.
+        feature_dims: the columns of each feature in the output.
+        plan: the plan that was applied, a :class:`recfuse.CollectionPlan`, or None.
 
-    On a GPU the work is shared out among its blocks by how many lookups a bag of each feature has. Of that:
-
-    - Without a plan the first call there reads the lengths of its own batch, for which it waits once. That
-      batch should be a typical one: ``calibrate(batches)`` learns from several instead, ahead.
-    - A call in a CUDA graph that is being captured, or in a program that was compiled or exported before,
-      shares out its batch on the GPU, and never waits.
-    - ``map(offsets)`` shares out one batch on the host, as in the thread that loads it; ``forward`` takes the
-      result as ``mapping``.
-
-    A bad index or offset found on the GPU counts as a row of zeros with no gradient; it is raised by the next
-    call with these tables, or by :func:`recfuse.check`.
-
-    New tables are drawn from a normal distribution, padding rows are zero, as in torch.nn.EmbeddingBag.
+    Shape:
+        - indices: ``[lookups]``, feature by feature, bag by bag.
+        - offsets: ``[features * bags + 1]``.
+        - output: ``[bags, sum(feature_dims)]``.
 
     Raises:
-        ValueError: names that occur twice, an unknown mode, a table that cannot be pooled with the others.
+        ValueError: a name that occurs twice, an unknown mode, a table that cannot be pooled with the others.
+
+    Example:
+        >>> collection = recfuse.nn.FusedEmbeddingBagCollection([(1000, 16), (50, 8)])
+        >>> indices, offsets = torch.tensor([3, 999, 7, 49]), torch.tensor([0, 1, 2, 3, 4])
+        >>> collection(indices, offsets).shape  # two features of two bags
+        torch.Size([2, 24])
+
+    Note:
+        Tables on the CPU, or on one CUDA device, are pooled in one call. Tables on several devices, and
+        collections with a float64 table, are pooled one by one by torch. Gradients are dense or sparse. A bad
+        index or offset on a GPU is left out; the next call with these tables, or :func:`recfuse.check`,
+        raises the error.
 
     Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
     """
@@ -148,21 +176,25 @@ class FusedEmbeddingBagCollection(PackedModule):
         *,
         optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> FusedEmbeddingBagCollection:
-        """Takes over existing tables, one feature each, in order.
+        """Create a collection from existing tables, one feature each, in order.
 
-        Their weights move into the collection's Parameters; what is left in the given modules are views of
-        them, to look at, not to train. ``names`` default to t0, t1, ...
+        The weights move into the Parameters of the collection. The given modules keep views of them, which do
+        not train.
 
         Args:
-            embedding_bags: tables with nothing of their own that one call would not do (hooks, max_norm,
-                scale_grad_by_freq, a computed weight, another forward) and one ``sparse``.
-            names: a name a table.
-            optimizers: those that have the tables: their entries and state move to the new Parameters.
-                Optimizers may also be made afterwards.
+            embedding_bags: tables with the same ``sparse``, without features that one call cannot do (hooks,
+                max_norm, scale_grad_by_freq, a computed weight, another forward).
+            names: the names of the tables. Default: t0, t1, ...
+            optimizers: optimizers of the tables; their entries and state move to the new Parameters. Or
+                create optimizers afterwards.
+
+        Returns:
+            FusedEmbeddingBagCollection: the collection.
 
         Raises:
-            TypeError: no iterable, or a mapping. ValueError: a table that cannot be pooled with the others;
-                an optimizer that has a table and was not given, since it would go on to train nothing.
+            TypeError: ``embedding_bags`` is a mapping or not iterable.
+            ValueError: a table that cannot be pooled with the others; an optimizer that has a table and was
+                not passed, because it would train nothing.
         """
         if isinstance(embedding_bags, (abc.Mapping, torch.nn.ModuleDict)) or not isinstance(
             embedding_bags, abc.Iterable
@@ -184,7 +216,7 @@ class FusedEmbeddingBagCollection(PackedModule):
 
     @property
     def embedding_bags(self) -> Tables:
-        """The tables, under the name that they have in TorchRec and in the state_dict."""
+        """The tables, under their name in TorchRec and in the ``state_dict``."""
         return self.tables
 
     def forward(
@@ -195,25 +227,26 @@ class FusedEmbeddingBagCollection(PackedModule):
         *,
         mapping: Mapping | None = None,
     ) -> Tensor:
-        """Pools every feature.
+        """Pool every feature.
 
         Args:
-            indices: int32 or int64 ``[lookups]``, feature by feature; or a TorchRec KeyedJaggedTensor,
-                alone, with a key for each feature, in any order.
+            indices: int32 or int64 ``[lookups]``, feature by feature; or only a TorchRec KeyedJaggedTensor,
+                with a key for each feature, in any order.
             offsets: int32 or int64 ``[features * bags + 1]``: bag b of feature f pools the lookups from
-                ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. On the CPU the last one must
-                be the number of lookups; on a GPU those after it have no bag.
-            per_sample_weights: floating ``[lookups]``; every table must then be of mode "sum".
-            mapping: how the GPU's work on this batch is shared out, from ``map(offsets)``. The CPU needs
-                none.
+                ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. On the CPU the last offset must be
+                the number of lookups; on a GPU later lookups belong to no bag.
+            per_sample_weights: floating ``[lookups]``; every table must have mode "sum".
+            mapping: the partition of this batch, from ``map(offsets)``. The CPU does not use it.
 
         Returns:
-            ``[bags, sum(feature_dims)]``, features side by side; of the tables' dtype where they agree, else
-            float32 (float64 where a table is).
+            Tensor: ``[bags, sum(feature_dims)]``, features side by side, in the dtype of the tables if they
+            agree, else float32 (float64 if a table is).
 
         Raises:
-            ValueError, TypeError: a bad argument. IndexError: an index outside its table; names feature and
-                bag. On a GPU, bad contents are raised by the next call, or by :func:`recfuse.check`.
+            TypeError: a bad argument.
+            ValueError: a bad argument.
+            IndexError: an index outside its table; names feature and bag. On a GPU the next call, or
+                :func:`recfuse.check`, raises it.
         """
         if not isinstance(indices, Tensor):
             indices, offsets, per_sample_weights = self._jagged(indices, offsets, per_sample_weights)
@@ -240,7 +273,7 @@ class FusedEmbeddingBagCollection(PackedModule):
         return of_keys(keyed, self.feature_names)
 
     def extra_repr(self) -> str:
-        """Sizes of the whole."""
+        """Return the numbers of features, rows, columns and bytes."""
         rows = sum(table.num_embeddings for table in self.layout.tables)
         size = sum(weight.numel() * weight.dtype.itemsize for weight in self.packed_weights())
         features, columns = len(self.feature_names), self.layout.output_dim

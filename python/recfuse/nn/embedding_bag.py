@@ -20,30 +20,56 @@ if TYPE_CHECKING:
 class EmbeddingBag(torch.nn.EmbeddingBag):
     """Drop-in for :class:`torch.nn.EmbeddingBag`: the same constructor, parameters, state_dict and results.
 
-    Holds no state of its own, so a ``torch.nn.EmbeddingBag`` becomes one by a change of class. What
-    :meth:`recfuse.Plan.apply` sets is not in the state_dict: it belongs to a machine, not to a model.
+    It has no state of its own, so a ``torch.nn.EmbeddingBag`` becomes one by a change of class. The
+    ``state_dict`` does not contain ``schedule`` and ``pinned``, because they depend on the machine;
+    :meth:`recfuse.Plan.apply` sets both.
+
+    Args:
+        num_embeddings, embedding_dim, max_norm, norm_type, scale_grad_by_freq, mode, sparse: as in torch.
+        include_last_offset, padding_idx, device, dtype: as in torch.
+
+    Attributes:
+        schedule: the schedule of the kernel; see :func:`recfuse.embedding_bag`. "" for the default.
+        pinned: rows pinned in the GPU's L2, refreshed before a call; or None.
+
+    Shape:
+        - input: ``[lookups]`` with ``offsets``, or ``[bags, n]``.
+        - offsets: ``[bags]``, or ``[bags + 1]`` with ``include_last_offset``.
+        - output: ``[bags, embedding_dim]``.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(1000, 16, mode="sum")
+        >>> table(torch.tensor([1, 5, 7]), torch.tensor([0, 2])).shape
+        torch.Size([2, 16])
+
+    Note:
+        recfuse's kernels serve float32, float16 and bfloat16 tables on the CPU and on CUDA devices; other
+        tables use torch's. Gradients are dense, or sparse with ``sparse=True``. Forward-mode and second
+        derivatives raise.
+
+    Source: Jain et al., MICRO 2024.
     """
 
     schedule: str = ""
-    """How the kernel works; see :func:`recfuse.embedding_bag`. "": by its defaults."""
     qconfig = RefusedQconfig()
     pinned: PinnedRows | None = None
-    """Rows kept in the GPU's L2, refreshed before a call. None: none."""
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, *args: Any, **kwargs: Any) -> EmbeddingBag:
-        """As torch's; asks for huge pages behind a large table, as for a new one."""
+        """Create a module from weights, as torch's. Requests huge pages for a large table."""
         advise_huge_pages(embeddings.detach())
         return super().from_pretrained(embeddings, *args, **kwargs)
 
     def reset_parameters(self) -> None:
-        """Draws new weights. Asks first for huge pages behind a large table: its rows lie on as many
-        pages, and with small ones most lookups miss the TLB too."""
+        """Draw new weights.
+
+        First it requests huge pages for a large table: with small pages most lookups miss the TLB too.
+        """
         advise_huge_pages(self.weight.detach())
         super().reset_parameters()
 
     def extra_repr(self) -> str:
-        """As torch's, then that this is recfuse's, and what a plan has set: the class has torch's name."""
+        """Return torch's text, ``recfuse``, and the schedule and pinned rows of a plan."""
         schedule = f", schedule={self.schedule!r}" if self.schedule else ""
         return f"{super().extra_repr()}, recfuse{schedule}" + ", pinned" * (self.pinned is not None)
 
@@ -59,18 +85,19 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        """Pools bags of rows.
+        """Pool bags of rows.
 
         Args:
             input: int32 or int64; ``[lookups]`` with ``offsets``, or ``[bags, n]`` without.
             offsets: ``[bags]``, or ``[bags + 1]`` with ``include_last_offset``.
-            per_sample_weights: of the shape of ``input`` and the weight's dtype; mode "sum" only.
+            per_sample_weights: weights of the shape of ``input`` and the dtype of the weight; mode "sum"
+                only.
 
         Returns:
-            ``[bags, embedding_dim]`` of the weight's dtype.
+            Tensor: ``[bags, embedding_dim]`` in the dtype of the weight.
 
         Raises:
-            As :func:`recfuse.embedding_bag`.
+            IndexError: as :func:`recfuse.embedding_bag`, and so are other errors.
         """
         pinned = self.pinned  # read once: unswap may take it away
         if pinned is not None and not torch.compiler.is_compiling():

@@ -68,16 +68,18 @@ class _SplitLinear(torch.nn.Module):
     def from_linear(
         cls: type[_Layer], linear: torch.nn.Linear, in_features: Sequence[int], **options: Any
     ) -> _Layer:
-        """A layer with the very Parameters of one over ``cat((user's features, candidate's features))``.
+        """Create a layer that shares the Parameters of a linear layer over ``cat((user's, candidate's
+        features))``.
 
         Args:
-            linear: whose ``weight`` and ``bias`` become this layer's own.
-            in_features: how many of its features are of each level, in their order.
-            options: ``activation`` and ``path``, where the class has them.
+            linear: the linear layer; its ``weight`` and ``bias`` are shared.
+            in_features: how many of its features are of each level, in order.
+            options: ``activation`` and ``path``, if the class has them.
 
         Raises:
-            ValueError: the features are not as many as the layer's. TypeError: it is none, or its weight is
-                computed (by a parametrization, say).
+            ValueError: the number of features differs from the layer's.
+            TypeError: not a linear layer, or a layer whose weight is computed (for example by a
+                parametrization).
         """
         if not isinstance(linear, torch.nn.Linear):
             raise wrong_type(f"{cls.__name__}.from_linear: linear", linear, "a torch.nn.Linear")
@@ -98,7 +100,7 @@ class _SplitLinear(torch.nn.Module):
         return layer.train(linear.training)
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias as ``torch.nn.Linear`` does."""
+        """Draw weight and bias as ``torch.nn.Linear``."""
         if self.weight.numel() > 0:
             torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
@@ -111,10 +113,10 @@ class _SplitLinear(torch.nn.Module):
         x_cand: Tensor | Sequence[Tensor],
         cand_to_user: Tensor | None = None,
     ) -> Tensor:
-        """Applies the layer; see :func:`recfuse.ikbo_linear`.
+        """Apply the layer; see :func:`recfuse.ikbo_linear`.
 
-        With two levels ``x_user``, ``x_cand`` and ``cand_to_user``; with any number two lists, of inputs and
-        of maps, as :func:`recfuse.ikbo_linear_chain` has them.
+        With two levels pass ``x_user``, ``x_cand`` and ``cand_to_user``; with any number of levels two lists,
+        of inputs and of maps, as in :func:`recfuse.ikbo_linear_chain`.
         """
         weights = self.weight.split_with_sizes(self.in_features, 1)
         if cand_to_user is None:
@@ -159,20 +161,39 @@ class _SplitLinear(torch.nn.Module):
 
 
 class LinearCompression(_SplitLinear):
-    """Compresses the embeddings of a user and of a candidate, ``Ku + Kc`` of them, to ``M``: ``W @ X``.
+    """Compress ``Ku + Kc`` embeddings of a user and of a candidate to ``M``: ``W @ X``.
 
-    As ``torch.matmul(weight, torch.cat((x_user[cand_to_user], x_cand), 1))``, with each user's part computed
-    once and added to all of its candidates'.
+    The result is that of ``torch.matmul(weight, torch.cat((x_user[cand_to_user], x_cand), 1))``. Each user's
+    part is computed once and added to all of the user's candidates. The ``state_dict`` has ``weight`` ``[M,
+    Ku + Kc]`` and ``bias`` ``[M]``.
 
     Args:
-        in_features: ``(Ku, Kc)``: embeddings of a user and of a candidate; or of up to four levels, the
+        in_features: ``(Ku, Kc)``, embeddings of a user and of a candidate; or of up to four levels, the
             broadest first.
         out_features: ``M``.
-        bias: whether each of the ``M`` rows has one.
-        path: as of :func:`recfuse.ikbo_linear`.
-        device, dtype: of the parameters.
+        bias: whether each of the ``M`` rows has a bias. Default: False.
+        path: as in :func:`recfuse.ikbo_linear`.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
-    The state_dict has ``weight`` ``[M, Ku + Kc]`` and, with it, ``bias`` ``[M]``.
+    Shape:
+        - x_user: ``[U, Ku, N]``.
+        - x_cand: ``[B, Kc, N]``.
+        - cand_to_user: ``[B]``.
+        - output: ``[B, M, N]``.
+
+    Raises:
+        ValueError: bad sizes.
+        TypeError: sizes that are not integers.
+
+    Example:
+        >>> layer = recfuse.nn.LinearCompression((96, 32), 16)
+        >>> layer(torch.randn(4, 96, 8), torch.randn(64, 32, 8), torch.arange(64) // 16).shape
+        torch.Size([64, 16, 8])
+
+    Note:
+        Works on the CPU and on CUDA devices; the fused kernel needs compute capability 9.0 and float16 or
+        bfloat16. Gradients use torch's matmuls.
 
     Source: IKBO (in-kernel broadcast optimization), section 2.
     """
@@ -192,19 +213,41 @@ class LinearCompression(_SplitLinear):
 
 
 class IKBOLinear(_SplitLinear):
-    """``torch.nn.Linear`` over ``cat((x_user[cand_to_user], x_cand), 1)``, each user's part computed once.
+    """Apply a linear layer to users and their candidates, and compute each user's part once.
+
+    The result is that of ``torch.nn.Linear`` on ``cat((x_user[cand_to_user], x_cand), 1)``. The
+    ``state_dict`` is that of ``torch.nn.Linear(Ku + Kc, M)``; :meth:`from_linear` shares the Parameters of
+    such a layer.
 
     Args:
-        in_features: ``(Ku, Kc)``: features of a user and of a candidate; or of up to four levels, the
+        in_features: ``(Ku, Kc)``, features of a user and of a candidate; or of up to four levels, the
             broadest first.
         out_features: ``M``.
-        bias: as of ``torch.nn.Linear``.
-        activation: "none", "relu", "gelu" (exact) or "silu", of the result.
-        path: as of :func:`recfuse.ikbo_linear`.
-        device, dtype: of the parameters.
+        bias: as in ``torch.nn.Linear``. Default: True.
+        activation: "none", "relu", "gelu" (exact) or "silu", applied to the result. Default: "none".
+        path: as in :func:`recfuse.ikbo_linear`.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
-    The state_dict is that of ``torch.nn.Linear(Ku + Kc, M)``; :meth:`from_linear` takes one's parameters.
-    Inputs ``[U, Ku]`` and ``[B, Kc]`` give ``[B, M]``.
+    Shape:
+        - x_user: ``[U, Ku]``.
+        - x_cand: ``[B, Kc]``.
+        - cand_to_user: ``[B]``.
+        - output: ``[B, M]``.
+
+    Raises:
+        ValueError: bad sizes, an unknown activation.
+        TypeError: sizes that are not integers.
+
+    Example:
+        >>> linear = torch.nn.Linear(96 + 32, 64)  # over torch.cat((user, candidate), dim=1)
+        >>> layer = recfuse.nn.IKBOLinear.from_linear(linear, in_features=(96, 32), activation="relu")
+        >>> layer(torch.randn(4, 96), torch.randn(64, 32), torch.arange(64) // 16).shape
+        torch.Size([64, 64])
+
+    Note:
+        Works on the CPU and on CUDA devices; the fused kernel needs compute capability 9.0 and float16 or
+        bfloat16. Gradients use torch's matmuls.
 
     Source: IKBO (in-kernel broadcast optimization), section 2.
     """

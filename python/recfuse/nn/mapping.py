@@ -43,21 +43,31 @@ def staged_features(rows: NDArray[np.int32]) -> list[int]:
 
 @dataclass(frozen=True)
 class Mapping:
-    """The work of one batch, shared out by its own lengths: what ``collection.map(offsets)`` returns."""
+    """The partition of one batch: which block of a GPU works on which bags.
+
+    ``collection.map(offsets)`` creates it, and ``forward`` takes it as ``mapping``.
+
+    Attributes:
+        tensor: int32 ``[rows, 8]`` on the CPU; page-locked if the tables are on a GPU.
+        bags: the bags of each feature.
+        features: int64 ``[features, 7]``, as of :func:`recfuse.fused_embedding_bag`, for which it was made.
+        schedules: int32 ``[features, 5]``, the schedules for which it was made; the call uses them.
+        warps: the maximum of warps that an SM runs at once; 0 for the default.
+
+    Example:
+        >>> collection = recfuse.nn.FusedEmbeddingBagCollection([(1000, 16), (50, 8)])
+        >>> collection.map(torch.tensor([0, 1, 2, 3, 4])).bags
+        2
+    """
 
     tensor: Tensor
-    """int32 ``[rows, 8]`` on the CPU; page-locked where the tables are on a GPU."""
     bags: int
-    """Of each feature."""
     features: Tensor
-    """int64 ``[features, 7]``, as of :func:`recfuse.fused_embedding_bag`: what it was made for."""
     schedules: Tensor
-    """int32 ``[features, 5]``: those that it was made for, by which the call works."""
     warps: int
-    """The most warps that an SM runs at once; 0: the default."""
 
     def pin_memory(self) -> Mapping:
-        """The same, page-locked: torch's DataLoader calls it where it pins memory."""
+        """Return the partition in page-locked memory, as torch's DataLoader requests."""
         return self if self.tensor.is_pinned() else replace(self, tensor=self.tensor.pin_memory())
 
 

@@ -19,17 +19,35 @@ from recfuse.nn.packed.table_dict import TableHolder, refuse_change, refuse_repl
 
 
 class FusedEmbeddingBagList(PackedModule, TableHolder):
-    """A list of tables, a feature each, that are pooled in one call: what a DLRM's ``emb_l`` becomes.
+    """Pool a list of tables in one call, a feature each: the replacement of a DLRM's ``emb_l``.
 
-    :func:`recfuse.swap` puts it in the place of a model's own list of ``nn.EmbeddingBag``; it can be made by
-    hand as well. As of a ModuleList, ``emb_l[k]`` is a table, which can be called, and the state_dict has
-    ``<k>.weight``. The weights lie in a few Parameters; see :class:`recfuse.nn.FusedEmbeddingBagCollection`.
+    :func:`recfuse.swap` puts it in the place of a model's list of ``nn.EmbeddingBag``; you may also create
+    it. As in a ModuleList, ``emb_l[k]`` is a table, which can be called, and the ``state_dict`` has
+    ``<k>.weight``. The weights are in a few Parameters; see :class:`recfuse.nn.FusedEmbeddingBagCollection`.
 
     Args:
-        embedding_bags, optimizers: as of ``FusedEmbeddingBagCollection.from_embedding_bags``.
+        embedding_bags: tables, as in ``FusedEmbeddingBagCollection.from_embedding_bags``.
+        optimizers: optimizers of the tables, as in ``FusedEmbeddingBagCollection.from_embedding_bags``.
+
+    Shape:
+        - offsets: ``[tables, bags]``, or ``[bags]`` a table.
+        - indices: ``[lookups]`` a table, or ``[tables, lookups]``.
+        - output: a list of ``[bags, dim]``, one a table.
 
     Raises:
-        ValueError: as there.
+        ValueError: as ``FusedEmbeddingBagCollection.from_embedding_bags``.
+
+    Example:
+        >>> bags = [torch.nn.EmbeddingBag(100, dim, mode="sum") for dim in (4, 8)]
+        >>> tables = recfuse.nn.FusedEmbeddingBagList(bags)
+        >>> indices, offsets = torch.randint(100, (2, 6)), torch.tensor([[0, 3], [0, 3]])
+        >>> [pooled.shape for pooled in tables.pool(offsets, indices)]
+        [torch.Size([2, 4]), torch.Size([2, 8])]
+
+    Note:
+        Devices and gradients are those of :class:`recfuse.nn.FusedEmbeddingBagCollection`.
+
+    Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
     """
 
     _tables_name = ""
@@ -75,7 +93,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
 
     @property
     def tables(self) -> Mapping[str, PackedTable]:  # type: ignore[override]
-        """The tables by the names that they have in the state_dict: "0", "1", ..."""
+        """The tables by their names in the ``state_dict``: "0", "1", ..."""
         return MappingProxyType(self._modules)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[PackedTable]:
@@ -87,7 +105,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         return f"{type(self).__name__}({self.extra_repr()})"
 
     def extra_repr(self) -> str:
-        """Sizes of the whole."""
+        """Return the numbers of tables, rows and columns."""
         rows = sum(table.num_embeddings for table in self.layout.tables)
         return f"tables={len(self)}, rows={rows}, output_dim={self.layout.output_dim}"
 
@@ -114,24 +132,23 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         *,
         mapping: work.Mapping | None = None,
     ) -> list[Tensor]:
-        """Pools each table with its own lookups.
+        """Pool each table with its own lookups.
 
         Args:
-            offsets: ``[tables, bags]``, or a tensor ``[bags]`` a table: where each bag begins among the
-                table's lookups.
-            indices: a tensor ``[lookups of it]`` a table, or ``[tables, lookups]``.
-            row_weights: a weight a row, ``[rows]``, or None, for each table.
-            mapping: how the GPU's work on this batch is shared out, from ``map((offsets, indices))``. The CPU
-                needs none.
+            offsets: ``[tables, bags]``, or a tensor ``[bags]`` a table: where each bag begins in the table's
+                lookups.
+            indices: a tensor ``[lookups of the table]`` a table, or ``[tables, lookups]``.
+            row_weights: for each table a weight a row, ``[rows]``, or None.
+            mapping: the partition of this batch, from ``map((offsets, indices))``. The CPU does not use it.
 
         Returns:
-            A tensor ``[bags, dim]`` a table (views of one tensor).
+            list: a tensor ``[bags, dim]`` a table; all are views of one tensor.
 
         Raises:
-            As :class:`recfuse.nn.FusedEmbeddingBagCollection`; ValueError for tables that were made with
-            include_last_offset. The first offset of a table must be 0. Where
-            it is another on a GPU, which nothing here waits for, the bags on both sides of it are zeros, and
-            the error that :func:`recfuse.check` raises shows it with a minus sign.
+            ValueError: tables with include_last_offset; a first offset of a table that is not 0. On a GPU the
+                bags on both sides of such an offset are zeros, and :func:`recfuse.check` shows it with a
+                minus sign.
+            IndexError: as :class:`recfuse.nn.FusedEmbeddingBagCollection`.
         """
         where = "recfuse.nn.FusedEmbeddingBagList"
         self._check_last_offset()

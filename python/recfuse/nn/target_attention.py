@@ -19,23 +19,44 @@ _MOST = 2**31 - 1
 class TargetAttention(torch.nn.Module):
     """Multi-head attention of candidates over the history of their user, which many candidates share.
 
-    What ``torch.nn.MultiheadAttention`` gives for histories that are gathered for each candidate,
-    ``x_user[cand_to_user]``; a history is projected once for all candidates of its user, and no key or value
-    is copied for one.
+    The result is that of ``torch.nn.MultiheadAttention`` with histories gathered for each candidate,
+    ``x_user[cand_to_user]``. A history is projected once for all candidates of its user, and keys and values
+    are not copied.
+
+    ``q_proj``, ``k_proj``, ``v_proj`` and ``out_proj`` are ``torch.nn.Linear`` modules, drawn as those of
+    ``MultiheadAttention``. There is no dropout and no mask except lengths.
 
     Args:
         embed_dim: features ``E`` of a candidate's queries and of the result.
-        num_heads: of queries.
-        kv_heads: of keys and values, a divisor of ``num_heads``; by default as many.
-        head_dim: dims of a head; by default ``embed_dim // num_heads``.
-        kdim: features ``Ek`` of a history's positions; by default ``E``.
-        vdim: features ``Ev`` of ``x_values``; by default ``kdim``.
-        bias: whether projections have one.
-        path: as of :func:`recfuse.ikbo_attention`.
-        device, dtype: of the parameters.
+        num_heads: heads of queries.
+        kv_heads: heads of keys and values, a divisor of ``num_heads``. Default: ``num_heads``.
+        head_dim: dims of a head. Default: ``embed_dim // num_heads``.
+        kdim: features ``Ek`` of a position of a history. Default: ``E``.
+        vdim: features ``Ev`` of ``x_values``. Default: ``kdim``.
+        bias: whether projections have a bias. Default: True.
+        path: as in :func:`recfuse.ikbo_attention`.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
-    ``q_proj``, ``k_proj``, ``v_proj`` and ``out_proj`` are ``torch.nn.Linear`` modules, drawn as those of
-    ``MultiheadAttention``. There is no dropout and no mask but lengths.
+    Shape:
+        - x_cand: ``[B, Sq, E]``.
+        - x_user: ``[U, Skv, Ek]``, or ``[total, Ek]`` with ``kv_offsets``.
+        - cand_to_user: ``[B]``.
+        - output: ``[B, Sq, E]``.
+
+    Raises:
+        ValueError: sizes that do not fit each other.
+        TypeError: sizes that are not integers.
+
+    Example:
+        >>> attention = recfuse.nn.TargetAttention(embed_dim=64, num_heads=2)
+        >>> histories, users = torch.randn(4, 50, 64), torch.arange(16) // 4
+        >>> attention(torch.randn(16, 8, 64), histories, users).shape
+        torch.Size([16, 8, 64])
+
+    Note:
+        Works on the CPU and on CUDA devices; the fused kernel needs compute capability 9.0 and float16 or
+        bfloat16. Gradients use torch's attention.
 
     Source: IKBO (in-kernel broadcast optimization), section 3, target attention.
     """
@@ -54,11 +75,7 @@ class TargetAttention(torch.nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Makes the parameters.
-
-        Raises:
-            ValueError, TypeError: sizes that do not fit each other, or are none.
-        """
+        """Makes the parameters; see the class."""
         super().__init__()
         self.embed_dim, self.num_heads = _size("embed_dim", embed_dim), _size("num_heads", num_heads)
         self.kv_heads = self.num_heads if kv_heads is None else _size("kv_heads", kv_heads)
@@ -84,7 +101,7 @@ class TargetAttention(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weights as ``torch.nn.MultiheadAttention`` does; biases are zeros."""
+        """Draw weights as ``torch.nn.MultiheadAttention``; biases are zeros."""
         for linear in (self.q_proj, self.k_proj, self.v_proj):
             torch.nn.init.xavier_uniform_(linear.weight)
         self.out_proj.reset_parameters()
@@ -102,23 +119,22 @@ class TargetAttention(torch.nn.Module):
         x_values: Tensor | None = None,
         x_user_queries: Tensor | None = None,
     ) -> Any:
-        """Applies the layer.
+        """Apply the layer.
 
         Args:
-            x_cand: ``[B, Sq, E]``, what the candidates ask.
-            x_user: ``[U, Skv, Ek]``, the users' histories; with ``kv_offsets`` ``[total, Ek]``.
-            cand_to_user: int32 or int64 ``[B]``: the user of each candidate.
-            kv_lengths, kv_offsets: as of :func:`recfuse.ikbo_attention`. Positions behind a length and
-                histories of users without candidates have no effect on the result or on any gradient: they
-                may be NaN.
-            x_values: ``[U, Skv, Ev]`` or ``[total, Ev]``, from which values are made; by default ``x_user``.
-            x_user_queries: ``[U, Su, E]``, queries of the users themselves, answered in the same launch.
+            x_cand: ``[B, Sq, E]``, the queries of the candidates.
+            x_user: ``[U, Skv, Ek]``, the histories of the users; with ``kv_offsets`` ``[total, Ek]``.
+            cand_to_user: int32 or int64 ``[B]``, the user of each candidate.
+            kv_lengths, kv_offsets: as in :func:`recfuse.ikbo_attention`. Positions after a length, and
+                histories of users without candidates, change neither results nor gradients; they may be NaN.
+            x_values: ``[U, Skv, Ev]`` or ``[total, Ev]``, the input of the values. Default: ``x_user``.
+            x_user_queries: ``[U, Su, E]``, queries of the users themselves, computed in the same launch.
 
         Returns:
-            ``[B, Sq, E]``; with ``x_user_queries`` the pair of ``[U, Su, E]`` and that.
+            Tensor: ``[B, Sq, E]``; with ``x_user_queries`` the pair of ``[U, Su, E]`` and that.
 
         Raises:
-            As :func:`recfuse.ikbo_attention`.
+            ValueError: as :func:`recfuse.ikbo_attention`, and so are other errors.
         """
         of_history = "users, positions" if kv_offsets is None else "positions"
         x_values = x_user if x_values is None else x_values
@@ -154,7 +170,7 @@ class TargetAttention(torch.nn.Module):
         refuse_scripting(self)
 
     def extra_repr(self) -> str:
-        """What the layer is, for ``print``."""
+        """Return sizes and heads."""
         shown = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, kv_heads={self.kv_heads}, "
         return f"{shown}head_dim={self.head_dim}"
 

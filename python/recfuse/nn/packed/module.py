@@ -93,7 +93,7 @@ class PackedModule(PackedTables):
 
     @property
     def plan(self) -> Any:
-        """The plan that was applied to this module, as long as it fits its tables; None: none."""
+        """The applied plan, as long as it fits the tables, or None."""
         return self._tuning.plan
 
     @plan.setter
@@ -102,43 +102,45 @@ class PackedModule(PackedTables):
 
     @property
     def schedules(self) -> Tensor | None:
-        """int32 ``[features, 5]`` on the host; None: nothing is known yet. Not in the state_dict."""
+        """The schedules, int32 ``[features, 5]`` on the host; None before calibration. Not in the state_dict.
+        """
         return self._tuning.schedules
 
     @property
     def warps(self) -> int:
-        """The most warps that an SM runs at once; 0: the default."""
+        """The maximum of warps that an SM runs at once; 0 for the default."""
         return self._tuning.warps
 
     def set_plan(self, schedules: Any, warps: int = 0) -> None:
-        """Says how the GPU works on each feature, instead of the defaults; None: the defaults again.
+        """Set the schedule of each feature on a GPU; None restores the defaults.
+
+        Schedules belong to a machine, not to a model, so the state_dict does not contain them.
 
         Args:
-            schedules: int32 ``[features, 5]`` (kind, threads, distance, split, expected lookups of a
-                bag times 16 with 0 for unknown and -1 for none), or a sequence of texts, one a feature; see
+            schedules: int32 ``[features, 5]`` (kind, threads, distance, split, expected pooling factor times
+                16, with 0 for unknown and -1 for empty), or a sequence of texts, one a feature; see
                 :func:`recfuse.fused_embedding_bag`.
-            warps: the most warps that an SM runs at once; 0: the default.
-
-        What it sets belongs to a machine, not to a model: it is not in the state_dict.
+            warps: the maximum of warps that an SM runs at once; 0 for the default.
 
         Raises:
-            ValueError, TypeError: schedules of another shape or kind, a text that is none. What a kernel
-                cannot do is raised by the next call on a GPU.
+            TypeError: schedules of another type.
+            ValueError: schedules of another shape, a text that is not a schedule. The next call on a GPU
+                raises schedules that its kernel cannot run.
         """
         self._tuning.set(schedules, warps)
 
     def calibrate(self, batches: Iterable[Any]) -> None:
-        """Learns how many lookups a bag of each feature has, which says how much work a batch is for a GPU.
+        """Read the pooling factor of each feature from batches, for the partition of calls on a GPU.
 
-        Without it the first call on a GPU learns that from its own batch, and waits for it once. The
-        results do not depend on it, other than in the order of sums; with the same batches it is always the
-        same.
+        Without it, the first call on a GPU reads them from its own batch, and waits once for that. Pooling
+        factors change results only in the order of sums. The same batches always give the same partition.
 
         Args:
-            batches: batches as ``forward`` (``pool`` of a list) takes them; on any device.
+            batches: batches as ``forward`` (of a list: ``pool``) takes them, on any device.
 
         Raises:
-            ValueError, TypeError: no batch has a lookup, or one is of another form.
+            TypeError: a batch of another form.
+            ValueError: no batch has a lookup.
         """
         function = f"recfuse.nn.{type(self).__name__}.calibrate"
         self._tuning.calibrate(
@@ -146,21 +148,22 @@ class PackedModule(PackedTables):
         )
 
     def map(self, batch: Any) -> Mapping:
-        """Shares out one batch's work by its own lengths, on the host: best in the thread that loads it.
+        """Compute the partition of one batch on the host, for example in the thread that loads it.
 
-        Takes neither the GIL, while it works, nor the GPU. Where nothing was learned yet, it learns as
-        :meth:`calibrate` does, from this batch.
+        It uses no GPU, and releases the GIL while it works. Without earlier calibration it calibrates with
+        this batch.
 
         Args:
-            batch: int32 or int64 offsets ``[features * bags + 1]`` of the batch, a CPU tensor or a NumPy
-                array; or the batch in the form that ``forward`` (``pool`` of a list) takes, on the CPU.
+            batch: int32 or int64 offsets ``[features * bags + 1]``, a CPU tensor or a NumPy array; or the
+                batch as ``forward`` (of a list: ``pool``) takes it, on the CPU.
 
         Returns:
-            What ``forward`` takes as ``mapping`` with this batch; page-locked where the tables are on a GPU.
+            Mapping: the argument ``mapping`` of ``forward`` for this batch; page-locked if the tables are on
+            a GPU.
 
         Raises:
-            ValueError, TypeError: offsets that are no such array, that do not rise from 0; tables that one
-                call does not pool.
+            TypeError: offsets that are not such an array.
+            ValueError: offsets that do not ascend from 0; tables that one call cannot pool.
         """
         offsets = batch
         if not isinstance(batch, (Tensor, np.ndarray)):
