@@ -36,7 +36,16 @@ _ALLOWED = "a pyarrow array of strings, a NumPy array of S, U or objects, or a l
 
 
 class StringLists(NamedTuple):
-    """The hashes of each sample's strings: a jagged feature."""
+    """Hashes of the strings of each sample: a jagged feature ``(values, offsets)``.
+
+    Attributes:
+        values: int64 ``[strings]``.
+        offsets: int64 ``[samples + 1]``.
+
+    Example:
+        >>> recfuse.data.hash_string_lists([["Oslo", "Lima"], None]).offsets
+        tensor([0, 2, 2])
+    """
 
     values: Tensor  # [strings] int64
     offsets: Tensor  # [samples + 1] int64
@@ -51,16 +60,25 @@ class _Found(NamedTuple):
 
 
 def hash_strings(strings: Any, seed: int = 0, threads: int | None = None) -> Tensor:
-    """XXH64 of each string, int64 ``[strings]`` on the CPU: a feature with one value a sample.
+    """Return the XXH64 of each string, as a feature with one value a sample.
 
     Args:
-        strings: see the module's table.
-        seed: of the hash, 0 to 2^64 - 1.
-        threads: at most so many; None: ``torch.get_num_threads()``, which is 1 in a worker of a DataLoader.
+        strings: strings in a form of the module's table.
+        seed: the seed of the hash, 0 to 2^64 - 1. Default: 0.
+        threads: the maximal number of threads. Default: ``torch.get_num_threads()``, which is 1 in a worker
+            of a DataLoader.
+
+    Returns:
+        Tensor: int64 ``[strings]`` on the CPU.
 
     Raises:
-        TypeError: no strings. ValueError: a missing string, or lists, for both of which there is
-            :func:`hash_string_lists`; a surrogate, which UTF-8 does not have.
+        TypeError: no strings.
+        ValueError: a missing string, or lists: use :func:`hash_string_lists`; a surrogate, which UTF-8 does
+            not have.
+
+    Example:
+        >>> recfuse.data.hash_strings(["Oslo", "Lima"]).shape
+        torch.Size([2])
     """
     found = _hashed(strings, *_numbers(seed, threads))
     if found.offsets is not None:
@@ -75,17 +93,25 @@ def hash_strings(strings: Any, seed: int = 0, threads: int | None = None) -> Ten
 
 
 def hash_string_lists(strings: Any, seed: int = 0, threads: int | None = None) -> StringLists:
-    """XXH64 of the strings of each sample: a jagged feature, on the CPU.
+    """Return the XXH64 of the strings of each sample, as a jagged feature.
 
     Args:
         strings: lists of strings: pyarrow's, or a list or NumPy array of lists, arrays and None. Missing
-            strings are left out, a missing list is an empty one. Or strings without lists, as in
-            :func:`hash_strings`: a sample has one, or none where it is missing.
+            strings are left out, and a missing list is empty. Or strings without lists, as in
+            :func:`hash_strings`: a sample has one string, or none if it is missing.
         seed: as in :func:`hash_strings`.
         threads: as in :func:`hash_strings`.
 
+    Returns:
+        StringLists: values and offsets, on the CPU.
+
     Raises:
-        TypeError: no strings. ValueError: a surrogate.
+        TypeError: no strings.
+        ValueError: a surrogate.
+
+    Example:
+        >>> recfuse.data.hash_string_lists([["Oslo", "Lima"], [], ["Rome"]]).offsets
+        tensor([0, 2, 2, 3])
     """
     hashes, present, offsets = _hashed(strings, *_numbers(seed, threads))
     if offsets is None:

@@ -1,4 +1,4 @@
-"""The kinds of columns."""
+"""Kinds of columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ from recfuse.nn.columns.steps import MOST_BUCKETS, MOST_SEED, Step, ToBucket, To
 
 @dataclass(frozen=True)
 class Identity(FeatureColumn):
-    """Values that are rows: integers, after ``preprocess``."""
+    """Column whose values are rows: integers, after ``preprocess``.
+
+    Args:
+        name, num_embeddings, embedding_dim: as in :class:`TableColumn`, which has further arguments.
+
+    Example:
+        >>> columns = recfuse.nn.EmbeddingColumns([recfuse.nn.columns.Identity("tag", 5000, 16)])
+        >>> columns({"tag": torch.tensor([5, 7])}).shape
+        torch.Size([2, 16])
+    """
 
     num_embeddings: int  # type: ignore[misc,assignment]
     embedding_dim: int  # type: ignore[misc]
@@ -35,12 +44,17 @@ class Identity(FeatureColumn):
 
 @dataclass(frozen=True)
 class Bucketize(FeatureColumn):
-    """The bucket that a number lies in: how many boundaries are less than it, as ``torch.bucketize``.
+    """Column whose row is the number of boundaries that are less than a value, as ``torch.bucketize``.
 
     Args:
-        boundaries: rising numbers, rounded to float32.
-        right: a number on a boundary lies above it.
-        num_embeddings: None: one more than boundaries.
+        boundaries: ascending numbers, rounded to float32.
+        right: count boundaries that are not greater, instead of less. Default: False.
+        num_embeddings: rows of the table. Default: one more than boundaries.
+
+    Example:
+        >>> age = recfuse.nn.columns.Bucketize("age", boundaries=[18, 25, 35], embedding_dim=8)
+        >>> age.rows
+        4
     """
 
     boundaries: Sequence[float]
@@ -64,11 +78,17 @@ class Bucketize(FeatureColumn):
 
 @dataclass(frozen=True)
 class Hash(FeatureColumn):
-    """An integer's hash.
+    """Column whose row is the hash of an integer: ``XXH64(8 bytes, seed) * num_buckets / 2^64``.
 
     Args:
-        num_buckets: how many values the hash has; None: as many as rows.
-        seed: of the hash.
+        num_buckets: the number of values of the hash. Default: the rows.
+        seed: the seed of the hash, 0 to 2^64 - 1. Default: 0.
+
+    Example:
+        >>> city = recfuse.nn.columns.Hash("city", num_embeddings=1000, embedding_dim=8)
+        >>> columns = recfuse.nn.EmbeddingColumns([city])
+        >>> columns({"city": recfuse.data.hash_strings(["Oslo", "Lima"])}).shape
+        torch.Size([2, 8])
     """
 
     num_embeddings: int  # type: ignore[misc,assignment]
@@ -91,11 +111,15 @@ class Hash(FeatureColumn):
 
 @dataclass(frozen=True)
 class Vocabulary(FeatureColumn):
-    """An integer's place in a list; one that is not in the list is no row (see ``invalid``).
+    """Column whose row is the position of an integer in a list; other integers are invalid.
 
     Args:
-        vocabulary: integers that differ.
-        num_embeddings: None: as many as words.
+        vocabulary: different integers.
+        num_embeddings: rows of the table. Default: the length of ``vocabulary``.
+
+    Example:
+        >>> recfuse.nn.columns.Vocabulary("country", vocabulary=[47, 51, 44], embedding_dim=4).rows
+        3
     """
 
     vocabulary: Sequence[int]
@@ -118,12 +142,17 @@ class Vocabulary(FeatureColumn):
 
 @dataclass(frozen=True)
 class Cross(TableColumn):
-    """Each pair of values of two features, hashed: ``XXH64(16 bytes, seed) * num_buckets / 2^64``.
+    """Column whose rows are hashes of pairs of values: ``XXH64(16 bytes, seed) * num_buckets / 2^64``.
 
     Args:
-        keys: the two features, by name or as :class:`Key`.
-        num_buckets: how many values the hash has; None: as many as rows.
-        seed: of the hash.
+        keys: the two features, by name or as :class:`Key`; a sample has each pair of their values.
+        num_buckets: the number of values of the hash. Default: the rows.
+        seed: the seed of the hash, 0 to 2^64 - 1. Default: 0.
+
+    Example:
+        >>> pairs = recfuse.nn.columns.Cross("pairs", keys=["a", "b"], num_embeddings=100, embedding_dim=8)
+        >>> pairs.buckets
+        100
     """
 
     keys: Sequence[Key | str]
@@ -135,12 +164,12 @@ class Cross(TableColumn):
     kind: ClassVar[str] = "cross"
 
     def sources(self) -> tuple[Source, ...]:
-        """The two."""
+        """Return the two features with their steps."""
         return tuple(Source(Use(key.feature), tuple(key.preprocess)) for key in self.keys)  # type: ignore[union-attr]
 
     @property
     def buckets(self) -> int:
-        """How many values the hash has."""
+        """The number of values of the hash."""
         return self.num_embeddings if self.num_buckets is None else self.num_buckets
 
     def _check(self) -> None:
@@ -159,13 +188,18 @@ class Cross(TableColumn):
 
 @dataclass(frozen=True)
 class Numeric(Column):
-    """The values themselves, as floats: no table.
+    """Column that writes values as floats, without a table.
 
     Args:
-        width: how many values a sample has.
-        feature: the batch's entry that it reads, dense ``[batch, width]``, or ``[batch]`` of width 1; None:
-            the one of the column's name.
-        preprocess: steps.
+        width: the number of values of a sample. Default: 1.
+        feature: the entry of the batch, ``[batch, width]``, or ``[batch]`` for width 1. Default: the entry
+            with the name of the column.
+        preprocess: steps, in order.
+
+    Example:
+        >>> price = recfuse.nn.columns.Numeric("price", preprocess=[recfuse.nn.columns.Affine(scale=0.5)])
+        >>> recfuse.nn.EmbeddingColumns([price])({"price": torch.tensor([3.0])})
+        tensor([[1.5000]])
     """
 
     width: int = 1
@@ -181,12 +215,12 @@ class Numeric(Column):
         self._set("preprocess", checked_steps(self.preprocess))
 
     def sources(self) -> tuple[Source, ...]:
-        """The one."""
+        """Return the feature with its steps."""
         return (Source(Use(self.feature or self.name), tuple(self.preprocess)),)
 
     @property
     def output_dim(self) -> int:
-        """How many columns of the output it has."""
+        """The number of columns in the output."""
         return self.width
 
 

@@ -1,4 +1,4 @@
-"""``EmbeddingColumns``: raw values of features to pooled rows, all columns in one call."""
+"""``EmbeddingColumns``: from raw values of features to pooled rows, all columns in one call."""
 
 from __future__ import annotations
 
@@ -43,55 +43,69 @@ _WHERE = "recfuse.nn.EmbeddingColumns"
 
 
 class EmbeddingColumns(PackedTables):
-    """Feature columns, from raw values to pooled rows, computed in one call and written side by side.
+    """Compute feature columns in one call, from raw values to pooled rows, and write them side by side.
 
-    A column turns a sample's values of a feature into rows of its table, in a few steps, and pools these.
+    A column turns the values of a sample into rows of its table, in a few steps, and pools the rows. Values
+    become rows exactly as in :meth:`to_torch`, the specification in plain PyTorch.
 
-    >>> from recfuse.nn.columns import Bucketize, Hash, Identity, Numeric
-    >>> columns = EmbeddingColumns([
-    ...     Bucketize("age", boundaries=[18, 25, 35, 50, 65], embedding_dim=8),
-    ...     Hash("city", num_embeddings=1000, embedding_dim=8),
-    ...     Identity("tags", num_embeddings=5000, embedding_dim=16, pooling="sum", invalid="drop"),
-    ...     Numeric("price"),
-    ... ])
+    Tables of one dtype and dim are one Parameter ``[rows, dim]``, as in :class:`FusedEmbeddingBagCollection`:
+    ``tables[name].weight`` is a view, and the ``state_dict`` has an entry a table, ``tables.<name>.weight``.
+    New tables are drawn from a normal distribution, as in torch.nn.Embedding.
 
-    Tables of one dtype and dim lie in one Parameter ``[rows, dim]``, as those of
-    :class:`FusedEmbeddingBagCollection`: ``tables[name].weight`` is a view, and the ``state_dict`` has an
-    entry a table, ``tables.<name>.weight``.
+    The first batch of each form (dense features, jagged features, keys of one KeyedJaggedTensor) creates a
+    program. A program serves all batch sizes but one width: if lists are padded to the longest of a batch,
+    use jagged entries. Programs take at most 64 MiB.
 
     Args:
         columns: specifications of :mod:`recfuse.nn.columns`, in the order of the output.
-        sparse: gradients of the Parameters are sparse COO tensors, coalesced. Not with pooling "max". The
-            optimizers of :mod:`recfuse.optim` do not need it.
-        device: where the tables are.
-        dtype: of tables whose column says none: float32, float16 or bfloat16.
-        bounds_check: "on" checks indices that must be rows, and offsets; "off" drops such indices, and trusts
-            offsets.
-        host_tables: a table of more bytes than this, a number or a text, stays in the host's memory when the
-            module moves to a GPU, unless its column's ``placement`` says otherwise; None: none does. It is
-            page-locked there. If it is frozen (``requires_grad_(False)``), its rows are read after the call
-            has returned: up to 4,096 of a batch by the GPU itself, also of small batches that are on the GPU
-            alone and of any in a CUDA graph; more by CPU threads, as many as torch's less one, for which the
-            GPU's stream waits. Wait for the GPU before you change it or a packed batch of the host; and, of
-            a graph, before you let go of the module. Else CPU threads look its rows up within the call. See
-            :meth:`memory_report`.
+        sparse: make gradients sparse COO tensors, coalesced. Not with pooling "max". The optimizers of
+            :mod:`recfuse.optim` do not need it. Default: False.
+        device: the device of the tables.
+        dtype: float32, float16 or bfloat16, for tables whose column gives none. Default: float32.
+        bounds_check: "on" raises for indices with ``invalid="error"``, and for bad offsets; "off" drops such
+            indices, and trusts offsets. Default: "on".
+        host_tables: a size, as a number of bytes or a text. A larger table stays in host memory, page-locked,
+            when the module moves to a GPU, unless its column's ``placement`` decides. None: no table does.
+            The call returns before the rows of frozen tables (``requires_grad_(False)``) are read: the GPU
+            reads up to 4,096 rows of a batch, and any number in a CUDA graph or for small batches that are
+            only on the GPU; otherwise CPU threads read them (torch's number less one), and the GPU's stream
+            waits. Wait for the GPU before you change such a table or a packed batch on the host, and before
+            you drop a module that a graph uses. CPU threads look up tables that train within the call.
+            Default: "256MiB".
 
     Attributes:
-        specs: the columns.
-        columns: the slice of the output that each column has, by name.
-        output_dim: columns of the output.
+        specs: the specifications.
+        columns: the slice of the output of each column, by name.
+        output_dim: the columns of the output.
         tables: the tables by name, in order.
 
-    The first batch of each form (which features are dense, jagged, keys of one KeyedJaggedTensor) makes a
-    program; the batch's size is no part of that, but widths are: where lists are padded to the longest of a
-    batch, jagged entries are better. 64 MiB of programs are kept. Values become rows exactly as in plain
-    PyTorch: see :meth:`to_torch`, which is the specification. Values have no gradient.
-
-    New tables are drawn from a normal distribution, as in torch.nn.Embedding.
+    Shape:
+        - batch: an entry a feature: ``[batch]``, ``[batch, width]``, or jagged; see :meth:`forward`.
+        - output: ``[batch, output_dim]``.
 
     Raises:
-        ValueError, TypeError: names that occur twice, columns that name one table with different sizes.
-        MemoryError: tables for which there is no memory; names the largest. A torch.OutOfMemoryError too.
+        TypeError: a bad argument.
+        ValueError: a name that occurs twice, columns that name one table with different sizes.
+        MemoryError: not enough memory for the tables; names the largest. It is a torch.OutOfMemoryError too.
+
+    Example:
+        >>> from recfuse.nn.columns import Bucketize, Hash, Identity, Numeric
+        >>> columns = recfuse.nn.EmbeddingColumns([
+        ...     Bucketize("age", boundaries=[18, 25, 35, 50, 65], embedding_dim=8),
+        ...     Hash("city", num_embeddings=1000, embedding_dim=8),
+        ...     Identity("tags", num_embeddings=5000, embedding_dim=16, pooling="sum", invalid="drop"),
+        ...     Numeric("price"),
+        ... ])
+        >>> columns({
+        ...     "age": torch.tensor([17.0, 40.0]),
+        ...     "city": torch.tensor([3, 4]),
+        ...     "tags": (torch.tensor([5, 7, 4999]), torch.tensor([0, 2, 3])),  # values, offsets
+        ...     "price": torch.tensor([9.5, 120.0]),
+        ... }).shape
+        torch.Size([2, 33])
+
+    Note:
+        Works on the CPU and on CUDA devices. Tables have gradients; values have none.
 
     Source: Pan et al., RECom, ASPLOS 2023.
     """
@@ -175,29 +189,31 @@ class EmbeddingColumns(PackedTables):
 
     @property
     def columns(self) -> dict[str, slice]:
-        """The slice of the output that each column has, by name, in order."""
+        """The slice of the output of each column, by name, in order."""
         ends = list(itertools.accumulate((one.output_dim for one in self.specs), initial=0))
         return {one.name: slice(*own) for one, own in zip(self.specs, itertools.pairwise(ends), strict=True)}
 
     def forward(self, batch: Any, dense: Mapping[str, Any] | None = None) -> Tensor:
-        """Computes all columns.
+        """Compute all columns.
 
         Args:
             batch: a mapping with an entry a feature; a TorchRec KeyedJaggedTensor; or a packed batch of
                 :meth:`pack`. An entry is a tensor ``[batch]`` or ``[batch, width]``, a jagged
-                ``torch.nested`` tensor, a TorchRec JaggedTensor, ``(values, offsets)``,
-                ``(values, offsets, weights)``, or a mapping with "values", "offsets" or "lengths", and
-                "weights". Values are float32, int32 or int64, or of a type that becomes one of these without
-                loss.
+                ``torch.nested`` tensor, a TorchRec JaggedTensor, ``(values, offsets)``, ``(values, offsets,
+                weights)``, or a mapping with "values", "offsets" or "lengths", and "weights". Values are
+                float32, int32 or int64, or of a type that converts to one of these without loss.
             dense: entries that the KeyedJaggedTensor does not have.
 
         Returns:
-            ``[batch, output_dim]``, side by side; of the tables' dtype where they agree, else float32.
+            Tensor: ``[batch, output_dim]``, columns side by side, in the dtype of the tables if they agree,
+            else float32.
 
         Raises:
-            ValueError, TypeError: a bad batch; names feature and column. IndexError: an index that is no row,
-                of a column with ``invalid="error"``. On a GPU, bad contents are raised by a later call, or by
-                :func:`recfuse.check`. NotImplementedError: numbers or weights in the batch need a gradient.
+            TypeError: a bad batch; names feature and column.
+            ValueError: a bad batch; names feature and column.
+            IndexError: an invalid index of a column with ``invalid="error"``. On a GPU a later call, or
+                :func:`recfuse.check`, raises it.
+            NotImplementedError: numbers or weights in the batch require a gradient.
         """
         refuse_proxy(batch)
         on_host = None
@@ -273,15 +289,19 @@ class EmbeddingColumns(PackedTables):
         return on_host and (self._always_split or self._home.device.type == "cuda")
 
     def pack(self, batch: Any, dense: Mapping[str, Any] | None = None) -> PackedColumns:
-        """What the columns read of a batch, in one buffer, page-locked where there is a GPU.
+        """Pack the entries that the columns read into one buffer, page-locked if there is a GPU.
 
-        Best in the thread that loads batches: ``packed.to("cuda", non_blocking=True)`` is then one copy.
+        Call it in the thread that loads batches: ``packed.to("cuda", non_blocking=True)`` is then one copy.
 
         Args:
-            batch, dense: as of :meth:`forward`.
+            batch, dense: as in :meth:`forward`.
+
+        Returns:
+            PackedColumns: the packed batch.
 
         Raises:
-            ValueError, TypeError: as :meth:`forward`; features that differ in their number of samples.
+            TypeError: as :meth:`forward`.
+            ValueError: as :meth:`forward`; features with different numbers of samples.
         """
         if dense is None:
             found = self._addresses(batch)
@@ -292,7 +312,7 @@ class EmbeddingColumns(PackedTables):
         return self._reader.packer(given, pin and not torch.compiler.is_compiling())
 
     def memory_report(self) -> MemoryReport:
-        """How many bytes of tables are where, and what the host's tables save a GPU."""
+        """Return the bytes of tables on the GPU and on the host, and the names of the host's tables."""
         sizes, names = [0, 0], []
         weights = self.packed_weights()
         for spec in self.layout.tables:
@@ -325,31 +345,36 @@ class EmbeddingColumns(PackedTables):
         return self
 
     def to_torch(self) -> ReferenceColumns:
-        """The same columns in plain PyTorch, with copies of the tables: the specification of this module, to
-        compare with, or to run where recfuse is not installed. Batches and state_dict are the same.
+        """Return the same columns in plain PyTorch, with copies of the tables.
+
+        They are the specification of this module: compare with them, or run them without recfuse. Batches and
+        state_dict are the same.
         """
         tables = {name: table.weight for name, table in self.tables.items()}
         return ReferenceColumns(self.specs, self._reader, tables).train(self.training)
 
     @classmethod
     def from_json(cls, columns: str | Path | Sequence[Mapping[str, Any]], **options: Any) -> EmbeddingColumns:
-        """From a JSON list of columns: a path of a file, or the list; see :mod:`recfuse.nn.columns.json`.
+        """Create a module from a JSON list of columns; see :mod:`recfuse.nn.columns.json`.
 
         Args:
-            columns: a mapping a column: its "kind" and the fields of its class.
-            options: as of the class.
+            columns: the path of a file, or the list: a mapping a column, with its "kind" and the fields of
+                its class.
+            options: further arguments of the class.
 
         Raises:
-            ValueError, TypeError: a field that is wrong; names the column. OSError: no such file.
+            OSError: the file cannot be read.
+            TypeError: a bad field; names the column.
+            ValueError: a bad field; names the column.
         """
         return cls(json.read(columns), **options)
 
     def to_json(self, path: str | Path | None = None) -> list[dict[str, Any]]:
-        """The columns as a JSON list, which :meth:`from_json` reads; written to a file, if one is named."""
+        """Return the columns as a JSON list for :meth:`from_json`, and write it to ``path`` if given."""
         return json.write(self.specs, path)
 
     def extra_repr(self) -> str:
-        """Sizes of the whole."""
+        """Return the numbers of columns, rows and bytes."""
         rows = sum(table.num_embeddings for table in self.layout.tables)
         size = sum(weight.nbytes for weight in self.packed_weights())
         return f"columns={len(self.specs)}, rows={rows}, output_dim={self.output_dim}, bytes={size}"

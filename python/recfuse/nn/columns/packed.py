@@ -28,10 +28,22 @@ class BufferPart(NamedTuple):
 class PackedColumns:
     """A batch in one buffer, from ``EmbeddingColumns.pack``: one copy takes it to a GPU.
 
+    Args:
+        uses: the features that it was packed for.
+        inputs: its tensors, views of the buffer if there is one.
+        buffer, parts: the buffer and its parts, or None.
+        form: encoded places, or None.
+
     Attributes:
-        batch_size: samples.
-        device: where it is.
-        nbytes: size of the buffer.
+        batch_size: the number of samples.
+        device: the device.
+        nbytes: the size of the buffer.
+
+    Example:
+        >>> columns = recfuse.nn.EmbeddingColumns([recfuse.nn.columns.Hash("city", 1000, 8)])
+        >>> packed = columns.pack({"city": torch.tensor([3, 4])})
+        >>> packed.batch_size, columns(packed).shape
+        (2, torch.Size([2, 8]))
     """
 
     def __init__(
@@ -42,16 +54,14 @@ class PackedColumns:
         parts: Sequence[BufferPart] = (),
         form: str | None = None,
     ) -> None:
-        """``uses``: what it was packed for; ``inputs`` are views of the buffer, where there is one; ``form``:
-        ``encoded`` places, where they are known.
-        """
+        """Makes a packed batch; see the class."""
         self._uses, self._inputs, self._buffer, self._parts = uses, inputs, buffer, tuple(parts)
         # The compiler would take numbers of an object for variables.
         self._form = encoded(inputs.places) if form is None else form
         self.on_host: Inputs | None = None  # the batch that it was copied from
 
     def inputs(self, uses: tuple[Use, ...]) -> Inputs:
-        """For columns with these uses; ValueError where it was packed for others."""
+        """Return the tensors for columns with these uses; raises ValueError for others."""
         if self._uses is not uses and self._uses != uses:
             raise ArgumentValueError(
                 "recfuse.nn.EmbeddingColumns: the batch was packed for other columns; pack it by this module"
@@ -63,22 +73,22 @@ class PackedColumns:
 
     @property
     def batch_size(self) -> int:
-        """Samples."""
+        """The number of samples."""
         return self._inputs.batch
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device."""
         return self._inputs.device
 
     @property
     def nbytes(self) -> int:
-        """What a copy moves."""
+        """The bytes that a copy moves."""
         tensors = [one for each in self._inputs[2:] for one in each]
         return sum(one.nbytes for one in tensors) if self._buffer is None else self._buffer.nbytes
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> PackedColumns:
-        """On a device, by one copy; without waiting for it, from page-locked memory, if ``non_blocking``."""
+        """Copy to a device. ``non_blocking`` does not wait for a copy from page-locked memory."""
         target, given = torch.empty(0, device=device).device, self._inputs  # with its number
         if target == given.device:
             return self

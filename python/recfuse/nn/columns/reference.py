@@ -190,14 +190,25 @@ class _Tables(torch.nn.Module):
 
 
 class ReferenceColumns(torch.nn.Module):
-    """The columns of an ``EmbeddingColumns`` in plain PyTorch, as its ``to_torch`` returns them.
+    """The columns of an ``EmbeddingColumns`` in plain PyTorch, from its ``to_torch``.
 
-    The same batches, the same state_dict. ``.double()`` sums in float64; values before the tables are float32
-    and int64 in any case.
+    Batches and state_dict are the same. ``.double()`` sums in float64; values before the tables stay float32
+    and int64.
+
+    Args:
+        columns: the specifications.
+        reader: the reader of batches.
+        weights: the weight of each table; copied.
+
+    Example:
+        >>> columns = recfuse.nn.EmbeddingColumns([recfuse.nn.columns.Hash("city", 1000, 8)])
+        >>> batch = {"city": torch.tensor([3, 4])}
+        >>> torch.equal(columns(batch), columns.to_torch()(batch))
+        True
     """
 
     def __init__(self, columns: Sequence[Column], reader: Reader, weights: Mapping[str, Tensor]) -> None:
-        """``weights``: of each table, whose values are copied."""
+        """Copies the weights; see the class."""
         super().__init__()
         self._columns, self._reader = tuple(columns), reader
         self.tables = _Tables()
@@ -207,7 +218,7 @@ class ReferenceColumns(torch.nn.Module):
             self.tables._modules[name] = table
 
     def forward(self, batch: Any, dense: Mapping[str, Any] | None = None) -> Tensor:
-        """As ``EmbeddingColumns.forward``."""
+        """Compute all columns, as ``EmbeddingColumns.forward``."""
         weights = {name: table.weight for name, table in self.tables._modules.items()}
         return evaluate(self._columns, self._reader.uses, weights, self._reader.read(batch, dense))
 

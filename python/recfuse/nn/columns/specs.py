@@ -40,7 +40,18 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Key:
-    """One of the two features of a :class:`Cross`: its values after ``preprocess`` must be integers."""
+    """A feature of a :class:`Cross`, with steps; its values after ``preprocess`` must be integers.
+
+    Args:
+        feature: the entry of the batch.
+        preprocess: steps, in order.
+
+    Example:
+        >>> columns = recfuse.nn.columns
+        >>> age = columns.Key("age", preprocess=[columns.Cast(), columns.Modulo(10)])
+        >>> columns.Cross("age_city", keys=[age, "city"], num_embeddings=100, embedding_dim=8).output_dim
+        8
+    """
 
     feature: str
     preprocess: Sequence[Step] = ()
@@ -53,7 +64,15 @@ class Key:
 
 @dataclass(frozen=True)
 class Column:
-    """What all columns have: a name, which is its feature's too unless that is said."""
+    """Base of all columns.
+
+    Args:
+        name: the name of the column, and of its feature unless that is given.
+
+    Example:
+        >>> isinstance(recfuse.nn.columns.Numeric("price"), recfuse.nn.columns.Column)
+        True
+    """
 
     name: str
     kind: ClassVar[str]
@@ -74,38 +93,44 @@ class Column:
         object.__setattr__(self, name, value)
 
     def sources(self) -> tuple[Source, ...]:
-        """One, or the two of a cross."""
+        """Return the entries that the column reads, with their steps: two for a cross, else one."""
         raise NotImplementedError
 
     @property
     def output_dim(self) -> int:
-        """How many columns of the output it has."""
+        """The number of columns in the output."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class TableColumn(Column):
-    """What columns with a table have.
+    """Base of columns with a table.
 
     Args:
         embedding_dim: columns of the table.
         num_embeddings: rows of the table.
         pooling: "sum", "mean", "sqrtn" (the sum divided by the square root of the number of rows) or "max" of
-            a sample's rows. Of weighted rows, mean is divided by the sum of weights, sqrtn by the square root
-            of the sum of their squares.
-        invalid: what becomes of an index that is no row: "error" raises, "drop" leaves it out, a number is
-            the row that is read instead.
-        empty: what a sample has that has no index, or only dropped ones: "fill" writes ``fill_value``, a
-            number is the row that it reads.
-        fill_value: not scaled.
-        slice: ``(start, stop)``: which of the table's columns are written; None: all.
-        scale: the pooled row is multiplied by it.
-        table: name of the table, in the state_dict too; columns that name the same one share it. None: the
-            column's name.
-        dtype: of the table: float32, float16 or bfloat16; None: the module's.
-        trainable: False: the table has no gradient.
-        placement: "device": the table goes where the module goes; "host": it stays in the host's memory;
-            "auto": that depends on its size.
+            a sample's rows. With weights, mean divides by the sum of the weights, and sqrtn by the square
+            root of the sum of their squares.
+        invalid: the treatment of an index outside the table: "error" raises, "drop" leaves it out, a number
+            is the row to read instead.
+        empty: the result of a sample without valid indices: "fill" writes ``fill_value``, a number is the row
+            to read.
+        fill_value: the value of "fill"; not scaled.
+        slice: ``(start, stop)``, the columns of the table that are written. Default: all.
+        scale: a factor of the pooled row.
+        table: the name of the table, also in the state_dict; columns with the same name share it. Default:
+            the name of the column.
+        dtype: float32, float16 or bfloat16. Default: the module's.
+        trainable: False gives the table no gradient.
+        placement: "device": the table moves with the module; "host": it stays in host memory; "auto": its
+            size decides.
+
+    Example:
+        >>> home = recfuse.nn.columns.Identity("home", 1000, 8, table="city")
+        >>> work = recfuse.nn.columns.Identity("work", 1000, 8, table="city", slice=(0, 4))
+        >>> recfuse.nn.EmbeddingColumns([home, work]).output_dim
+        12
     """
 
     _: KW_ONLY
@@ -126,22 +151,22 @@ class TableColumn(Column):
 
     @property
     def table_name(self) -> str:
-        """Of its table."""
+        """The name of the table."""
         return self.name if self.table is None else self.table
 
     @property
     def rows(self) -> int:
-        """Of its table."""
+        """The rows of the table."""
         return int(self.num_embeddings)
 
     @property
     def dims(self) -> tuple[int, int]:
-        """The columns of the table that are written: the first, and the one behind the last."""
+        """The columns of the table that are written: the first, and the end."""
         return (0, self.embedding_dim) if self.slice is None else self.slice
 
     @property
     def output_dim(self) -> int:
-        """How many columns of the output it has."""
+        """The number of columns in the output."""
         first, end = self.dims
         return end - first
 
@@ -187,13 +212,13 @@ class TableColumn(Column):
 
 @dataclass(frozen=True)
 class FeatureColumn(TableColumn):
-    """What columns with a table and one feature have besides.
+    """Base of columns with a table and one feature.
 
     Args:
-        feature: the batch's entry that it reads; None: the one of the column's name.
-        preprocess: steps before the column's own.
-        weights: the batch's entry with a weight for each value; not with pooling "max".
-        weighted: the entry brings the weights of its values itself.
+        feature: the entry of the batch. Default: the entry with the name of the column.
+        preprocess: steps before the column, in order.
+        weights: the entry of the batch with a weight for each value; not with pooling "max".
+        weighted: the entry contains the weights of its values itself.
     """
 
     _: KW_ONLY

@@ -1,7 +1,7 @@
-"""Steps: what is made of each value of a feature before it is a row, in order.
+"""Steps: operations on each value of a feature, in order, before it is a row.
 
-A value is a float32 or an int64. Steps that take a float first round an integer to the nearest float32; those
-that take an integer refuse a float: put :class:`Cast` before them. Numbers of a step that are floats are
+A value is a float32 or an int64. Steps that take a float first round an integer to the nearest float32. Steps
+that take an integer refuse a float: put :class:`Cast` before them. Parameters of a step that are floats are
 rounded to float32.
 """
 
@@ -27,14 +27,28 @@ MOST_SEED = 2**64 - 1
 
 @dataclass(frozen=True)
 class Step:
-    """One step. ``kind`` is its name in JSON and in the operator."""
+    """Base of all steps; ``kind`` is the name in JSON and in the operator.
+
+    Example:
+        >>> recfuse.nn.columns.Log1p().kind
+        'log1p'
+    """
 
     kind: ClassVar[str]
 
 
 @dataclass(frozen=True)
 class Affine(Step):
-    """A float: ``value * scale + offset``, rounded after each of the two."""
+    """Step on a float: ``value * scale + offset``, rounded after each operation.
+
+    Args:
+        scale: a finite number. Default: 1.
+        offset: a finite number. Default: 0.
+
+    Example:
+        >>> recfuse.nn.columns.Affine(scale=0.1)
+        Affine(scale=0.1, offset=0.0)
+    """
 
     scale: float = 1.0
     offset: float = 0.0
@@ -50,14 +64,28 @@ class Affine(Step):
 
 @dataclass(frozen=True)
 class Log1p(Step):
-    """A float: ``log(1 + value)``."""
+    """Step on a float: ``log(1 + value)``.
+
+    Example:
+        >>> recfuse.nn.columns.Log1p()
+        Log1p()
+    """
 
     kind: ClassVar[str] = "log1p"
 
 
 @dataclass(frozen=True)
 class Clip(Step):
-    """A float: at least ``min``, at most ``max`` (None: no bound); a NaN stays one, as in ``torch.clamp``."""
+    """Step on a float: at least ``min``, at most ``max``; a NaN stays NaN, as in ``torch.clamp``.
+
+    Args:
+        min: the lower bound. Default: no bound.
+        max: the upper bound. Default: no bound.
+
+    Example:
+        >>> recfuse.nn.columns.Clip(min=0).bounds()
+        (0.0, inf)
+    """
 
     min: float | None = None
     max: float | None = None
@@ -70,21 +98,35 @@ class Clip(Step):
                 raise ArgumentValueError(f"Clip: {name} is NaN, must be a number or None")
 
     def bounds(self) -> tuple[float, float]:
-        """Both as float32; infinite where there is none."""
+        """Return both bounds as float32, infinite where there is no bound."""
         least = -math.inf if self.min is None else _float32("Clip: min", self.min)
         return least, math.inf if self.max is None else _float32("Clip: max", self.max)
 
 
 @dataclass(frozen=True)
 class Cast(Step):
-    """To an integer, toward zero; beyond int64 the nearest one; a NaN is the least int64."""
+    """Step from a float to an integer: toward zero, saturating at int64; a NaN becomes the least int64.
+
+    Example:
+        >>> recfuse.nn.columns.Cast()
+        Cast()
+    """
 
     kind: ClassVar[str] = "cast"
 
 
 @dataclass(frozen=True)
 class ClipInteger(Step):
-    """An integer: at least ``min``, at most ``max`` (None: no bound)."""
+    """Step on an integer: at least ``min``, at most ``max``.
+
+    Args:
+        min: the lower bound. Default: no bound.
+        max: the upper bound. Default: no bound.
+
+    Example:
+        >>> recfuse.nn.columns.ClipInteger(0, 9).bounds()
+        (0, 9)
+    """
 
     min: int | None = None
     max: int | None = None
@@ -95,14 +137,22 @@ class ClipInteger(Step):
         self.bounds()
 
     def bounds(self) -> tuple[int, int]:
-        """Both; those of int64 where there is none."""
+        """Return both bounds, those of int64 where there is no bound."""
         least = LEAST if self.min is None else integer("ClipInteger: min", self.min, LEAST, MOST)
         return least, MOST if self.max is None else integer("ClipInteger: max", self.max, LEAST, MOST)
 
 
 @dataclass(frozen=True)
 class Modulo(Step):
-    """An integer: the remainder of the division by ``divisor``, in [0, divisor), of a negative one too."""
+    """Step on an integer: the remainder of the division by ``divisor``, in [0, divisor), also of negatives.
+
+    Args:
+        divisor: an integer, at least 1.
+
+    Example:
+        >>> recfuse.nn.columns.Modulo(10)
+        Modulo(divisor=10)
+    """
 
     divisor: int
     kind: ClassVar[str] = "modulo"
@@ -114,8 +164,17 @@ class Modulo(Step):
 
 @dataclass(frozen=True)
 class ToBucket(Step):
-    """A float: how many of the rising boundaries are less than it (``right``: not greater), as
-    ``torch.bucketize``; a NaN has the last bucket.
+    """Step from a float to the number of boundaries that are less than it, as ``torch.bucketize``.
+
+    A NaN gets the last bucket.
+
+    Args:
+        boundaries: ascending numbers.
+        right: count boundaries that are not greater, instead of less. Default: False.
+
+    Example:
+        >>> recfuse.nn.columns.ToBucket([18, 25]).boundaries
+        (18, 25)
     """
 
     boundaries: Sequence[float]
@@ -142,7 +201,16 @@ class ToBucket(Step):
 
 @dataclass(frozen=True)
 class ToHash(Step):
-    """An integer: ``XXH64(its 8 bytes, seed) * num_buckets / 2^64``, in [0, num_buckets)."""
+    """Step on an integer: ``XXH64(8 bytes, seed) * num_buckets / 2^64``, in [0, num_buckets).
+
+    Args:
+        num_buckets: the number of values.
+        seed: the seed of the hash. Default: 0.
+
+    Example:
+        >>> recfuse.nn.columns.ToHash(1000)
+        ToHash(num_buckets=1000, seed=0)
+    """
 
     num_buckets: int
     seed: int = 0
@@ -156,7 +224,15 @@ class ToHash(Step):
 
 @dataclass(frozen=True)
 class ToWord(Step):
-    """An integer: its place in the vocabulary; -1, which is no row, if it is not there."""
+    """Step from an integer to its position in the vocabulary, or to -1, an invalid index.
+
+    Args:
+        vocabulary: different integers.
+
+    Example:
+        >>> recfuse.nn.columns.ToWord([47, 51]).vocabulary
+        (47, 51)
+    """
 
     vocabulary: Sequence[int]
     kind: ClassVar[str] = "vocabulary"

@@ -102,8 +102,7 @@ class PackedModule(PackedTables):
 
     @property
     def schedules(self) -> Tensor | None:
-        """The schedules, int32 ``[features, 5]`` on the host; None before calibration. Not in the state_dict.
-        """
+        """The schedules, int32 ``[features, 5]`` on the host, not in the state_dict; None if unknown."""
         return self._tuning.schedules
 
     @property
