@@ -52,9 +52,8 @@ class EmbeddingColumns(PackedTables):
     ``tables[name].weight`` is a view, and the ``state_dict`` has an entry a table, ``tables.<name>.weight``.
     New tables are drawn from a normal distribution, as in torch.nn.Embedding.
 
-    The first batch of each form (dense features, jagged features, keys of one KeyedJaggedTensor) creates a
-    program. A program serves all batch sizes but one width: if lists are padded to the longest of a batch,
-    use jagged entries. Programs take at most 64 MiB.
+    The first batch of each form (dense, jagged, keyed) creates a program, at most 64 MiB in all. A program
+    serves all batch sizes but one width: if lists are padded to the longest of a batch, use jagged entries.
 
     Args:
         columns: specifications of :mod:`recfuse.nn.columns`, in the order of the output.
@@ -66,12 +65,10 @@ class EmbeddingColumns(PackedTables):
             indices, and trusts offsets. Default: "on".
         host_tables: a size, as a number of bytes or a text. A larger table stays in host memory, page-locked,
             when the module moves to a GPU, unless its column's ``placement`` decides. None: no table does.
-            The call returns before the rows of frozen tables (``requires_grad_(False)``) are read: the GPU
-            reads up to 4,096 rows of a batch, and any number in a CUDA graph or for small batches that are
-            only on the GPU; otherwise CPU threads read them (torch's number less one), and the GPU's stream
-            waits. Wait for the GPU before you change such a table or a packed batch on the host, and before
-            you drop a module that a graph uses. CPU threads look up tables that train within the call.
-            Default: "256MiB".
+            Rows of frozen tables (``requires_grad_(False)``) are read after the call returns, and the GPU's
+            stream waits for them: wait for the GPU before you change such a table or a packed batch on the
+            host, and before you drop a module that a graph uses. docs/columns.md has the rules. Default:
+            "256MiB".
 
     Attributes:
         specs: the specifications.
@@ -89,20 +86,12 @@ class EmbeddingColumns(PackedTables):
         MemoryError: not enough memory for the tables; names the largest. It is a torch.OutOfMemoryError too.
 
     Example:
-        >>> from recfuse.nn.columns import Bucketize, Hash, Identity, Numeric
-        >>> columns = recfuse.nn.EmbeddingColumns([
-        ...     Bucketize("age", boundaries=[18, 25, 35, 50, 65], embedding_dim=8),
-        ...     Hash("city", num_embeddings=1000, embedding_dim=8),
-        ...     Identity("tags", num_embeddings=5000, embedding_dim=16, pooling="sum", invalid="drop"),
-        ...     Numeric("price"),
-        ... ])
-        >>> columns({
-        ...     "age": torch.tensor([17.0, 40.0]),
-        ...     "city": torch.tensor([3, 4]),
-        ...     "tags": (torch.tensor([5, 7, 4999]), torch.tensor([0, 2, 3])),  # values, offsets
-        ...     "price": torch.tensor([9.5, 120.0]),
-        ... }).shape
-        torch.Size([2, 33])
+        >>> from recfuse.nn.columns import Bucketize, Identity
+        >>> age = Bucketize("age", boundaries=[18, 25, 35, 50, 65], embedding_dim=8)
+        >>> columns = recfuse.nn.EmbeddingColumns([age, Identity("tags", 5000, 16, invalid="drop")])
+        >>> tags = torch.tensor([5, 7, 4999]), torch.tensor([0, 2, 3])  # values, offsets
+        >>> columns({"age": torch.tensor([17.0, 40.0]), "tags": tags}).shape
+        torch.Size([2, 24])
 
     Note:
         Works on the CPU and on CUDA devices. Tables have gradients; values have none.
