@@ -253,6 +253,7 @@ class _Pass:
             for weight, update in call.weights.values():
                 update.check()
                 uses[id(weight)] = uses.get(id(weight), 0) + 1
+        owners = {id(u.updater.owner): u.updater.owner for call in asked for _, u in call.weights.values()}
         several: dict[int, list[tuple[_Asked, int]]] = {}
         for call in asked:
             groups: dict[int, list[int]] = {}
@@ -267,6 +268,8 @@ class _Pass:
             weight, update = calls[0][0].weights[calls[0][1]]
             total = functools.reduce(torch.add, (call.gradient(number) for call, number in calls)).coalesce()
             rows_update(weight, update, total.indices()[0], total.values())
+        for owner in owners.values():
+            owner._pass_finished()
 
 
 # The passes that run now, by the engine's number of them; the engine keeps each until its end.

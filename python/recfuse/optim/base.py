@@ -236,6 +236,9 @@ class FusedOptimizer(Stepping):
             self._check_groups()
             self._is_checked = True
 
+    def _pass_finished(self) -> None:
+        """Called at the end of a backward pass that has updated Parameters."""
+
     def _check_wrapper(self, parallel: torch.nn.Module) -> None:
         """Looks, in its forward pass, at a DistributedDataParallel that calls the tables."""
         if parallel not in self._wrappers:

@@ -1,0 +1,27 @@
+"""recfuse's kernels inside TorchRec: sharded training on several GPUs and hosts.
+
+.. code-block:: python
+
+    from torchrec.distributed import DistributedModelParallel
+    from recfuse.torchrec import EmbeddingBagCollectionSharder
+
+    model = DistributedModelParallel(model, sharders=[EmbeddingBagCollectionSharder()], device=device)
+
+TorchRec plans, shards, moves and saves; lookups and updates of rows are recfuse's.
+"""
+
+from __future__ import annotations
+
+TESTED = ("1.6.1", "1.8.0")
+"""Versions of TorchRec that the tests run with."""
+
+try:
+    from recfuse.torchrec.sharder import EmbeddingBagCollectionSharder, disable, enable, uses_recfuse
+    from recfuse.torchrec.tables import TableBatchedEmbeddingBags
+except ImportError as error:
+    raise ImportError(
+        f"recfuse.torchrec: {error}. It needs torchrec and fbgemm-gpu, or fbgemm-gpu-cpu; "
+        f"tested are torchrec {' and '.join(TESTED)}"
+    ) from error
+
+__all__ = ["EmbeddingBagCollectionSharder", "TableBatchedEmbeddingBags", "disable", "enable", "uses_recfuse"]

@@ -1,0 +1,56 @@
+"""The optimizers of table-batched embeddings: an update in each backward pass ends a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch.nn import Parameter
+
+from recfuse import optim
+from recfuse.ops.updates import EPS
+from recfuse.optim.base import FusedOptimizer
+from recfuse.torchrec.options import Options
+
+
+class _InBackward(FusedOptimizer):
+    """Ends its step with the backward pass that has updated rows, as FBGEMM's module does: nothing calls
+    ``step()``. Several forward passes may come before their backward passes.
+    """
+
+    _adam_eps: float | None = None  # FBGEMM's, which is added after the correction of the second moment
+
+    def _pass_finished(self) -> None:
+        self.step()
+        self._correct_eps()
+
+    def set_steps(self, steps: int) -> None:
+        """Sets the number of updates that were made."""
+        for _, updater in self._updaters:
+            updater.set_steps(steps)
+        self._correct_eps()
+
+    def _correct_eps(self) -> None:
+        """Scales eps for the next update. FBGEMM computes ``m / (sqrt(v / c) + eps)``; the kernel computes
+        ``m sqrt(c) / (sqrt(v) + eps sqrt(c))``, which is the same.
+        """
+        for group, updater in self._updaters:
+            if "betas" in group:
+                correction = 1 - group["betas"][1] ** (updater.made + 1)
+                updater.write(EPS, group["eps"] * math.sqrt(correction))
+
+
+def in_backward(kind: type[FusedOptimizer], params: Sequence[Parameter], options: Options) -> Any:
+    """Returns an optimizer of a class of ``recfuse.optim`` that steps by itself."""
+    # The class keeps its name, by which the library finds the update's kernel.
+    own = type(kind.__name__, (_InBackward, kind), {})
+    numbers: dict[str, Any] = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
+    numbers["stochastic_rounding"] = options.stochastic_rounding and options.dtype.itemsize == 2
+    if kind is not optim.SGD:
+        numbers["eps"] = options.eps
+    if kind is optim.Adam:
+        numbers["betas"] = options.beta1, options.beta2
+    optimizer = own(params, **numbers)
+    optimizer._correct_eps()
+    return optimizer

@@ -1,0 +1,120 @@
+"""How recfuse's kernels come into TorchRec's sharded collections.
+
+A sharded collection makes its lookups itself, and a lookup its kernels, by
+``GroupedPooledEmbeddingsLookup._create_embedding_kernel``. This module wraps that one method. The wrapper
+makes recfuse's kernels inside a call of :class:`EmbeddingBagCollectionSharder`, in that thread alone, or
+in the whole process after :func:`enable`; elsewhere it calls TorchRec's.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torchrec.distributed import embeddingbag
+from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
+
+from recfuse.errors import ArgumentValueError
+from recfuse.torchrec.kernels import DenseKernel, FusedKernel, check_kernels
+from recfuse.torchrec.options import WHERE
+
+_sharding: contextvars.ContextVar[bool] = contextvars.ContextVar("recfuse_sharding", default=False)
+_enabled = False
+_create = GroupedPooledEmbeddingsLookup._create_embedding_kernel
+
+
+@functools.wraps(_create)
+def _create_kernel(
+    self: GroupedPooledEmbeddingsLookup, config: GroupedEmbeddingConfig, *arguments: Any, **named: Any
+) -> nn.Module:
+    if not (_enabled or _sharding.get()):
+        return _create(self, config, *arguments, **named)
+    check_kernels(config)
+    given = dict(zip(("device", "pg", "sharding_type", "env"), arguments, strict=False)) | named
+    strategy = getattr(given.pop("env", None), "sharding_strategy", None)
+    if getattr(strategy, "name", None) == "FULLY_SHARDED":
+        raise ArgumentValueError(
+            f"{WHERE}: ShardingStrategy.FULLY_SHARDED is not supported; use DEFAULT or PER_MODULE, or "
+            "TorchRec's own sharder"
+        )
+    if config.compute_kernel == EmbeddingComputeKernel.DENSE:
+        return DenseKernel(config, **given)
+    return FusedKernel(config, **given)
+
+
+GroupedPooledEmbeddingsLookup._create_embedding_kernel = _create_kernel  # type: ignore[method-assign]
+
+
+@contextmanager
+def _with_kernels() -> Iterator[None]:
+    token = _sharding.set(True)
+    try:
+        yield
+    finally:
+        _sharding.reset(token)
+
+
+class EmbeddingBagCollectionSharder(embeddingbag.EmbeddingBagCollectionSharder):
+    """TorchRec's sharder of ``EmbeddingBagCollection`` with recfuse's kernels.
+
+    Give it to ``DistributedModelParallel(model, sharders=[EmbeddingBagCollectionSharder()], ...)``. Sharding
+    types, plans, ``fused_params``, ``apply_optimizer_in_backward``, checkpoints and pipelines are TorchRec's.
+
+    Args:
+        fused_params: as TorchRec's: ``optimizer`` (EXACT_SGD, EXACT_ADAGRAD, EXACT_ROWWISE_ADAGRAD, ADAM),
+            ``learning_rate``, ``eps``, ``output_dtype``, ...
+        arguments: TorchRec's other arguments (``qcomm_codecs_registry``).
+
+    Raises:
+        ValueError: in ``DistributedModelParallel``: a table whose compute kernel needs a cache, an optimizer
+            or an option without a fused form; names the table or the option.
+
+    Source: TorchRec (Ivchenko et al., RecSys 2022), whose engine this is a kernel of.
+    """
+
+    def shard(self, *arguments: Any, **named: Any) -> embeddingbag.ShardedEmbeddingBagCollection:
+        """Returns the sharded collection, as TorchRec's."""
+        with _with_kernels():
+            return super().shard(*arguments, **named)
+
+    def reshard(self, *arguments: Any, **named: Any) -> embeddingbag.ShardedEmbeddingBagCollection:
+        """Moves tables of a sharded collection, as TorchRec's."""
+        with _with_kernels():
+            return super().reshard(*arguments, **named)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Compute kernels that a planner may choose: those without a cache."""
+        kept = {EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value}
+        return [name for name in super().compute_kernels(sharding_type, compute_device_type) if name in kept]
+
+
+def enable() -> None:
+    """Makes all collections that this process shards from now on use recfuse's kernels, whichever sharder
+    makes them: for scripts that create their sharders deep inside.
+    """
+    global _enabled
+    _enabled = True
+
+
+def disable() -> None:
+    """Undoes :func:`enable`, for collections that are sharded from now on."""
+    global _enabled
+    _enabled = False
+
+
+def uses_recfuse(module: nn.Module) -> bool:
+    """Returns whether all lookups of a sharded collection, or of a model with some, use recfuse's kernels."""
+    lookups: list[Any] = []
+    for sharded in module.modules():
+        for lookup in getattr(sharded, "_lookups", ()):
+            while isinstance(lookup, nn.parallel.DistributedDataParallel):
+                lookup = lookup.module
+            if isinstance(lookup, GroupedPooledEmbeddingsLookup):
+                lookups.append(lookup)
+    kernels = [kernel for lookup in lookups for kernel in lookup._emb_modules]
+    return bool(kernels) and all(isinstance(kernel, (FusedKernel, DenseKernel)) for kernel in kernels)

@@ -1,0 +1,207 @@
+"""``TableBatchedEmbeddingBags``: recfuse's fused lookup and update behind the names of FBGEMM's module."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    EmbeddingLocation,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor
+
+from recfuse.errors import ArgumentValueError
+from recfuse.torchrec.collection import PooledTables
+from recfuse.torchrec.optimizers import in_backward
+from recfuse.torchrec.options import OPTIMIZERS, WHERE, Options
+from recfuse.torchrec.variable_batch import pool_variable_batch
+
+_HYPER_PARAMETERS = {"lr": "lr", "eps": "eps", "weight_decay": "weight_decay"}
+
+
+class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
+    """Tables that are looked up, pooled and updated in one call each: the constructor and the methods of
+    FBGEMM's ``SplitTableBatchedEmbeddingBagsCodegen``, with recfuse's kernels.
+
+    The class is a subclass for the sake of ``isinstance`` alone; it has no state of FBGEMM's.
+
+    Args:
+        embedding_specs: ``(rows, dim, location, compute_device)`` a table. Locations must be DEVICE or HOST.
+        feature_table_map: number of the table of each feature; default: a feature a table.
+        table_names: names, for errors.
+        device: where the tables are.
+        options: FBGEMM's other keyword arguments: ``optimizer`` (EXACT_SGD, EXACT_ADAGRAD,
+            EXACT_ROWWISE_ADAGRAD, ADAM), ``learning_rate``, ``eps``, ``beta1``, ``beta2``,
+            ``weight_decay`` with ``weight_decay_mode`` L2, ``stochastic_rounding``, ``pooling_mode``,
+            ``weights_precision``, ``output_dtype``, ``bounds_check_mode``.
+
+    Raises:
+        ValueError, TypeError: a location that needs a cache, an optimizer or option without a fused form.
+
+    Differences: any dim is allowed, also those that are no multiple of 4. ADAM also runs on the CPU. A bad
+    index raises ``IndexError`` unless ``bounds_check_mode`` is NONE; FBGEMM replaces it by 0.
+    """
+
+    def __init__(
+        self,
+        embedding_specs: Sequence[tuple[int, int, EmbeddingLocation, ComputeDevice]],
+        feature_table_map: Sequence[int] | None = None,
+        *,
+        table_names: Sequence[str] | None = None,
+        device: torch.device | str | int | None = None,
+        **options: Any,
+    ) -> None:
+        """Makes new tables, whose rows are not set; see the class."""
+        torch.nn.Module.__init__(self)
+        self.uuid = str(uuid.uuid4())
+        self.options = Options.of(options)
+        self.embedding_specs = list(embedding_specs)
+        self.table_names = list(table_names or (f"table {n}" for n in range(len(self.embedding_specs))))
+        for name, (*_, location, _) in zip(self.table_names, self.embedding_specs, strict=True):
+            if location not in (EmbeddingLocation.DEVICE, EmbeddingLocation.HOST):
+                raise ArgumentValueError(
+                    f"{WHERE}: table {name} has location {EmbeddingLocation(location).name}, which needs a "
+                    "cache that recfuse does not have; place it on the device, or use TorchRec's own sharder"
+                )
+        self.feature_table_map = list(feature_table_map or range(len(self.embedding_specs)))
+        self.optimizer = self.options.optimizer
+        self.weights_precision = self.options.weights_precision
+        self.output_dtype = self.options.output_dtype.as_int()
+        self.current_device = torch.device("cpu" if device is None else device)
+        shapes = [(rows, dim) for rows, dim, *_ in self.embedding_specs]
+        self.tables = PooledTables(
+            shapes, self.table_names, self.feature_table_map, self.options, self.current_device
+        )
+        kind, _ = OPTIMIZERS[self.optimizer]
+        self._fused = in_backward(kind, list(self.tables.parameters()), self.options)
+
+    # ---- calls
+
+    def forward(  # type: ignore[override]
+        self,
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None = None,
+        feature_requires_grad: Tensor | None = None,
+        batch_size_per_feature_per_rank: list[list[int]] | None = None,
+        total_unique_indices: int | None = None,
+        hash_zch_identities: Tensor | None = None,
+        hash_zch_runtime_meta: Tensor | None = None,
+        vbe_output: Tensor | None = None,
+        vbe_output_offsets: Tensor | None = None,
+    ) -> Tensor:
+        """Pools every feature; the backward pass updates the rows.
+
+        Args:
+            indices: int32 or int64 ``[lookups]``, feature by feature.
+            offsets: int32 or int64 ``[features * bags + 1]``.
+            per_sample_weights: floating ``[lookups]``; not with pooling MEAN.
+            batch_size_per_feature_per_rank: bags of each feature from each rank, where they differ; the
+                output is then flat, rank by rank.
+            vbe_output: flat output to write into, at ``vbe_output_offsets`` ``[ranks, features]``.
+            feature_requires_grad, hash_zch_identities, hash_zch_runtime_meta: must be None.
+            total_unique_indices: not read.
+
+        Returns:
+            ``[bags, columns]`` of ``output_dtype``, or flat with a batch size a feature.
+
+        Raises:
+            IndexError: a bad index or offset, naming table, feature and bag; on a GPU the next call raises.
+        """
+        for name, value in (
+            ("feature_requires_grad", feature_requires_grad),
+            ("hash_zch_identities", hash_zch_identities),
+            ("hash_zch_runtime_meta", hash_zch_runtime_meta),
+        ):
+            if value is not None:
+                raise ArgumentValueError(f"{WHERE}: {name} is not supported; pass None")
+        if batch_size_per_feature_per_rank is None:
+            return self.tables.pooled(indices, offsets, per_sample_weights)
+        sizes = batch_size_per_feature_per_rank
+        lookups = indices, offsets, per_sample_weights
+        return pool_variable_batch(self.tables, lookups, sizes, vbe_output, vbe_output_offsets)
+
+    def split_embedding_weights(self) -> list[Tensor]:
+        """Each table's rows ``[rows, dim]``, a view."""
+        return self.tables.table_rows()
+
+    def split_optimizer_states(self) -> list[list[Tensor]]:
+        """Each table's states in FBGEMM's order, views: ``[rows, dim]``, of row-wise Adagrad ``[rows]``."""
+        kind, names = OPTIMIZERS[self.optimizer]
+        states: list[list[Tensor]] = [[] for _ in self.embedding_specs] if names else []
+        for name in names:
+            matrices = [self._fused.state[weight][name] for weight in self.tables.parameters()]
+            for table, rows in zip(states, self.tables.table_rows(matrices), strict=True):
+                table.append(rows.view(-1) if kind._row_state else rows)
+        return states
+
+    def get_optimizer_state(self) -> list[dict[str, Tensor]]:
+        """The same by the names of torch's optimizers."""
+        names = OPTIMIZERS[self.optimizer][1]
+        return [dict(zip(names, states, strict=True)) for states in self.split_optimizer_states()]
+
+    # ---- hyper-parameters
+
+    def get_learning_rate(self) -> float:
+        """The learning rate."""
+        return float(self._fused.param_groups[0]["lr"])
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Sets the learning rate, from the next update on."""
+        self._fused.param_groups[0]["lr"] = lr
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Sets the number of updates that were made, of which Adam's corrections depend."""
+        self._fused.set_steps(step)
+
+    def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
+        """Sets ``lr``, ``eps``, ``beta1``, ``beta2`` or ``weight_decay``, from the next update on."""
+        group = self._fused.param_groups[0]
+        for name, value in params_dict.items():
+            if name in ("beta1", "beta2") and "betas" in group:
+                betas = list(group["betas"])
+                betas[name == "beta2"] = value
+                group["betas"] = tuple(betas)
+            elif name in _HYPER_PARAMETERS and name in group:
+                group[name] = value
+            else:
+                raise NotImplementedError(
+                    f"{WHERE}: {self.optimizer.name} has no hyper-parameter {name!r}; it has {sorted(group)}"
+                )
+
+    # ---- for callers of FBGEMM's module: there is no cache
+
+    def init_embedding_weights_uniform(self, min_val: float, max_val: float) -> None:
+        """Draws all rows from a uniform distribution."""
+        for rows in self.split_embedding_weights():
+            rows.uniform_(min_val, max_val)
+
+    def prefetch(self, *_: Any, **__: Any) -> None:
+        """Does nothing: there is no cache to fill."""
+
+    def flush(self) -> None:
+        """Does nothing: rows are always where they belong."""
+
+    def reset_cache_states(self) -> None:
+        """Does nothing: there is no cache."""
+
+    def reset_embedding_weight_momentum(
+        self,
+        pruned_indices: Tensor,
+        pruned_indices_offsets: Tensor,
+        logical_table_ids: Tensor,
+        buffer_ids: Tensor,
+    ) -> None:
+        """Refuses: rows that are pruned during training are not supported."""
+        raise NotImplementedError(f"{WHERE}: tables that are pruned during training are not supported")
+
+    def extra_repr(self) -> str:
+        """Sizes and optimizer."""
+        rows = sum(rows for rows, *_ in self.embedding_specs)
+        size = sum(math.prod(spec[:2]) for spec in self.embedding_specs) * self.options.dtype.itemsize
+        return f"tables={len(self.embedding_specs)}, rows={rows}, bytes={size}, {self.optimizer.name}"

@@ -1,0 +1,64 @@
+"""Functions run in several processes of one group, with their results."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
+
+
+def run_cases(world: int, cases: Callable[[], Mapping[str, Callable[[], Any]]]) -> dict[str, list[Any]]:
+    """Runs each case on all ranks of a new group. Returns, by name, each rank's result, or its traceback.
+
+    A case that fails on one rank must fail on all, or not need the others.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_process, (world, free_port(), cases, folder), world)
+        ranks = [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world)]
+    return {name: [found[name] for found in ranks] for name in ranks[0]}
+
+
+def _process(
+    rank: int, world: int, port: int, cases: Callable[[], Mapping[str, Callable[[], Any]]], folder: str
+) -> None:
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world),
+    )
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {}
+    for name, case in cases().items():
+        try:
+            found[name] = case()
+        except Exception:
+            found[name] = traceback.format_exc()
+    (Path(folder) / str(rank)).write_bytes(pickle.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def check(results: Mapping[str, list[Any]], name: str) -> list[Any]:
+    """The results of a case; fails with the traceback of the rank that has failed."""
+    for rank, result in enumerate(results[name]):
+        assert not isinstance(result, str), f"rank {rank}: {result}"
+    return results[name]
