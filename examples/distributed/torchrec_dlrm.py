@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/distributed/torchrec_dlrm.py
 
-runs on two GPUs, or on CPUs where there are none. `--kernels fbgemm` trains the same model with TorchRec's own
-kernels, from other random rows. Needs torchrec and fbgemm-gpu, or fbgemm-gpu-cpu.
+runs on two GPUs, or on CPUs where there are none. `--kernels fbgemm` trains the same model with TorchRec's
+own kernels, from other random rows. Needs torchrec and fbgemm-gpu, or fbgemm-gpu-cpu.
 """
 
 from __future__ import annotations

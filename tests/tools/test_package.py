@@ -71,6 +71,7 @@ def test_wheel_is_for_every_python_from_3_10(wheel: Path) -> None:
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     expected = {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.rglob("*.py")}
     expected |= {f"recfuse/{name}" for name in linked_files()}
+    expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("perf/calibrations/*.json")}
     expected |= {"recfuse/py.typed", "recfuse/_C.pyi", "recfuse/_C.abi3.so"}
     expected |= {"recfuse/librecfuse.so", "recfuse/librecfuse_core.so"}
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}

@@ -33,6 +33,7 @@ BELOW = {
     "ops": {*LEAVES, "_library"},
     "nn": {*LEAVES, "_library", "data", "ops"},
     "optim": {*LEAVES, "ops", "nn"},
+    "torchrec": {"errors", "nn", "optim", "ops"},
     "passes": {*LEAVES, "data", "ops", "nn", "optim"},
     "plan": {*LEAVES, "_library", "_clock", "info", "data", "ops", "nn"},
     "tuner": {*LEAVES, "_clock", "info", "timing", "data", "ops", "nn", "plan"},
