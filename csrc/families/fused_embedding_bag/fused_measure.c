@@ -22,7 +22,7 @@ typedef struct scratch {
 static rf_status scratch_grow(const rf__cuda_device *device, scratch *have, int64_t bytes) {
     rf_status status = RF_OK;
     if (bytes <= have->bytes) return RF_OK;
-    rf__cuda_memory_free(device, have->memory);
+    rf__cuda_memory_free(device->driver, have->memory);
     *have = (scratch){0, 0};
     RF__CUDA_TRY(device->driver->cuMemAlloc_v2(&have->memory, (size_t)bytes));
     have->bytes = bytes;
@@ -73,7 +73,7 @@ static rf_status measure_sets(const rf__cuda_store *store, const rf__fused_measu
                                .seconds = seconds};
     const rf_status status = rf__time(store->device, store->stream, &timing);
     (void)store->device->driver->cuStreamSynchronize(store->stream);
-    rf__cuda_memory_free(store->device, context.workspace.memory);
+    rf__cuda_memory_free(store->device->driver, context.workspace.memory);
     return status;
 }
 
@@ -109,7 +109,7 @@ static rf_status set_prepare(const rf__cuda_device *device, const rf__fused_meas
     timed->problem.cycles = sets->cycles.memory + (uint64_t)(set * n_features) * sizeof *sets->found;
     RF_TRY(rf__fused_map(&what, &batch, device->gpu.sms, RF__FUSED_BLOCKS, &mapping, &rows));
     timed->problem.mapping = *mapping;
-    RF_TRY(rf__cuda_upload(device, mapping, (size_t)rows * sizeof *mapping, &timed->mapping));
+    RF_TRY(rf__cuda_upload(device->driver, mapping, (size_t)rows * sizeof *mapping, &timed->mapping));
 out:
     free(mapping);
     return status;
@@ -159,9 +159,9 @@ static rf_status measure_blocks(const rf__cuda_store *store, const rf__fused_mea
 out:
     (void)driver->cuStreamSynchronize(store->stream);
     for (int64_t i = 0; sets->batches != NULL && i < n_batches; i++)
-        rf__cuda_memory_free(device, sets->batches[i].mapping);
-    rf__cuda_memory_free(device, sets->workspace.memory);
-    rf__cuda_memory_free(device, sets->cycles.memory);
+        rf__cuda_memory_free(device->driver, sets->batches[i].mapping);
+    rf__cuda_memory_free(device->driver, sets->workspace.memory);
+    rf__cuda_memory_free(device->driver, sets->cycles.memory);
     rf__fused_release(&sets->common);
     free(sets->batches);
     free(sets->found);

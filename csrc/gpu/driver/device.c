@@ -90,7 +90,7 @@ static rf_status device_open(const rf__cuda_driver *driver, int32_t ordinal, rf_
     retained = true;
     RF_TRY(rf__cuda_enter(device));
     mode = rf__cuda_capture_mode(driver, mode);
-    status = rf__cuda_error_words_new(device, &device->errors);
+    status = rf__cuda_error_words_new(driver, &device->errors);
     (void)rf__cuda_capture_mode(driver, mode);
     rf__cuda_leave();
 out:

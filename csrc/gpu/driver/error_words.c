@@ -1,4 +1,4 @@
-#include "gpu/driver/memory.h"
+#include "gpu/driver/error_words.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-rf_status rf__cuda_error_words_new(const rf__cuda_device *device, rf__cuda_error_words *words) {
-    const rf__cuda_driver *driver = device->driver;
+#include "gpu/driver/upload.h"
+
+rf_status rf__cuda_error_words_new(const rf__cuda_driver *driver, rf__cuda_error_words *words) {
     rf_status status = RF_OK;
     rf__cu_pointer claimed = 0, records = 0;
     const size_t bytes = RF__CUDA_ERROR_WORDS * sizeof *words->records;
@@ -19,7 +20,7 @@ rf_status rf__cuda_error_words_new(const rf__cuda_device *device, rf__cuda_error
     memset(words->records, 0, bytes);
     RF__CUDA_TRY(driver->cuMemHostGetDevicePointer_v2(&records, words->records, 0));
     /* As many zeros as there are words: no table owns one yet. */
-    RF_TRY(rf__cuda_upload(device, words->owners, RF__CUDA_ERROR_WORDS * sizeof *words->first.claimed,
+    RF_TRY(rf__cuda_upload(driver, words->owners, RF__CUDA_ERROR_WORDS * sizeof *words->first.claimed,
                            &claimed));
     words->first = (rf_error_word){(rf_u32 *)(uintptr_t)claimed, (rf_error_record *)(uintptr_t)records};
 out:
@@ -187,24 +188,18 @@ static bool record_take(rf_error_record *record, rf_error_record *copy) {
     return taken;
 }
 
-rf_status rf__cuda_check_word(const rf__cuda_device *device, rf__cuda_error_word word, void *stream) {
-    if (!is_ready(word.record) && __atomic_load_n(&n_notes, __ATOMIC_ACQUIRE) == 0) return RF_OK;
-    rf_status status = RF_OK;
-    rf_error_record record;
-    int32_t more;
-    rf__cu_capture_status capturing = RF__CU_STREAM_CAPTURE_STATUS_NONE;
-    RF_TRY(rf__cuda_enter(device));
-    /* It also fails where the default stream may not be asked because another is captured. */
-    if (device->driver->cuStreamIsCapturing(stream, &capturing) == RF__CU_SUCCESS &&
-        capturing == RF__CU_STREAM_CAPTURE_STATUS_NONE)
-        status = record_take(word.record, &record) ? raise_record(&record)
-                                                   : note_raise(note_take(word.record, 1, &more));
-    rf__cuda_leave();
-out:
-    return status;
+bool rf__cuda_error_is_left(rf__cuda_error_word word) {
+    return is_ready(word.record) || __atomic_load_n(&n_notes, __ATOMIC_ACQUIRE) != 0;
 }
 
-/* Of a device. */
+rf_status rf__cuda_error_raise(rf__cuda_error_word word) {
+    rf_error_record record;
+    int32_t more;
+    return record_take(word.record, &record) ? raise_record(&record)
+                                             : note_raise(note_take(word.record, 1, &more));
+}
+
+/* Counts the notes of a device. */
 static int32_t notes_count(const rf_error_record *records) {
     int32_t count = 0;
     pthread_mutex_lock(&taking);
@@ -214,12 +209,11 @@ static int32_t notes_count(const rf_error_record *records) {
     return count;
 }
 
-/* Raises the first record or note that there is, and says how many others are left. */
-static rf_status raise_first(const rf__cuda_device *device) {
+rf_status rf__cuda_errors_raise(const rf__cuda_error_words *words) {
     rf_error_record record, *first = NULL;
     int32_t more = 0;
     for (int32_t i = 0; i < RF__CUDA_ERROR_WORDS; i++) {
-        rf_error_record *other = &device->errors.records[i];
+        rf_error_record *other = &words->records[i];
         if (!is_ready(other)) continue;
         more += first != NULL;
         if (first == NULL) first = other;
@@ -227,22 +221,11 @@ static rf_status raise_first(const rf__cuda_device *device) {
     rf_status status;
     if (first != NULL && record_take(first, &record)) {
         status = raise_record(&record);
-        more += notes_count(device->errors.records);
+        more += notes_count(words->records);
     } else {
-        status = note_raise(note_take(device->errors.records, RF__CUDA_ERROR_WORDS, &more));
+        status = note_raise(note_take(words->records, RF__CUDA_ERROR_WORDS, &more));
     }
     if (status == RF_OK || more == 0) return status;
     return rf__fail(status, "%s; calls with other tables left %d more: check again", rf_last_error(),
                     (int)more);
-}
-
-rf_status rf_cuda_check(int32_t device_ordinal) {
-    rf_status status = RF_OK;
-    const rf__cuda_device *device = NULL;
-    RF_TRY(rf__cuda_device_get(device_ordinal, &device));
-    RF_TRY(rf__cuda_enter(device));
-    status = rf__cuda_leave_with(RF__CUDA_CALL(device->driver->cuCtxSynchronize()));
-    if (status == RF_OK) status = raise_first(device);
-out:
-    return status;
 }

@@ -1,5 +1,5 @@
-/* The error words of a device (gpu/device/error_word.h): their memory, which one is a table's, and raising what kernels have
- * left in them; rf_cuda_check is here too. */
+/* The error words of a device (gpu/device/error_word.h): their memory, the word of a table, and errors that kernels and threads
+ * leave in them. error_check.h raises these errors. */
 #ifndef RECFUSE_CUDA_DRIVER_ERROR_WORD_H
 #define RECFUSE_CUDA_DRIVER_ERROR_WORD_H
 
@@ -15,10 +15,8 @@ typedef struct rf__cuda_error_words {
     uint64_t *owners; /* [RF__CUDA_ERROR_WORDS] hashes of tables, 0: nobody's; atomic */
 } rf__cuda_error_words;
 
-struct rf__cuda_device;
-
-/* Makes them, zeroed, in the current context; waits for its own copy. RF_ERR_MEMORY, RF_ERR_OUT_OF_MEMORY. */
-rf_status rf__cuda_error_words_new(const struct rf__cuda_device *device, rf__cuda_error_words *words);
+/* Allocates zeroed words, in the current context. Waits for its own copy. RF_ERR_MEMORY, RF_ERR_OUT_OF_MEMORY. */
+rf_status rf__cuda_error_words_new(const rf__cuda_driver *driver, rf__cuda_error_words *words);
 
 /* One word: what kernels get, and the host's view of its record. */
 typedef struct rf__cuda_error_word {
@@ -44,8 +42,11 @@ typedef struct rf__cuda_note {
  * thread; calls no driver, cannot fail. */
 void rf__cuda_note_leave(rf__cuda_error_word word, rf__cuda_note *note);
 
-/* Raises what a kernel has recorded in `word`, or a note, once: RF_ERR_INDEX or RF_ERR_VALUE with its message. RF_OK when there is
- * nothing, or when `stream` is capturing. Costs one read of host memory when there is nothing. Never waits. */
-rf_status rf__cuda_check_word(const struct rf__cuda_device *device, rf__cuda_error_word word, void *stream);
+/* Whether a kernel has left an error in the word, or a thread a note in any word. Reads host memory once or twice. */
+bool rf__cuda_error_is_left(rf__cuda_error_word word);
+/* Raises the error or the note of a word, once: RF_ERR_INDEX or RF_ERR_VALUE with its message; of two threads one raises it. */
+rf_status rf__cuda_error_raise(rf__cuda_error_word word);
+/* Raises the first error or note of all words. Its message says how many others are left. */
+rf_status rf__cuda_errors_raise(const rf__cuda_error_words *words);
 
 #endif

@@ -36,37 +36,6 @@ void rf__cuda_lock(const rf__cuda_device *device) { pthread_mutex_lock(&pools[de
 
 void rf__cuda_unlock(const rf__cuda_device *device) { pthread_mutex_unlock(&pools[device->ordinal].lock); }
 
-rf_status rf__cuda_upload(const rf__cuda_device *device, const void *from, size_t bytes,
-                          rf__cu_pointer *memory) {
-    const rf__cuda_driver *driver = device->driver;
-    rf_status status = RF_OK;
-    rf__cu_stream stream = NULL;
-    *memory = 0;
-    if (bytes == 0) return RF_OK;
-    const rf__cu_capture_mode mode = rf__cuda_capture_mode(driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
-    RF__CUDA_TRY(driver->cuMemAlloc_v2(memory, bytes));
-    /* A stream of its own: the default one must not be used while others are captured. */
-    RF__CUDA_TRY(driver->cuStreamCreate(&stream, RF__CU_STREAM_NON_BLOCKING));
-    RF__CUDA_TRY(driver->cuMemcpyHtoDAsync_v2(*memory, from, bytes, stream));
-    RF__CUDA_TRY(driver->cuStreamSynchronize(stream));
-out:
-    if (stream != NULL) (void)driver->cuStreamDestroy_v2(stream);
-    if (status != RF_OK) {
-        rf__cuda_memory_free(device, *memory);
-        *memory = 0;
-    }
-    (void)rf__cuda_capture_mode(driver, mode);
-    return status;
-}
-
-void rf__cuda_memory_free(const rf__cuda_device *device, rf__cu_pointer memory) {
-    if (memory == 0) return;
-    const rf__cuda_driver *driver = device->driver;
-    const rf__cu_capture_mode mode = rf__cuda_capture_mode(driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
-    (void)driver->cuMemFree_v2(memory);
-    (void)rf__cuda_capture_mode(driver, mode);
-}
-
 /* In the device's context. */
 static rf_status capturing_read(const rf__cuda_driver *driver, void *stream, bool *capturing) {
     rf_status status = RF_OK;
@@ -222,7 +191,7 @@ rf_status rf__cuda_block_new(const rf__cuda_store *store, const void *from, size
     if (bytes == 0 || device->driver == NULL) return RF_OK;
     if (store->resident) {
         RF_TRY(rf__cuda_enter(device));
-        status = rf__cuda_leave_with(rf__cuda_upload(device, from, bytes, &block->memory));
+        status = rf__cuda_leave_with(rf__cuda_upload(device->driver, from, bytes, &block->memory));
     } else {
         RF_TRY(allocate(store, bytes, lasts, block));
         status = rf__cuda_copy(store, from, bytes, block->memory);
@@ -239,7 +208,7 @@ static void release(const rf__cuda_store *store, rf__cuda_block *block) {
     if (store->allocator.allocate != NULL) {
         store->allocator.release(store->allocator.context, old.handle);
     } else if (rf__cuda_enter(store->device) == RF_OK) {
-        rf__cuda_memory_free(store->device, old.memory);
+        rf__cuda_memory_free(store->device->driver, old.memory);
         rf__cuda_leave();
     }
 }

@@ -10,6 +10,7 @@
 #include <stddef.h>
 
 #include "gpu/driver/device.h"
+#include "gpu/driver/upload.h"
 
 /* Where descriptions are kept. */
 typedef struct rf__cuda_store {
@@ -58,13 +59,6 @@ rf_status rf__cuda_copy(const rf__cuda_store *store, const void *from, size_t by
  * since graphs work in it. */
 rf_status rf__cuda_room_new(const rf__cuda_store *store, size_t bytes, rf__cuda_block *block);
 void rf__cuda_room_free(const rf__cuda_store *store, rf__cuda_block *block);
-
-/* New memory of the driver's with these bytes, which are there when the call returns, for any stream; also while a
- * stream is captured. Waits for its own copy. In the device's context. */
-rf_status rf__cuda_upload(const rf__cuda_device *device, const void *from, size_t bytes,
-                          rf__cu_pointer *memory);
-/* Frees it; 0 is fine. Waits for the device. In its context. */
-void rf__cuda_memory_free(const rf__cuda_device *device, rf__cu_pointer memory);
 
 /* The one lock of what is kept for a device. Neither the driver nor an allocator is called under it. */
 void rf__cuda_lock(const rf__cuda_device *device);

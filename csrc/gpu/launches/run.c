@@ -1,6 +1,7 @@
 /* Launches put into a stream: the only place that launches kernels. */
 #include <string.h>
 
+#include "gpu/driver/error_check.h"
 #include "gpu/driver/memory.h"
 #include "gpu/launches/explain.h"
 #include "gpu/launches/launches.h"

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "../check.h"
+#include "gpu/driver/error_check.h"
 #include "gpu/driver/launch.h"
 #include "gpu/driver/tensor_map.h"
 #include "program.h"

@@ -7,6 +7,7 @@
 
 #include "../check.h"
 #include "families/embedding_columns/host/staging.h"
+#include "gpu/driver/error_check.h"
 #include "program.h"
 
 enum { ROUNDS = 200, MOST = 32 };

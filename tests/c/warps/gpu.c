@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/driver/error_check.h"
 #include "gpu/driver/memory.h"
 #include "gpu/launches/explain.h"
 

@@ -12,6 +12,7 @@
 #include "families/embedding_columns/program/columns_program.h"
 #include "families/embedding_columns/tensors/columns_inputs.h"
 #include "core/threads/workers.h"
+#include "gpu/driver/error_check.h"
 #include "families/embedding_columns/embedding_columns.h"
 
 enum {
