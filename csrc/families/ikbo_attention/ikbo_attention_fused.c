@@ -5,41 +5,6 @@
 
 enum { GRAIN = 16 };
 
-static const rf__attention_shape shapes[] = {{32, 128, 4, 4},  {64, 128, 4, 4}, {96, 128, 3, 2},
-                                             {128, 128, 3, 2}, {192, 64, 3, 2}, {256, 48, 2, 2}};
-
-const rf__attention_shape *rf__attention_shape_of(int64_t dim) {
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        if (dim <= shapes[i].dim) return &shapes[i];
-    return NULL;
-}
-
-int32_t rf__attention_shared_bytes(const rf__attention_shape *shape) {
-    const int32_t atoms = (shape->dim + RF_ATTENTION_ATOM - 1) / RF_ATTENTION_ATOM;
-    return RF_ATTENTION_SHARED_BYTES(atoms, shape->keys, shape->k_slots + shape->v_slots);
-}
-
-bool rf__attention_has_self(const rf_ikbo_attention_params *params) {
-    return params->users.q != NULL && params->users.queries > 0;
-}
-
-bool rf__attention_has_one_user(const rf_ikbo_attention_params *params) {
-    return params->kv_offsets != NULL || (params->k_pitch[0] == 0 && params->v_pitch[0] == 0);
-}
-
-int64_t rf__attention_item_rows(const rf_ikbo_attention_params *params, const rf_ikbo_queries *queries) {
-    return queries->queries * (params->heads / params->kv_heads);
-}
-
-int64_t rf__attention_tiles(const rf_ikbo_attention_params *params) {
-    const int64_t self = rf__attention_has_self(params)
-                             ? params->n_users * rf__attention_item_rows(params, &params->users)
-                             : 0;
-    const int64_t rows =
-        params->candidates.count * rf__attention_item_rows(params, &params->candidates) + self;
-    return (rows / RF_ATTENTION_TILE_ROWS + params->n_users + 1) * params->kv_heads;
-}
-
 /* Whether rows can be copied in pieces of 16 bytes. `zero`: one row may stand for all. */
 static bool is_even(const void *data, const int64_t *pitch, const int64_t *sizes, int64_t bytes, bool zero) {
     const int64_t most = (int64_t)1 << 40;

@@ -3,19 +3,7 @@
 #include "families/ikbo_linear/ikbo_linear_args.h"
 #include "families/ikbo_linear/ikbo_linear.h"
 
-enum { GRAIN = 16, WORKSPACE_GRAIN = 256 };
-
-bool rf__ikbo_is_direct(const rf_ikbo_linear_params *params) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype), most_pitch = (int64_t)1 << 40;
-    for (int32_t l = 0; l < params->n_levels; l++) {
-        const rf_ikbo_level *level = &params->levels[l];
-        const int64_t pitch = level->weight_pitch * bytes;
-        if ((uintptr_t)level->weight % GRAIN != 0) return false;
-        if (params->m > 1 && (level->weight_pitch < level->k || pitch % GRAIN != 0 || pitch >= most_pitch))
-            return false;
-    }
-    return true;
-}
+enum { WORKSPACE_GRAIN = 256 };
 
 rf__ikbo_variant rf__ikbo_variant_of(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape) {
     return (rf__ikbo_variant){.dtype = (int32_t)params->dtype,

@@ -11,6 +11,19 @@ int32_t rf__ikbo_slots(const rf_ikbo_level *level) {
     return (int32_t)(rf__round_up(level->k, 2 * RF_FUSED_K) / RF_FUSED_K);
 }
 
+bool rf__ikbo_is_direct(const rf_ikbo_linear_params *params) {
+    enum { GRAIN = 16 };
+    const int64_t bytes = rf__dtype_bytes(params->dtype), most_pitch = (int64_t)1 << 40;
+    for (int32_t l = 0; l < params->n_levels; l++) {
+        const rf_ikbo_level *level = &params->levels[l];
+        const int64_t pitch = level->weight_pitch * bytes;
+        if ((uintptr_t)level->weight % GRAIN != 0) return false;
+        if (params->m > 1 && (level->weight_pitch < level->k || pitch % GRAIN != 0 || pitch >= most_pitch))
+            return false;
+    }
+    return true;
+}
+
 int64_t rf__ikbo_pieces(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int32_t l) {
     const int64_t strips = params->levels[l].count * rf__ikbo_strips(params);
     return (strips + shape->groups - 1) / shape->groups * shape->ranks;
