@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import os
 import re
 import shutil
@@ -242,6 +243,26 @@ def definitions(path: Path) -> Iterator[tuple[int, str]]:
         continued = skip and line.endswith("\\")
         if not skip and re.match(r"[A-Za-z_]", line):
             yield number, line
+
+
+def test_no_circle_of_calls() -> None:
+    """Files of C are in an order: none calls a function of one that calls it, directly or through others."""
+    sources = [path for path in C_FILES if path.suffix == ".c" and room_of(path) != "torch/stub"]
+    owner = {
+        function[1]: path
+        for path in sources
+        for _, line in definitions(path)
+        if (function := FUNCTION.match(line)) and not line.rstrip().endswith(";")
+    }
+    graph = {
+        path: {owner[word] for word in re.findall(r"\brf__?\w+", code_of(path)) if word in owner} - {path}
+        for path in sources
+    }
+    assert sum(map(len, graph.values())) > len(sources)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" <- ".join(map(name, error.args[1])))
 
 
 @pytest.mark.parametrize("path", [path for path in C_FILES if path.suffix == ".c"], ids=name)
