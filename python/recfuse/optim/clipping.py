@@ -18,23 +18,28 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """:func:`torch.nn.utils.clip_grad_norm_` for dense and sparse gradients: the same arguments and result.
-    torch's own does not take sparse gradients.
+    """Clip the norm of gradients, as :func:`torch.nn.utils.clip_grad_norm_`, also of sparse ones.
 
-    Sparse gradients are coalesced first, since a row's norm is that of its sum. Waits for no device.
+    It coalesces sparse gradients first, because the norm of a row is that of its sum. It waits for no device.
 
     Args:
-        parameters: dense and sparse gradients together make up the norm.
-        max_norm: gradients are scaled down so that the norm of all is at most this.
-        norm_type: the p of the norm.
-        error_if_nonfinite: raises where the norm is not finite.
-        foreach: as of torch's.
+        parameters: Parameters; dense and sparse gradients together have one norm.
+        max_norm: the maximal norm; larger gradients are scaled down.
+        norm_type: the p of the norm. Default: 2.
+        error_if_nonfinite: raise if the norm is not finite. Default: False.
+        foreach: as in torch.
 
     Returns:
-        The norm before.
+        Tensor: the norm before.
 
     Raises:
-        ValueError: a table that is updated inside ``backward()``, whose gradient is nowhere.
+        ValueError: a table that is updated inside ``backward()``, and has no gradient.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(100, 16, mode="sum", sparse=True)
+        >>> table(torch.tensor([[1, 2], [3, 4]])).sum().backward()
+        >>> recfuse.optim.clip_grad_norm_(table.parameters(), max_norm=1.0)
+        tensor(8.)
     """
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     check_has_gradients(given, "recfuse.optim.clip_grad_norm_")

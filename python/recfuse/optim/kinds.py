@@ -1,4 +1,4 @@
-"""The optimizers."""
+"""Optimizers of embedding tables."""
 
 from __future__ import annotations
 
@@ -18,22 +18,36 @@ def _step_tensor(steps: int) -> Tensor:
 
 
 class SGD(FusedOptimizer):
-    """``w -= lr * (g + weight_decay * w)``; state_dict and options of :class:`torch.optim.SGD` without
-    momentum.
+    """Stochastic gradient descent: ``w -= lr * (g + weight_decay * w)``, of the looked-up rows.
+
+    ``state_dict`` and options are those of :class:`torch.optim.SGD` without momentum.
 
     Args:
-        params: Parameters or param groups, as of any optimizer; or a module that has tables alone.
-        lr: learning rate.
-        weight_decay: L2 penalty, of the rows that are looked up.
-        maximize: adds the step instead of subtracting it.
-        deferred: rows are updated in ``step()``, by sparse gradients; else inside ``backward()``.
-        stochastic_rounding: of float16 and bfloat16 tables; else to nearest.
-        seed: of that rounding.
-        options: of torch's optimizer; only values that switch an option off are allowed.
+        params: Parameters or param groups, as in any optimizer; or a module that has only tables.
+        lr: learning rate. Default: 1e-3.
+        weight_decay: L2 penalty, of looked-up rows only. Default: 0.
+        maximize: add the step instead of subtracting it. Default: False.
+        deferred: update rows in ``step()``, by sparse gradients, instead of inside ``backward()``. Default:
+            False.
+        stochastic_rounding: round float16 and bfloat16 tables at random instead of to nearest. Default:
+            False.
+        seed: seed of that rounding. Default: 0.
+        options: options of torch's optimizer; only values that switch an option off are allowed.
 
     Raises:
-        ValueError, TypeError: no tables, options that have no meaning here. See :mod:`recfuse.optim` for the
-            rest.
+        TypeError: no tables. See :mod:`recfuse.optim` for errors of later calls.
+        ValueError: an option without meaning here.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(100, 16, mode="sum")
+        >>> optimizer = recfuse.optim.SGD(table, lr=0.1)
+        >>> table(torch.tensor([[1, 2], [3, 4]])).sum().backward()  # updates rows 1 to 4
+        >>> optimizer.step()
+
+    Note:
+        Works on the CPU and on CUDA devices. Parameters have no gradients unless ``deferred=True``.
+
+    Source: FBGEMM's table-batched embedding (updates in the backward pass).
     """
 
     def __init__(
@@ -56,14 +70,30 @@ class SGD(FusedOptimizer):
 
 
 class Adagrad(FusedOptimizer):
-    """``sum += g^2; w -= lr * g / (sqrt(sum) + eps)``, with ``g + weight_decay * w`` for g; ``sum`` has the
-    table's shape, in float32. state_dict and options of :class:`torch.optim.Adagrad`, with sparse gradients.
-    Duchi et al., 2011.
+    """Adagrad: ``sum += g^2; w -= lr * g / (sqrt(sum) + eps)``, of the looked-up rows.
+
+    ``g + weight_decay * w`` takes the place of g. ``sum`` has the shape of the table, in float32.
+    ``state_dict`` and options are those of :class:`torch.optim.Adagrad`.
 
     Args:
-        initial_accumulator_value: what ``sum`` begins with.
-        eps: keeps the quotient finite.
-        params, lr, weight_decay, maximize, deferred, stochastic_rounding, seed, options: as of :class:`SGD`.
+        params, lr, weight_decay, maximize, deferred, stochastic_rounding, seed, options: as in :class:`SGD`.
+        initial_accumulator_value: the initial value of ``sum``. Default: 0.
+        eps: a number that keeps the quotient finite. Default: 1e-10.
+
+    Raises:
+        TypeError: as :class:`SGD`.
+        ValueError: as :class:`SGD`.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(100, 16, mode="sum")
+        >>> optimizer = recfuse.optim.Adagrad(table, lr=0.1)
+        >>> table(torch.tensor([[1, 2], [3, 4]])).sum().backward()
+        >>> optimizer.step()
+
+    Note:
+        Works on the CPU and on CUDA devices. Parameters have no gradients unless ``deferred=True``.
+
+    Source: Duchi et al., 2011; FBGEMM's table-batched embedding (updates in the backward pass).
     """
 
     _step_type = staticmethod(_step_tensor)
@@ -90,9 +120,27 @@ class Adagrad(FusedOptimizer):
 
 
 class RowWiseAdagrad(Adagrad):
-    """``sum[row] += mean(g^2); w -= lr * g / (sqrt(sum[row]) + eps)``: Adagrad with one number a row, ``sum``
-    ``[rows, 1]``. state_dict and arguments of ``torchrec.optim.RowWiseAdagrad``; FBGEMM calls it
-    EXACT_ROWWISE_ADAGRAD.
+    """Row-wise Adagrad: ``sum[row] += mean(g^2); w -= lr * g / (sqrt(sum[row]) + eps)``.
+
+    ``sum`` is ``[rows, 1]``, one number a row. ``state_dict`` and arguments are those of
+    ``torchrec.optim.RowWiseAdagrad``; FBGEMM's name is EXACT_ROWWISE_ADAGRAD.
+
+    Args:
+        params, lr, weight_decay, maximize, deferred, stochastic_rounding, seed, options: as in :class:`SGD`.
+        initial_accumulator_value, eps: as in :class:`Adagrad`.
+
+    Raises:
+        TypeError: as :class:`SGD`.
+        ValueError: as :class:`SGD`.
+
+    Example:
+        >>> tables = recfuse.nn.FusedEmbeddingBagCollection([(1000, 16), (50, 16)])
+        >>> optimizer = recfuse.optim.RowWiseAdagrad(tables, lr=0.1)
+        >>> tables(torch.tensor([3, 999, 7, 49]), torch.tensor([0, 1, 2, 3, 4])).sum().backward()
+        >>> optimizer.step()
+
+    Note:
+        Works on the CPU and on CUDA devices. Parameters have no gradients unless ``deferred=True``.
 
     Source: Gupta et al., "Training Recommender Systems at Scale", 2020 (row-wise Adagrad).
     """
@@ -101,15 +149,31 @@ class RowWiseAdagrad(Adagrad):
 
 
 class Adam(FusedOptimizer):
-    """Adam of the rows that are looked up alone: :class:`torch.optim.SparseAdam`, whose state_dict it has.
-    Moments of other rows do not decay, as those of torch.optim.Adam do. ``exp_avg`` and ``exp_avg_sq`` have
-    the table's shape, in float32. Steps are counted for a Parameter: tables that are packed into one have one
-    count, also those that took no part in a step. Kingma and Ba, 2015.
+    """Adam of the looked-up rows only, as :class:`torch.optim.SparseAdam`, whose ``state_dict`` it has.
+
+    Moments of other rows do not decay; those of torch.optim.Adam do. ``exp_avg`` and ``exp_avg_sq`` have the
+    shape of the table, in float32. A Parameter has one number of steps: tables in one packed Parameter share
+    it, also tables without a gradient in a step.
 
     Args:
-        betas: of the averages of g and of g^2.
-        eps: keeps the quotient finite.
-        params, lr, weight_decay, maximize, deferred, stochastic_rounding, seed, options: as of :class:`SGD`.
+        params, lr, weight_decay, maximize, deferred, stochastic_rounding, seed, options: as in :class:`SGD`.
+        betas: decay rates of the averages of g and of g^2. Default: (0.9, 0.999).
+        eps: a number that keeps the quotient finite. Default: 1e-8.
+
+    Raises:
+        TypeError: as :class:`SGD`.
+        ValueError: as :class:`SGD`.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(100, 16, mode="sum")
+        >>> optimizer = recfuse.optim.Adam(table, lr=0.01)
+        >>> table(torch.tensor([[1, 2], [3, 4]])).sum().backward()
+        >>> optimizer.step()
+
+    Note:
+        Works on the CPU and on CUDA devices. Parameters have no gradients unless ``deferred=True``.
+
+    Source: Kingma and Ba, 2015; FBGEMM's table-batched embedding (updates in the backward pass).
     """
 
     _step_type = int

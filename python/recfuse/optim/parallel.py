@@ -1,6 +1,4 @@
-"""``average_gradients``: sparse gradients of several processes, as DistributedDataParallel averages dense
-ones.
-"""
+"""``average_gradients``: the average of sparse gradients over processes."""
 
 from __future__ import annotations
 
@@ -17,21 +15,27 @@ from recfuse.optim.parameters import check_has_gradients
 
 @torch.no_grad()
 def average_gradients(parameters: Iterable[Tensor], group: Any = None) -> None:
-    """Averages sparse gradients over processes; call it on all of them between ``backward()`` and ``step()``.
+    """Average sparse gradients over processes, between ``backward()`` and ``step()`` on all of them.
 
-    DistributedDataParallel expects sparse gradients of ``torch.nn.EmbeddingBag`` alone, and of those NCCL
-    reduces none. So tables that each process has a copy of are named in
+    DistributedDataParallel expects sparse gradients only of ``torch.nn.EmbeddingBag``, and NCCL reduces none
+    of them. So name tables that each process has a copy of in
     ``DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)`` before it wraps the
-    model, begin with the same values, and have their gradients averaged here. Rows and values of all
-    processes are gathered, in the order of ranks, so that the result is the same on each, bit by bit.
+    model, give them the same initial values, and call this function. It gathers rows and values in the order
+    of ranks, so the result is bit-identical on all processes.
 
     Args:
-        parameters: in the same order on each process. A ``grad`` that is None counts as one without rows.
-        group: a process group; None: the default one.
+        parameters: Parameters, in the same order on each process. A ``grad`` of None counts as one without
+            rows.
+        group: a process group. Default: the default group.
 
     Raises:
         ValueError: a dense gradient, which DistributedDataParallel averages itself; a table that is updated
             inside ``backward()``.
+
+    Example:
+        >>> loss.backward()  # doctest: +SKIP
+        >>> recfuse.optim.average_gradients(tables.parameters())  # doctest: +SKIP
+        >>> optimizer.step()  # doctest: +SKIP
     """
     given = list(parameters)
     check_has_gradients(given, "recfuse.optim.average_gradients")

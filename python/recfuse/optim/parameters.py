@@ -1,4 +1,4 @@
-"""Which Parameters a fused optimizer takes."""
+"""Parameters of fused optimizers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,21 @@ from recfuse.ops.updates import update_of
 
 
 def embedding_parameters(model: torch.nn.Module) -> list[Parameter]:
-    """The Parameters of a model's embedding tables that run on recfuse: what an optimizer of
-    ``recfuse.optim`` takes, in the order of ``model.parameters()``. The others belong to one of torch.
+    """Return the Parameters of the embedding tables of a model that optimizers of ``recfuse.optim`` accept.
 
-    Of one table of a packed module (``model.emb_l[3]``), a Parameter that has this table alone.
+    Give the other Parameters to an optimizer of torch. For one table of a packed module (``model.emb_l[3]``),
+    the table moves to a Parameter of its own.
+
+    Args:
+        model: a module.
+
+    Returns:
+        list: the Parameters, in the order of ``model.parameters()``.
+
+    Example:
+        >>> model = torch.nn.Sequential(recfuse.nn.EmbeddingBag(100, 16), torch.nn.Linear(16, 1))
+        >>> [parameter.shape for parameter in recfuse.optim.embedding_parameters(model)]
+        [torch.Size([100, 16])]
     """
     if isinstance(model, PackedTable):
         return own_parameters([model.place])
