@@ -63,56 +63,64 @@ def embedding_bag(
     bounds_check: str = "on",
     schedule: str = "",
 ) -> Tensor:
-    """Gathers rows of a table and pools them bag by bag, as :func:`torch.nn.functional.embedding_bag` does.
-
-    Float32, float16 and bfloat16 tables on the CPU or on a CUDA device, with the other tensors on the same
-    one, run on recfuse's kernels and are summed in float32; any other table (float64, on another device)
-    goes to torch's own function.
+    """Gather rows of a table and pool them, as :func:`torch.nn.functional.embedding_bag`.
 
     Args:
         input: int32 or int64; ``[lookups]`` with ``offsets``, or ``[bags, n]`` without.
-        weight: ``[rows, dim]``, any strides (fast where a row's elements lie side by side).
+        weight: ``[rows, dim]``, any strides (fast if the elements of a row are contiguous).
         offsets: int32 or int64 ``[bags]``, or ``[bags + 1]`` with ``include_last_offset``: where each bag
-            begins. Rises from 0.
-        max_norm: rows used in this call whose norm is larger are scaled down to it, in place, before pooling.
-        norm_type: the p of that norm.
-        scale_grad_by_freq: divides each row's gradient by how often the row occurs in this call. Not with
-            max.
-        mode: "sum", "mean" or "max".
-        sparse: the gradient of ``weight`` is a sparse tensor. Not with max.
+            begins. Ascends from 0.
+        max_norm: scale rows of this call with a larger norm down to it, in place, before pooling.
+        norm_type: the p of that norm. Default: 2.
+        scale_grad_by_freq: divide each row's gradient by the number of its lookups in this call. Not with
+            "max". Default: False.
+        mode: "sum", "mean" or "max". Default: "mean".
+        sparse: make the gradient of ``weight`` a sparse tensor. Not with "max". Default: False.
         per_sample_weights: a factor a lookup, of the shape of ``input`` and the dtype of ``weight``; mode
             "sum" only.
-        include_last_offset: ``offsets`` ends with the end of the last bag; lookups behind it are not used.
-        padding_idx: lookups of this row are skipped; a negative number counts from the end.
-        prefetch_distance: lookups ahead to prefetch; 0: none, -1: a good default. On CUDA, the schedule's
-            distance.
-        bounds_check: "on" checks every index and offset; "off" trusts them: a bad one is then undefined
-            behaviour.
-        schedule: how the kernel works, ``field=value`` with spaces between: station (where rows in flight
-            wait: none, register, shared, local or l1), distance (how many there are), threads (of a bag),
-            block (threads of one), warps (the most an SM runs at once), parts (of the table that bags sweep
-            through together), segment (lookups listed at a time); or, for sums and means of short bags, bags
-            (of a warp), with no other field but block and warps. Fields left out have good defaults;
-            :func:`recfuse.tune` finds better ones. On the CPU only distance matters, where
-            ``prefetch_distance`` is -1.
+        include_last_offset: ``offsets`` ends with the end of the last bag; later lookups are not used.
+            Default: False.
+        padding_idx: skip lookups of this row; a negative number counts from the end.
+        prefetch_distance: how many lookups ahead to prefetch; 0 for none, -1 for the default. On CUDA, the
+            distance of the schedule.
+        bounds_check: "on" checks every index and offset; "off" makes a bad one undefined behaviour. Default:
+            "on".
+        schedule: parameters of the kernel, ``field=value`` with spaces between: station (where prefetched
+            rows wait: none, register, shared, local or l1), distance (how many), threads (of a bag), block
+            (threads of a block), warps (the maximum on an SM), parts (of the table, through which bags sweep
+            together), segment (lookups listed at a time); or, for sums and means of short bags, bags (of a
+            warp), only with block and warps. Other fields have defaults; :func:`recfuse.tune` finds faster
+            ones. On the CPU only distance matters, if ``prefetch_distance`` is -1.
+
+    Shape:
+        - input: ``[lookups]`` or ``[bags, n]``.
+        - weight: ``[rows, dim]``.
+        - output: ``[bags, dim]``.
 
     Returns:
-        ``[bags, dim]`` of the dtype of ``weight``; zeros where a bag is empty.
+        Tensor: ``[bags, dim]`` in the dtype of ``weight``; zeros for empty bags.
 
     Raises:
-        ValueError, TypeError, NotImplementedError: a bad argument; each is also of the class that torch
-            raises.
-        IndexError: an index outside the table (also a RuntimeError, as torch's).
+        TypeError: a bad argument; like all errors here also of the class that torch raises.
+        ValueError: a bad argument or offset.
+        IndexError: an index outside the table. On a GPU it is left out, without gradient, and the next call
+            with this table, or :func:`check`, raises it.
+        NotImplementedError: forward-mode derivatives (``torch.func.jvp``, ``jacfwd``, dual tensors) and
+            second derivatives, as in torch.
 
-    Forward-mode derivatives (``torch.func.jvp``, ``jacfwd``, dual tensors) and second ones raise
-    NotImplementedError, as torch's own do.
+    Example:
+        >>> weight = torch.randn(1000, 16)
+        >>> indices, offsets = torch.tensor([1, 5, 7]), torch.tensor([0, 2])
+        >>> recfuse.embedding_bag(indices, weight, offsets, mode="sum").shape
+        torch.Size([2, 16])
 
-    The GPU works asynchronously: a bad index or offset found there counts as a row of zeros with
-    no gradient, and is raised by the next call with that table, or by :func:`check`.
+    Note:
+        float32, float16 and bfloat16 tables on the CPU or on a CUDA device, with all tensors on the same
+        device, use recfuse's kernels with sums in float32. Other tables (float64, other devices) use torch's
+        function. Gradients are dense or sparse, bit-identical from run to run. ``[bags, 0]`` input and
+        tables of dim 0 work, where torch raises an internal error.
 
-    Two calls on which torch raises an internal error work: ``[bags, 0]`` input, and a table of dim 0.
-
-    Source: Jain et al., MICRO 2024 (software prefetching of embedding rows).
+    Source: Jain et al., MICRO 2024.
     """
     if has_torch_function_variadic(input, weight, offsets, per_sample_weights):
         options: dict[str, Any] = {"mode": mode, "sparse": sparse, "per_sample_weights": per_sample_weights}

@@ -57,51 +57,64 @@ def fused_embedding_bag(
     mapping: Tensor | None = None,
     any_max: bool = True,
 ) -> Tensor:
-    """Pools many tables in one call. :class:`recfuse.nn.FusedEmbeddingBagCollection` makes the first two
-    arguments, and on a GPU the last three.
+    """Pool many tables in one call.
 
-    All tensors are on the CPU, or all on one CUDA device. ``features`` and ``schedules`` are always on the
-    CPU: the host plans the work by them without waiting for the GPU.
+    :class:`recfuse.nn.FusedEmbeddingBagCollection` makes the arguments ``weights`` and ``features`` and, on a
+    GPU, ``schedules``, ``warps`` and ``mapping``.
 
     Args:
-        weights: contiguous float32, float16 or bfloat16 matrices ``[rows, dim]``, a table is a range of rows
-            of one. Their gradients are of their shape.
-        features: int64 ``[features, 7]`` on the CPU: which of the weights, first element in it (a multiple of
-            dim), rows of the table, dim, pooling (0 sum, 1 mean, 2 max), padding_idx (a row of the table; -1:
-            none), first column in the output (where the feature before ends). Features may share a table.
+        weights: contiguous float32, float16 or bfloat16 matrices ``[rows, dim]``; a table is a range of rows.
+            Gradients have their shape.
+        features: int64 ``[features, 7]`` on the CPU: number of the weight, first element in it (a multiple of
+            dim), rows of the table, dim, pooling (0 sum, 1 mean, 2 max), padding_idx (a row of the table, or
+            -1), first column in the output (where the previous feature ends). Features may share a table.
         indices: int32 or int64 ``[lookups]``, feature by feature.
         offsets: int32 or int64 ``[features * bags + 1]``: bag b of feature f pools the lookups from
-            ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. Rises from 0, on the CPU to the
-            number of lookups; on a GPU, where a graph may have room for more, later ones have no bag.
+            ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. Ascends from 0, on the CPU to the
+            number of lookups; on a GPU, where a graph may have room for more, later lookups belong to no bag.
         output_dim: columns of the output, the sum of the features' dims.
-        per_sample_weights: float32, float16 or bfloat16 ``[lookups]``; every feature must then be a sum.
-        sparse: gradients of the weights are coalesced sparse tensors. Not with a feature of pooling max.
+        per_sample_weights: float32, float16 or bfloat16 ``[lookups]``; every feature must be a sum.
+        sparse: make gradients coalesced sparse tensors. Not with a feature of pooling max. Default: False.
         prefetch_distance, bounds_check: as in :func:`embedding_bag`.
-        schedules: int32 ``[features, 5]`` on the CPU, how the GPU works on each feature; 0 anywhere: a good
-            default. Columns: kind (1 pool, 2 columns, 3 staged), threads (lanes that share a bag; where 32
-            share long ones, 64 do in batches of 256 bags and fewer), distance (rows in flight a lane),
-            split (blocks that share a bag), expected lookups of a bag times 16 (-1: none). Of staged tables
-            only threads, 2 to 32, and what is expected matter. With every feature's expectation the work is
-            shared out on the host by the batch's size alone; without one, by a small kernel from the offsets.
-            The CPU needs none of these three.
-        warps: the most warps that an SM runs at once; 0: the default.
-        mapping: int32 ``[rows, 8]`` on the CPU, best in page-locked memory: this batch's work shared out
-            ahead, by ``map`` of a collection with the same schedules and warps. A mapping that was changed
-            raises ``ValueError`` unless it still has each bag of each feature once; CUDA graphs keep a copy.
-        any_max: False says that no feature pools by max, which spares a look at ``features``, and traced and
-            compiled training the rows that won.
+        schedules: int32 ``[features, 5]`` on the CPU, the schedule of each feature on a GPU; 0 is a default.
+            Columns: kind (1 pool, 2 columns, 3 staged), threads (lanes that share a bag; where 32 share long
+            bags, 64 do in batches of at most 256 bags), distance (prefetched rows a lane), split (blocks that
+            share a bag), expected pooling factor times 16 (-1: empty). Of staged tables only threads, 2 to
+            32, and the pooling factor matter. If all pooling factors are given, the host computes the
+            partition from the batch size; otherwise a small kernel computes it from the offsets.
+        warps: the maximum of warps that an SM runs at once; 0 for the default.
+        mapping: int32 ``[rows, 8]`` on the CPU, best in page-locked memory: the partition of this batch, from
+            ``map`` of a collection with the same schedules and warps. A mapping without exactly one entry for
+            each bag of each feature raises ``ValueError``. CUDA graphs keep a copy.
+        any_max: False promises that no feature pools by max. This saves a read of ``features``, and in traced
+            and compiled training the rows of the maxima. Default: True.
+
+    Shape:
+        - indices: ``[lookups]``.
+        - offsets: ``[features * bags + 1]``.
+        - output: ``[bags, output_dim]``.
 
     Returns:
-        ``[bags, output_dim]``; of the weights' dtype where they agree, else float32.
+        Tensor: ``[bags, output_dim]``, in the dtype of the weights if they agree, else float32.
 
     Raises:
-        ValueError, TypeError: a bad argument. IndexError: an index outside its table; names feature and bag.
+        TypeError: a bad argument.
+        ValueError: a bad argument or offset.
+        IndexError: an index outside its table; names feature and bag. On a GPU it is left out, without
+            gradient, and the next call with these tables, or :func:`check`, raises it.
+        NotImplementedError: forward-mode and second derivatives.
 
-    ``torch.func.grad``, ``vjp`` and ``vmap`` (one call after another) work; forward-mode and second
-    derivatives raise NotImplementedError.
+    Example:
+        >>> weights = [torch.randn(1000, 16), torch.randn(50, 8)]
+        >>> features = torch.tensor([[0, 0, 1000, 16, 0, -1, 0], [1, 0, 50, 8, 0, -1, 16]])
+        >>> indices, offsets = torch.tensor([3, 999, 7, 49]), torch.tensor([0, 1, 2, 3, 4])
+        >>> recfuse.fused_embedding_bag(weights, features, indices, offsets, output_dim=24).shape
+        torch.Size([2, 24])
 
-    A bad index or offset found on a GPU counts as a row of zeros with no gradient, and is raised by the next
-    call with these tables, or by :func:`check`.
+    Note:
+        All tensors are on the CPU, or all on one CUDA device; ``features``, ``schedules`` and ``mapping`` are
+        always on the CPU, because the host plans the work without waiting for the GPU. Gradients,
+        ``torch.func.grad``, ``vjp`` and ``vmap`` (one call after another) work.
 
     Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
     """

@@ -58,46 +58,59 @@ def ikbo_attention(
     path: str = "auto",
     bounds_check: str = "on",
 ) -> Any:
-    """Attention of each candidate over the keys and values of its user, which many candidates share.
+    """Compute the attention of each candidate over the keys and values of its user, which candidates share.
 
-    ``softmax(scale * q[b] . k[cand_to_user[b]]^T) . v[cand_to_user[b]]`` for each head, without a mask: what
-    ``scaled_dot_product_attention`` gives for keys and values that are gathered for each candidate, which are
-    not made here. float16, bfloat16, float32 and, on the CPU, float64; all tensors of one dtype (autocast
-    brings them to one), on the CPU or on one CUDA device. Any strides.
+    For each head it computes ``softmax(scale * q[b] . k[cand_to_user[b]]^T) . v[cand_to_user[b]]`` without a
+    mask: the result of ``scaled_dot_product_attention`` with keys and values gathered for each candidate. It
+    does not make these copies.
 
     Args:
-        q: ``[B, Sq, H, D]``: ``Sq`` queries of each candidate.
+        q: ``[B, Sq, H, D]``, ``Sq`` queries of each candidate.
         k, v: ``[U, Skv, Hkv, D]``, or with ``kv_offsets`` ``[total, Hkv, D]``. ``Hkv`` divides ``H``: query
-            head ``h`` has key head ``h // (H // Hkv)``.
-        cand_to_user: int32 or int64 ``[B]``: the user of each candidate, in any order; users may have none.
-        scale: of the scores, positive; by default ``1 / sqrt(D)``.
-        kv_lengths: int32 or int64 ``[U]``, each in ``[0, Skv]``: how many keys a user has; by default
-            ``Skv``. What lies behind them is not used.
-        kv_offsets: int32 or int64 ``[U + 1]``, ascending: where each user's keys begin and end in ``k`` and
-            ``v``; not beside ``kv_lengths``.
-        q_user: ``[U, Su, H, D]``: queries of the users themselves, in the same launch (self and target
+            head ``h`` uses key head ``h // (H // Hkv)``.
+        cand_to_user: int32 or int64 ``[B]``, the user of each candidate, in any order; users may have no
+            candidate.
+        scale: the factor of the scores, positive. Default: ``1 / sqrt(D)``.
+        kv_lengths: int32 or int64 ``[U]``, the number of keys of each user, in ``[0, Skv]``; later keys are
+            not used. Default: ``Skv``.
+        kv_offsets: int32 or int64 ``[U + 1]``, ascending: where the keys of each user begin and end in ``k``
+            and ``v``; not with ``kv_lengths``.
+        q_user: ``[U, Su, H, D]``, queries of the users themselves, in the same launch (self and target
             attention).
-        return_lse: whether the log-sum-exp of the scores is wanted.
-        path: how it is computed; results agree up to rounding. "packed": torch's variable-length
-            attention, a user's candidates as one long query; "fused": one kernel, on GPUs that have it, else
-            refused. "auto": the faster of those that take the call; :func:`ikbo_attention_path` says which.
-        bounds_check: "on" checks ``cand_to_user``, ``kv_lengths`` and ``kv_offsets``; "off" trusts them:
-            a bad one is then undefined behaviour.
+        return_lse: return the log-sum-exps of the scores too. Default: False.
+        path: the implementation; results agree up to rounding. "packed": torch's variable-length attention,
+            with a user's candidates as one long query. "fused": one kernel, on GPUs that have it, else it
+            raises. "auto": the faster path that accepts the call; :func:`ikbo_attention_path` returns it.
+            Default: "auto".
+        bounds_check: "on" checks ``cand_to_user``, ``kv_lengths`` and ``kv_offsets``; "off" makes a bad one
+            undefined behaviour. Default: "on".
+
+    Shape:
+        - q: ``[B, Sq, H, D]``; all tensors have one dtype and any strides.
+        - k, v: ``[U, Skv, Hkv, D]``.
+        - output: ``[B, Sq, H, D]``, contiguous, in the dtype of the inputs.
 
     Returns:
-        ``[B, Sq, H, D]``, contiguous, of the inputs' dtype, zeros where the user has no keys. With ``q_user``
-        the pair of ``[U, Su, H, D]`` and that. With ``return_lse`` the log-sum-exps follow, float32
-        ``[U, H, Su]`` and ``[B, H, Sq]``: natural logarithms, -inf where there are no keys.
+        Tensor: ``[B, Sq, H, D]``, zeros if the user has no keys. With ``q_user`` the pair of ``[U, Su, H,
+        D]`` and that. With ``return_lse`` log-sum-exps follow, float32 ``[U, H, Su]`` and ``[B, H, Sq]``:
+        natural logarithms, -inf if there are no keys.
 
     Raises:
-        ValueError, TypeError: a bad argument.
-        IndexError, ValueError: bad contents. On a GPU :func:`check` raises it; the rows of a candidate with a
-            bad user are zeros, a length counts as the nearest that is allowed, and a user with bad offsets
-            has no keys.
-        NotImplementedError: ``path="fused"`` where it is not possible; forward-mode and second derivatives.
+        TypeError: a bad argument.
+        ValueError: a bad argument, length or offset.
+        IndexError: a bad user. On a GPU :func:`check` raises bad contents: a candidate with a bad user gets
+            rows of zeros, a bad length counts as the nearest valid one, a user with bad offsets has no keys.
+        NotImplementedError: ``path="fused"`` if it is not possible; forward-mode and second derivatives.
 
-    Gradients are those of torch's variable-length attention on a GPU, deterministic where
-    ``torch.use_deterministic_algorithms`` asks for it; the sums over a user's candidates are in float32.
+    Example:
+        >>> q, k = torch.randn(16, 8, 2, 32), torch.randn(4, 50, 2, 32)
+        >>> recfuse.ikbo_attention(q, k, k, torch.arange(16) // 4).shape
+        torch.Size([16, 8, 2, 32])
+
+    Note:
+        float16, bfloat16 and float32 on the CPU or on one CUDA device, float64 on the CPU; autocast converts
+        to one dtype. Gradients on a GPU use torch's variable-length attention, deterministic with
+        ``torch.use_deterministic_algorithms``; sums over a user's candidates are in float32.
 
     Source: IKBO (in-kernel broadcast optimization), section 3, target attention.
     """
@@ -143,7 +156,22 @@ def ikbo_attention_path(
     path: str = "auto",
     bounds_check: str = "on",
 ) -> AttentionPath:
-    """The path that :func:`ikbo_attention` takes with these arguments; raises as it does, runs nothing."""
+    """Return the path that :func:`ikbo_attention` takes with these arguments; runs nothing.
+
+    Args:
+        q, k, v, cand_to_user, scale, kv_lengths, kv_offsets, q_user, path, bounds_check: as there.
+
+    Returns:
+        str: "packed" or "fused".
+
+    Raises:
+        ValueError: as :func:`ikbo_attention`, and so are other errors.
+
+    Example:
+        >>> q, k = torch.randn(16, 8, 2, 32), torch.randn(4, 50, 2, 32)
+        >>> recfuse.ikbo_attention_path(q, k, k, torch.arange(16) // 4)
+        'packed'
+    """
     scale = _check((q, k, v, cand_to_user, kv_lengths, kv_offsets, q_user), scale)
     given = (q, k, v, cand_to_user, scale, kv_lengths, kv_offsets)
     options = {"path": path, "bounds_check": bounds_check}

@@ -47,45 +47,58 @@ def ikbo_linear(
     path: str = "auto",
     bounds_check: str = "on",
 ) -> Tensor:
-    """A linear layer over the features of users and of candidates, where a user has many candidates.
+    """Apply a linear layer to the features of users and of candidates, where a user has many candidates.
 
-    ``activation(w_cand @ x_cand[b] + w_user @ x_user[cand_to_user[b]] + bias)``: what
-    ``torch.cat((w_user, w_cand), 1) @ torch.cat((x_user[cand_to_user], x_cand), 1)`` is, with each user's
-    part computed once and added to all of its candidates'. float16, bfloat16, float32 (on a GPU in TF32 where
-    torch's own matmul is) and float64, all tensors of one dtype (autocast brings them to one), on the CPU or
-    on one CUDA device. Any strides.
+    It computes ``activation(w_cand @ x_cand[b] + w_user @ x_user[cand_to_user[b]] + bias)``, which is
+    ``torch.cat((w_user, w_cand), 1) @ torch.cat((x_user[cand_to_user], x_cand), 1)`` with each user's part
+    computed once and added to all of its candidates.
 
     Args:
-        w_user: ``[M, Ku]``, of any strides: two views of one weight ``[M, Ku + Kc]`` will do.
+        w_user: ``[M, Ku]``, for example a view of a weight ``[M, Ku + Kc]``.
         w_cand: ``[M, Kc]``.
         x_user: ``[U, Ku, N]``, or ``[U, Ku]``.
         x_cand: ``[B, Kc, N]``, or ``[B, Kc]``.
-        cand_to_user: int32 or int64 ``[B]``: the user of each candidate, in any order; users may have none.
+        cand_to_user: int32 or int64 ``[B]``, the user of each candidate, in any order; users may have no
+            candidate.
         bias: ``[M]``, or None.
-        activation: "none", "relu", "gelu" (exact) or "silu", of the sum.
-        path: how it is computed; the results agree up to rounding. "decomposed": a matmul of torch each for
-            users and candidates, the users' part written out for each candidate, an addition; "aligned": the
-            same with rows of the weights padded to 16 bytes on a GPU; "broadcast": these matmuls and one
-            kernel that adds from the users' part; "fused": one kernel in all, on GPUs that have it, else
-            refused; "small": the same in many small pieces, for few items; "concatenated": users' features
-            copied beside their candidates' and one matmul of torch, on the CPU and for inputs of two
-            dimensions. "auto": the best of those that take the call;
-            :func:`ikbo_linear_path` says which.
-        bounds_check: "on" checks ``cand_to_user``; "off" trusts it: a bad one is then undefined behaviour.
+        activation: "none", "relu", "gelu" (exact) or "silu", applied to the sum. Default: "none".
+        path: the implementation; results agree up to rounding. "decomposed": torch's matmul for users and for
+            candidates, a copy of the users' part for each candidate, and an addition. "aligned": the same,
+            with rows of the weights padded to 16 bytes on a GPU. "broadcast": these matmuls, and a kernel
+            that adds the users' part. "fused": one kernel, on GPUs that have it, else it raises. "small": the
+            same with small tasks, for few candidates. "concatenated": users' features copied next to their
+            candidates', and one matmul of torch, on the CPU and for inputs of two dimensions. "auto": the
+            fastest path that accepts the call; :func:`ikbo_linear_path` returns it. Default: "auto".
+        bounds_check: "on" checks ``cand_to_user``; "off" makes a bad one undefined behaviour. Default: "on".
+
+    Shape:
+        - w_user, w_cand: ``[M, Ku]``, ``[M, Kc]``; all tensors have one dtype and any strides.
+        - x_user, x_cand: ``[U, Ku, N]``, ``[B, Kc, N]``, or without N.
+        - output: ``[B, M, N]``, or ``[B, M]``, contiguous, in the dtype of the inputs.
 
     Returns:
-        ``[B, M, N]``, or ``[B, M]`` for inputs of two dimensions, contiguous, of the inputs' dtype. Sums are
-        in float32 or better; "broadcast" rounds the users' part and the candidates' part to the dtype first.
+        Tensor: ``[B, M, N]``, or ``[B, M]`` for inputs of two dimensions. Sums are in float32 or better;
+        "broadcast" first rounds the users' and the candidates' part to the dtype.
 
     Raises:
-        ValueError, TypeError: a bad argument.
+        TypeError: a bad argument.
+        ValueError: a bad argument.
         IndexError: an element of ``cand_to_user`` outside ``[0, U)``. On a GPU it counts as a user of zeros
-            with no gradient, and is raised by a later call with that weight, or by :func:`check`.
-        NotImplementedError: ``path="fused"`` or "small" where it is not possible; forward-mode derivatives.
+            without gradient; a later call with that weight, or :func:`check`, raises it.
+        NotImplementedError: ``path="fused"`` or "small" if it is not possible; forward-mode derivatives.
 
-    Gradients are torch's matmuls, and sums over each user's candidates in float32 by its ``index_add``, which
-    is deterministic on a GPU where ``torch.use_deterministic_algorithms`` asks for it; they can be
-    differentiated again. With gradients wanted, the activation is torch's own, applied to the rounded sum.
+    Example:
+        >>> w_user, w_cand = torch.randn(64, 128).split((96, 32), dim=1)
+        >>> users, candidates = torch.randn(4, 96), torch.randn(16, 32)
+        >>> recfuse.ikbo_linear(w_user, w_cand, users, candidates, torch.arange(16) // 4).shape
+        torch.Size([16, 64])
+
+    Note:
+        float16, bfloat16, float32 (on a GPU in TF32 if torch's matmul is) and float64, on the CPU or on one
+        CUDA device; autocast converts to one dtype. Gradients use torch's matmuls and, for sums over a user's
+        candidates, its ``index_add`` in float32, deterministic on a GPU with
+        ``torch.use_deterministic_algorithms``. Second derivatives work. With gradients, the activation is
+        torch's, applied to the rounded sum.
 
     Source: IKBO (in-kernel broadcast optimization), section 2, linear compression.
     """
@@ -124,21 +137,33 @@ def ikbo_linear_chain(
     path: str = "auto",
     bounds_check: str = "on",
 ) -> Tensor:
-    """:func:`ikbo_linear` over two to four levels, the broadest first: users, vendors, items, say.
+    """Apply :func:`ikbo_linear` to two to four levels, the broadest first: for example users, vendors, items.
 
     Args:
         weights: ``[M, K_l]`` for each level.
         inputs: ``[count_l, K_l, N]`` for each level, or all ``[count_l, K_l]``.
-        maps: int32 or int64 ``[count_l+1]`` for each level but the last: ``maps[l]`` gives each item of level
-            ``l + 1`` its item of level ``l``.
-        bias, activation, path, bounds_check: as of :func:`ikbo_linear`.
+        maps: int32 or int64 ``[count_l+1]`` for each level but the last: ``maps[l]`` has the item of level
+            ``l`` for each item of level ``l + 1``.
+        bias, activation, path, bounds_check: as in :func:`ikbo_linear`.
 
     Returns:
-        ``[count of the last level, M, N]`` or ``[.., M]``. Every level's sum is rounded to the dtype, but
-        with ``path="fused"``.
+        Tensor: ``[count of the last level, M, N]``, or without N. The sum of every level is rounded to the
+        dtype, except with ``path="fused"``.
 
     Raises:
-        As :func:`ikbo_linear`.
+        ValueError: as :func:`ikbo_linear`, and so are other errors.
+
+    Example:
+        >>> weights = torch.randn(8, 12).split((4, 4, 4), dim=1)  # users, vendors, items
+        >>> inputs = torch.randn(2, 4), torch.randn(4, 4), torch.randn(16, 4)
+        >>> maps = torch.arange(4) // 2, torch.arange(16) // 4
+        >>> recfuse.ikbo_linear_chain(weights, inputs, maps).shape
+        torch.Size([16, 8])
+
+    Note:
+        Devices, dtypes and gradients are those of :func:`ikbo_linear`.
+
+    Source: IKBO (in-kernel broadcast optimization), section 2, multi-stage fusion.
     """
     weights, inputs, maps = list(weights), list(inputs), list(maps)
     tensors = *weights, *inputs, *maps, bias
@@ -174,7 +199,23 @@ def ikbo_linear_path(
     path: str = "auto",
     bounds_check: str = "on",
 ) -> Path:
-    """The path that :func:`ikbo_linear` takes with these arguments; raises as it does, and runs nothing."""
+    """Return the path that :func:`ikbo_linear` takes with these arguments; runs nothing.
+
+    Args:
+        w_user, w_cand, x_user, x_cand, cand_to_user, bias, activation, path, bounds_check: as there.
+
+    Returns:
+        str: the path.
+
+    Raises:
+        ValueError: as :func:`ikbo_linear`, and so are other errors.
+
+    Example:
+        >>> w_user, w_cand = torch.randn(64, 128).split((96, 32), dim=1)
+        >>> users, candidates = torch.randn(4, 96), torch.randn(16, 32)
+        >>> recfuse.ikbo_linear_path(w_user, w_cand, users, candidates, torch.arange(16) // 4)
+        'broadcast'
+    """
     options = _options(activation, path, bounds_check)
     path_of = _ops._ikbo_linear_path.default
     return PATHS[path_of(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)]
@@ -190,7 +231,23 @@ def ikbo_linear_chain_path(
     path: str = "auto",
     bounds_check: str = "on",
 ) -> Path:
-    """The path that :func:`ikbo_linear_chain` takes with these arguments."""
+    """Return the path that :func:`ikbo_linear_chain` takes with these arguments; runs nothing.
+
+    Args:
+        weights, inputs, maps, bias, activation, path, bounds_check: as there.
+
+    Returns:
+        str: the path.
+
+    Raises:
+        ValueError: as :func:`ikbo_linear_chain`, and so are other errors.
+
+    Example:
+        >>> weights = torch.randn(8, 8).split((4, 4), dim=1)
+        >>> inputs, maps = (torch.randn(4, 4), torch.randn(16, 4)), (torch.arange(16) // 4,)
+        >>> recfuse.ikbo_linear_chain_path(weights, inputs, maps)
+        'broadcast'
+    """
     options = _options(activation, path, bounds_check)
     path_of = _ops._ikbo_linear_chain_path.default
     return PATHS[path_of(list(weights), list(inputs), list(maps), bias, **options)]

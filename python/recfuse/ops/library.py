@@ -239,21 +239,26 @@ def check_1d(operator: str, indices: Tensor, offsets: Tensor) -> None:
 
 
 def check(device: torch.device | str | int | None = None) -> None:
-    """Waits for a CUDA device, and raises what recfuse's kernels have found wrong there.
+    """Wait for a CUDA device, and raise an error that recfuse's kernels recorded there.
 
-    On the GPU a bad index or offset does no harm: its row counts as zero, so its bag's output is wrong. It
-    is found after the call that brought it has returned, since no call waits for the GPU. The next call with
-    the same table, or the same collection, raises it instead of running, on whatever stream it comes; calls
-    of other models run. Of one table the first error is kept until it is raised. Errors that no call has
-    raised are raised here, one a call; the text says how many other tables have an error too: call it again
-    until it returns. Errors in a replay of a CUDA graph are raised in the same way. Do not call it while a
-    stream is captured. On the CPU the call itself raises, and there is nothing to do.
+    On a GPU a kernel leaves out a bad index or offset, so the output of its bag is wrong, and records it. No
+    call waits for the GPU, so the error is known only after the call has returned. The next call with the
+    same table or collection, on any stream, raises it instead of running; calls of other models run. A table
+    keeps its first error until it is raised.
+
+    This function raises the errors that no call has raised, one a call. The text has the number of other
+    tables with an error: repeat the call until it returns. Replays of CUDA graphs record errors too. Do not
+    call it during the capture of a stream. On the CPU the call itself raises.
 
     Args:
-        device: a CUDA device; by default the current one.
+        device: a CUDA device. Default: the current one.
 
     Raises:
-        IndexError, ValueError: as :func:`embedding_bag`.
+        IndexError: as :func:`embedding_bag`.
+        ValueError: as :func:`embedding_bag`.
+
+    Example:
+        >>> recfuse.check()
     """
     if isinstance(device, int):
         device = torch.device("cuda", device)

@@ -11,15 +11,26 @@ from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor
 
 
 def pin_rows(weight: Tensor, rows: Any) -> None:
-    """Brings rows of a table into the L2 cache of its GPU, marked to be evicted last, on the current stream.
+    """Read rows of a table into the L2 cache of its GPU, to be evicted last, on the current stream.
 
     Args:
-        weight: ``[rows, dim]`` on a CUDA device; elsewhere nothing happens.
-        rows: int32 or int64 ``[n]`` on the same device, or anything that can be copied there.
+        weight: ``[rows, dim]`` on a CUDA device; on the CPU the call does nothing.
+        rows: int32 or int64 ``[n]`` on the same device, or values that can be copied there.
 
     Raises:
-        ValueError, TypeError: a bad argument. IndexError: a row outside the table, found on the GPU, so
-            raised by a later call, or by :func:`recfuse.check`.
+        TypeError: a bad argument.
+        ValueError: a bad argument.
+        IndexError: a row outside the table. The GPU finds it, so a later call, or :func:`recfuse.check`,
+            raises it.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(1000, 16)
+        >>> recfuse.pin_rows(table.weight, [3, 5])
+
+    Note:
+        :class:`recfuse.PinnedRows` selects rows and refreshes them. Gradients do not change.
+
+    Source: Jain et al., MICRO 2024, section IV-C.
     """
     check_tensor("pin_rows", "weight", weight)
     if on_gpu(weight):
@@ -27,9 +38,18 @@ def pin_rows(weight: Tensor, rows: Any) -> None:
 
 
 def unpin(weight: Tensor, rows: Any = None) -> None:
-    """Lets rows be evicted from L2 like any others; without ``rows``, all that is pinned on the device.
+    """Make pinned rows evictable like other data.
 
-    Arguments and errors are those of :func:`pin_rows`.
+    Args:
+        weight: as in :func:`pin_rows`.
+        rows: as in :func:`pin_rows`. Default: all pinned data of the device.
+
+    Raises:
+        ValueError: as :func:`pin_rows`, and so are other errors.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(1000, 16)
+        >>> recfuse.unpin(table.weight)
     """
     check_tensor("unpin", "weight", weight)
     if on_gpu(weight):
