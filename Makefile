@@ -44,7 +44,7 @@ lint: build ## what format would change, and the rules for C source, rooms and d
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(CLANG_FORMAT) --dry-run --Werror $(C_FILES)
-	$(IN_PLACE) -m pytest tests/tools/test_lint.py tests/tools/test_rooms.py tests/tools/language/test_commits.py $(ARGS)
+	$(IN_PLACE) -m pytest tests/tools/test_lint.py tests/tools/test_rooms.py tests/tools/language $(ARGS)
 
 clean: ## remove what builds and tests leave
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis python/*.egg-info python/recfuse/*.so
