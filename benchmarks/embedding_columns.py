@@ -1,6 +1,6 @@
 """Embedding columns, from raw values to pooled rows: the benchmark in the folder embedding_columns."""
 
-from embedding_columns.__main__ import main
+from embedding_columns import bench
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -1,6 +1,6 @@
-"""Graph passes: the benchmark in the folder passes."""
+"""Graph passes on plain models: the benchmark in the folder passes."""
 
-from passes.__main__ import main
+from passes import bench
 
 if __name__ == "__main__":
-    main()
+    bench.main()

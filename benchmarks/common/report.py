@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Row:
     label: str
     result: timing.Comparison
     record: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
 
     unit = 1  # tables or calls that a sample of the comparison counts for
     digits = 1

@@ -11,6 +11,8 @@ from tqdm import tqdm
 from common.calls import EAGER
 from common.report import Figure, Panels, load_notes
 from common.table import Table, times
+from embedding_columns import bench
+from embedding_columns.flags import PARTS
 from embedding_columns.forms import (
     ABLATIONS,
     BAGS,
@@ -23,13 +25,11 @@ from embedding_columns.forms import (
     NEED_COMPILER,
     RECFUSE,
 )
-from embedding_columns.measure import ColumnsSetting, Point, measure, ours_over
+from embedding_columns.measure import ColumnsSetting, Point, measure
 from embedding_columns.models import Model, Subject, bucketize, mixed, model_kinds
 
-PARTS = ("columns", "whole model")
-"""Of models: the columns alone, and with the layers that follow them."""
 
-
+@bench.figure("micro")
 def figure_micro(setting: ColumnsSetting) -> Figure:
     """Equal bucketize columns, as in figure 17 of the paper."""
     arguments, points = setting.arguments, []
@@ -42,10 +42,11 @@ def figure_micro(setting: ColumnsSetting) -> Figure:
     title = f"bucketize columns, 101 x 8 tables, batch {size}"
     labels = [str(count) for count in arguments.columns]
     tables = tabulated(title, "columns", labels, points, setting)
-    ratios = {label: ours_over(point, point.peer) for label, point in zip(labels, points, strict=True)}
-    return Figure(tables, panels("bucketize columns", ratios), [point.to_json() for point in points])
+    records = [point.record for point in points]
+    return Figure(tables, lines_of("bucketize columns", labels, points), records, lines="columns")
 
 
+@bench.figure("mixed")
 def figure_mixed(setting: ColumnsSetting) -> Figure:
     """Columns of many kinds, and numbers among them."""
     arguments = setting.arguments
@@ -56,9 +57,10 @@ def figure_mixed(setting: ColumnsSetting) -> Figure:
     point = measure(setting, subject, size, names)
     release(setting)
     tables = tabulated(f"mixed columns, batch {size}", "columns", [str(count)], [point], setting)
-    return Figure(tables, {}, point.to_json())
+    return Figure(tables, {}, point.record)
 
 
+@bench.figure("models")
 def figure_models(setting: ColumnsSetting) -> Iterator[Figure]:
     """E and F over sizes of batches, the columns alone and whole models. After each model its tables, with
     the lines and records of all so far.
@@ -80,16 +82,14 @@ def figure_models(setting: ColumnsSetting) -> Iterator[Figure]:
                 points.append(measure(setting, subject, size, names, follows))
             labels = [str(size) for size in arguments.batches]
             tables += tabulated(f"{name}, {part}", "batch", labels, points, setting)
-            ratios = {
-                label: ours_over(point, point.peer) for label, point in zip(labels, points, strict=True)
-            }
-            lines |= panels(f"{name}, {part}", ratios)
-            records.append({"model": name, "part": part, "points": [point.to_json() for point in points]})
+            lines |= lines_of(f"{name}, {part}", labels, points)
+            records.append({"model": name, "part": part, "points": [point.record for point in points]})
         del subject, model
         release(setting)
-        yield Figure(tables, dict(lines), list(records))
+        yield Figure(tables, dict(lines), list(records), lines="batch")
 
 
+@bench.figure("ablations")
 def figure_ablations(setting: ColumnsSetting) -> Figure:
     """recfuse with and without parts of its fusion."""
     arguments, points, labels = setting.arguments, [], []
@@ -106,12 +106,12 @@ def figure_ablations(setting: ColumnsSetting) -> Figure:
         ["", RECFUSE, *(cell for name in ABLATIONS for cell in (name, f"{RECFUSE} over {name}"))],
     )
     for label, point in zip(labels, points, strict=True):
-        cells = [point.row.cell(RECFUSE)]
+        cells = [point.cell(RECFUSE)]
         for name in ABLATIONS:
-            cells += [point.row.cell(name), times(point.row.ratio(RECFUSE, name))]
+            cells += [point.cell(name), times(point.ratio(RECFUSE, name))]
         table.rows.append([label, *cells])
-    table.notes = load_notes(point.row.result for point in points)
-    return Figure([table], {}, [point.to_json() for point in points])
+    table.notes = load_notes(point.result for point in points)
+    return Figure([table], {}, [point.record for point in points])
 
 
 def model_subject_kinds(name: str, setting: ColumnsSetting) -> list[Any]:
@@ -134,12 +134,12 @@ def chosen(setting: ColumnsSetting, size: int) -> list[str]:
 def release(setting: ColumnsSetting) -> None:
     """Gives back what a subject's contestants hold."""
     torch._dynamo.reset()
-    if setting.device.type == "cuda":
-        torch.cuda.empty_cache()
+    setting.release()
 
 
-def panels(title: str, ratios: dict[str, float | None]) -> Panels:
+def lines_of(title: str, labels: Sequence[str], points: Sequence[Point]) -> Panels:
     """One line, of what was measured."""
+    ratios = {label: point.over_peer for label, point in zip(labels, points, strict=True)}
     found = {label: ratio for label, ratio in ratios.items() if ratio is not None}
     return {title: {"recfuse over the best of torch's": found}} if found else {}
 
@@ -157,7 +157,7 @@ def tabulated(
     for suffix, how in forms.items():
         table = Table(f"{title}: {how} {spread}", [first, *names])
         for label, point in zip(labels, points, strict=True):
-            table.rows.append([label, *(point.row.cell(name + suffix) for name in names)])
+            table.rows.append([label, *(point.cell(name + suffix) for name in names)])
         tables.append(table)
     summary = Table(
         f"{title}: recfuse",
@@ -175,19 +175,19 @@ def tabulated(
         peer = point.peer
         summary.rows.append(
             [
-                label, f"{point.row.us(RECFUSE):.1f}", peer or "-", times(ours_over(point, peer)),
-                times(ours_over(point, point.by_hand)), f"{point.limit_s * 1e6:.1f}",
-                f"{point.limit_s / point.row.result[RECFUSE].median:.0%}",
+                label, f"{point.us(RECFUSE):.1f}", peer or "-", times(point.over(peer)),
+                times(point.over(point.by_hand)), f"{point.limit_s * 1e6:.1f}",
+                f"{point.limit_s / point.result[RECFUSE].median:.0%}",
             ]
         )  # fmt: skip
     notes = list(dict.fromkeys(note for point in points for note in point.notes))
-    summary.notes = [*notes, *compile_notes(labels, points), *load_notes(p.row.result for p in points)]
+    summary.notes = [*notes, *compile_notes(labels, points), *load_notes(point.result for point in points)]
     return [*tables, summary]
 
 
 def measured(points: Iterable[Point], names: Sequence[str]) -> list[str]:
     """Contestants that were measured somewhere, in order."""
-    found = {name for point in points for name in point.row.result.timings}
+    found = {name for point in points for name in point.result.timings}
     return [name for name in names if name in found]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import recfuse
+from embedding_columns import bench
 from embedding_columns.models import BOUNDARIES, Batch, Jagged, Kind, Subject, rows_of
 from recfuse._clock import clock
 from recfuse.nn.columns import Bucketize, Column, EmbeddingColumns, Hash, Identity, Modulo, Numeric
@@ -199,6 +200,62 @@ class Form:
     options: dict[str, Any] | None = None  # of the compiler; None: there is none
 
 
+@bench.peer(TORCH, BAGS, COMPILED, TUNED)
+def separate(name: str, subject: Subject) -> Form:
+    """Column by column."""
+    return Form(lambda batch: batch.features, Separate(subject, bags=name == BAGS), compiler_options(name))
+
+
+@bench.peer(BY_HAND, COMPILED_BY_HAND)
+def by_hand(name: str, subject: Subject) -> Form:
+    """Alike columns at once."""
+    joined = ByHand(subject)
+    return Form(joined.inputs, joined, compiler_options(name))
+
+
+@bench.peer(COLLECTION, COMPILED_COLLECTION)
+def behind_torch(name: str, subject: Subject) -> Form:
+    """Rows by torch, then recfuse's collection."""
+    collection, columns = Collection(subject), Separate(subject)
+    return Form(
+        lambda batch: (batch.features, collection.offsets(batch)),
+        lambda given: collection.fused(torch.cat(columns.rows(given[0])), given[1]),
+        compiler_options(name),
+    )
+
+
+@bench.peer(RECFUSE, HASHED, COMPILED_RECFUSE)
+def packed(name: str, subject: Subject) -> Form:
+    """recfuse, of a packed batch."""
+    module = make_columns(subject, hashed=name == HASHED)
+    return Form(lambda batch: module.pack(named(batch.features)), module, compiler_options(name))
+
+
+@bench.peer(FROM_DICT)
+def from_dict(subject: Subject) -> Form:
+    """recfuse, of a dict of tensors."""
+    return Form(lambda batch: named(batch.features), make_columns(subject))
+
+
+@bench.peer(WITHOUT_PRUNING)
+def without_pruning(subject: Subject) -> Form:
+    """recfuse, where columns of one value are bags too."""
+    module = make_columns(subject)
+    return Form(lambda batch: module.pack(as_bags(batch, subject.device)), module)
+
+
+@bench.peer(WITHOUT_FUSION)
+def without_fusion(subject: Subject) -> Form:
+    """recfuse, where torch translates values to rows, column by column."""
+    module, columns = make_columns(subject, translated=True), Separate(subject)
+    return Form(lambda batch: batch.features, lambda features: module(named(translated(columns, features))))
+
+
+def compiler_options(name: str) -> dict[str, Any] | None:
+    """What the compiler is told; None: it is not used."""
+    return TUNED_OPTIONS if name == TUNED else {} if name in NEED_COMPILER else None
+
+
 class Runs:
     """Contestants by name. Their inputs are brought into the form that each likes best, and kept."""
 
@@ -211,7 +268,7 @@ class Runs:
 
     def make(self, name: str) -> Run:
         """One contestant."""
-        form, model = self._form(name), self.model
+        form, model = bench.peers[name](self.subject), self.model
         compute: Callable[[Any, Tensor], Tensor] = lambda given, dense: form.compute(given)  # noqa: E731
         if model is not None:
             compute = lambda given, dense: model(form.compute(given), dense)  # noqa: E731
@@ -234,33 +291,6 @@ class Runs:
             return output
 
         return run
-
-    def _form(self, name: str) -> Form:
-        subject = self.subject
-        options = TUNED_OPTIONS if name == TUNED else {} if name in NEED_COMPILER else None
-        if name in (TORCH, BAGS, COMPILED, TUNED):
-            return Form(lambda batch: batch.features, Separate(subject, bags=name == BAGS), options)
-        if name in (BY_HAND, COMPILED_BY_HAND):
-            by_hand = ByHand(subject)
-            return Form(by_hand.inputs, by_hand, options)
-        if name in (COLLECTION, COMPILED_COLLECTION):
-            collection, columns = Collection(subject), Separate(subject)
-            return Form(
-                lambda batch: (batch.features, collection.offsets(batch)),
-                lambda given: collection.fused(torch.cat(columns.rows(given[0])), given[1]),
-                options,
-            )
-        if name == WITHOUT_FUSION:
-            module, columns = make_columns(subject, translated=True), Separate(subject)
-            return Form(
-                lambda batch: batch.features, lambda features: module(named(translated(columns, features)))
-            )
-        module = make_columns(subject, hashed=name == HASHED)
-        if name == FROM_DICT:
-            return Form(lambda batch: named(batch.features), module)
-        if name == WITHOUT_PRUNING:
-            return Form(lambda batch: module.pack(as_bags(batch, subject.device)), module)
-        return Form(lambda batch: module.pack(named(batch.features)), module, options)
 
 
 def translated(columns: Separate, features: list[Feature]) -> list[Feature]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.calls import EAGER, time_calls
+from common import measure as turns
+from common.calls import EAGER
 from common.ceilings import copy_speed
-from common.checks import TOLERANCES, checked, relative_error
+from common.checks import TOLERANCES, relative_error
 from common.report import Row
 from common.settings import Setting
+from embedding_columns import bench
 from embedding_columns.forms import BY_HAND, COMPILED_BY_HAND, HASHED, PEERS, RECFUSE, SLOW, Runs
 from embedding_columns.models import Batch, Kind, Model, Subject, rows_of
 from recfuse.nn.columns.reference import hash_integers, scaled
@@ -25,8 +26,9 @@ _WHOLE_TOLERANCE = 1e-4
 _CPU_COPY = 256 << 20  # bytes
 
 
+@bench.setting
 class ColumnsSetting(Setting):
-    """The command line, the device, and how fast it copies."""
+    """How fast the device copies."""
 
     @cached_property
     def copy_speed(self) -> float:
@@ -34,21 +36,17 @@ class ColumnsSetting(Setting):
         return copy_speed(self.device, *([_CPU_COPY] if self.device.type == "cpu" else []))
 
 
-@dataclass
-class Point:
+@dataclass(kw_only=True)
+class Point(Row):
     """What was measured of one subject at one size."""
 
-    subject: str
-    size: int
-    row: Row
     limit_s: float  # the least bytes at copy speed
     first_call: dict[str, float]
-    notes: list[str]
 
     def best(self, names: Sequence[str]) -> str | None:
         """The fastest of those that were measured, replayed as a graph where there is one."""
-        found = [name for name in names if name in self.row.result.timings]
-        return self.row.result.fastest(found) if found else None
+        found = [name for name in names if name in self.result.timings]
+        return self.result.fastest(found) if found else None
 
     @property
     def peer(self) -> str | None:
@@ -60,15 +58,14 @@ class Point:
         """The best of torch's that has alike columns at once."""
         return self.best((BY_HAND, COMPILED_BY_HAND))
 
-    def to_json(self) -> dict[str, Any]:
-        """Figures and every sample."""
-        return {
-            **self.row.record,
-            "subject": self.subject, "size": self.size, "limit_us": self.limit_s * 1e6,
-            "first_call_s": self.first_call, "notes": self.notes,
-            "us": {name: timing.median * 1e6 for name, timing in self.row.result.timings.items()},
-            "measured": self.row.result.to_json(environment=False),
-        }  # fmt: skip
+    @property
+    def over_peer(self) -> float | None:
+        """How many times faster recfuse is than `peer`."""
+        return self.over(self.peer)
+
+    def over(self, peer: str | None) -> float | None:
+        """How many times faster recfuse is."""
+        return None if peer is None else self.ratio(RECFUSE, peer)
 
 
 def hashed_rows(kind: Kind, values: Tensor, boundaries: Tensor) -> Tensor:
@@ -110,35 +107,24 @@ def measure(
     label = f"{subject.name}, batch {size}{', whole' if model else ''}"
     rights: dict[bool, Tensor] = {}
 
-    def right(name: str) -> Tensor:
+    def error_of(name: str, output: Tensor) -> float:
         hashed = name == HASHED
         if hashed not in rights:
-            output = right_output(subject, batches[0], hashed)
+            right = right_output(subject, batches[0], hashed)
             if model is not None:
                 with torch.inference_mode():
-                    output = model(output.float(), batches[0].dense).double()
-            rights[hashed] = output
-        return rights[hashed]
+                    right = model(right.float(), batches[0].dense).double()
+            rights[hashed] = right
+        return relative_error(output, rights[hashed])
 
-    tolerance = _WHOLE_TOLERANCE if model else TOLERANCES[torch.float32]
-    errors, notes = checked(
-        setting.parser, label, {name: lambda run=run: run(batches[0]) for name, run in calls.items()},
-        lambda name, output: relative_error(output, right(name)), lambda name: tolerance,
-    )  # fmt: skip
-    calls = {name: calls[name] for name in errors}
-    on_gpu = setting.device.type == "cuda"
-    result, failures = time_calls(
-        calls, batches, setting.device, rounds=setting.arguments.rounds, eager=on_gpu, slow=SLOW
-    )
-    notes += [f"{label}: {name} has no graph: {why}" for name, why in failures.items()]
-    for name in failures:
-        result.timings.setdefault(name, result.timings[name + EAGER])
+    allowed = _WHOLE_TOLERANCE if model else TOLERANCES[torch.float32]
+    row = turns.measure(label, calls, batches, setting, error_of, allowed, eager=setting.on_gpu, slow=SLOW)
+    for name in row.record["without_graph"]:
+        row.result.timings.setdefault(name, row.result.timings[name + EAGER])
     least = sum(map(subject.least_bytes, batches)) / len(batches)
-    record = {"least_bytes": least, "relative_error": errors}
-    row = Row(label, result, record)
-    return Point(subject.name, size, row, least / setting.copy_speed, runs.first_call, notes)
-
-
-def ours_over(point: Point, peer: str | None, ours: str = RECFUSE) -> float | None:
-    """How many times faster recfuse is."""
-    return None if peer is None else point.row.ratio(ours, peer)
+    limit = least / setting.copy_speed
+    row.record |= {
+        "subject": subject.name, "size": size, "least_bytes": least, "limit_us": limit * 1e6,
+        "first_call_s": runs.first_call, "notes": row.notes,
+    }  # fmt: skip
+    return Point(**vars(row), limit_s=limit, first_call=runs.first_call)

@@ -18,6 +18,7 @@ import recfuse
 from common.report import Figure
 from common.settings import Setting
 from common.table import Table
+from embedding_columns import bench
 from embedding_columns.forms import COMPILED, RECFUSE, Separate, make_columns, named
 from embedding_columns.models import Subject, bucketize
 from recfuse import _C
@@ -26,6 +27,7 @@ from recfuse._clock import clock
 SIZES = (256, 1, 2, 3, 31, 32, 33, 100, 255, 257, 1000, 2048, 4095, 4096)
 
 
+@bench.figure("ready")
 def figure_ready(setting: Setting) -> Figure:
     """With empty caches and with what the first process left in them."""
     arguments = setting.arguments

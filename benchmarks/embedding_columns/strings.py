@@ -12,6 +12,7 @@ import numpy as np
 from common.report import Figure, Row, load_notes
 from common.settings import Setting
 from common.table import Table
+from embedding_columns import bench
 from embedding_columns.models import MOST, model_kinds
 from recfuse import timing
 from recfuse.data import hash_strings
@@ -72,6 +73,7 @@ def candidates_of(strings: list[str], threads: int) -> tuple[dict[str, Callable[
     return found, notes
 
 
+@bench.figure("strings")
 def figure_strings(setting: Setting) -> Figure:
     """Strings a second, and what a batch of E or F needs."""
     arguments, count = setting.arguments, setting.arguments.strings

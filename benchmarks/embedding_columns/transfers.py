@@ -12,6 +12,7 @@ from torch import Tensor
 from common.checks import check_agreement, largest_difference
 from common.report import Figure, Row, load_notes
 from common.table import Table, times
+from embedding_columns import bench
 from embedding_columns.figures import model_subject, model_subject_kinds, release
 from embedding_columns.forms import make_columns, named, specifications
 from embedding_columns.measure import ColumnsSetting
@@ -26,6 +27,7 @@ TRAINED = "the same, as they train"  # looked up within the call
 PLACEMENTS = {ON_DEVICE: "device", ON_HOST: "host", TRAINED: "host"}
 
 
+@bench.figure("transfers", on=["cuda"])
 def figure_transfers(setting: ColumnsSetting) -> Figure:
     """From the host's memory to the output, with merged copies and without."""
     arguments, records = setting.arguments, []
@@ -92,6 +94,7 @@ def placed(specs: Sequence[Column], subject: Subject, placement: str) -> list[Co
     ]
 
 
+@bench.figure("host_tables", on=["cuda"])
 def figure_host_tables(setting: ColumnsSetting) -> Figure:
     """E and F with their large tables on the host: memory saved, time lost. Batches are packed there. Tables
     are frozen, or looked up as tables are that train; each of the two takes turns with tables on the GPU.

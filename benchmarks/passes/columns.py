@@ -9,7 +9,6 @@ packed batch. The layers behind the columns are compiled, the same for all.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable
 
@@ -20,13 +19,12 @@ from torch.nn import functional
 
 import recfuse
 from common.checks import check_agreement, relative_error
+from common.report import Figure
 from common.settings import Setting
-from common.table import Table
-from embedding_columns.forms import named, specifications
+from embedding_columns.forms import make_columns, named
 from embedding_columns.models import BOUNDARIES, Batch, Kind, Model, Subject, model_kinds
-from passes.measure import measure_forms
-from recfuse import timing
-from recfuse.nn.columns import EmbeddingColumns
+from passes import bench
+from passes.figures import measure_forms
 
 PLAIN, PASSED, BY_HAND = "torch", "recfuse.swap(graph)", "by hand"
 TOLERANCE = 1e-4
@@ -72,15 +70,6 @@ def source_of(kind: Kind) -> str:
     return "several" if kind.several else "floats" if kind.buckets else "integers"
 
 
-def columns_of(subject: Subject) -> EmbeddingColumns:
-    """The module by hand, with copies of a subject's tables, all on its device."""
-    module = EmbeddingColumns(specifications(subject), device=subject.device, host_tables=None)
-    with torch.no_grad():
-        for name, view in module.tables.items():
-            view.weight.copy_(subject.tables[int(name[1:])])
-    return module.requires_grad_(False).eval()
-
-
 def inputs_of(kinds: list[Kind], batch: Batch) -> list[Tensor]:
     """A batch as the plain model takes it, behind its tables."""
     of = {
@@ -93,15 +82,28 @@ def inputs_of(kinds: list[Kind], batch: Batch) -> list[Tensor]:
     return [*dense, *itertools.chain.from_iterable(of["several"])]
 
 
-def measure_columns(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace, name: str
-) -> tuple[list[Table], dict[str, timing.Comparison]]:
+@bench.figure("E")
+@torch.inference_mode()
+def figure_e(setting: Setting) -> Figure:
+    """RECom's model E."""
+    return figure_columns(setting, "E")
+
+
+@bench.figure("F")
+@torch.inference_mode()
+def figure_f(setting: Setting) -> Figure:
+    """RECom's model F."""
+    return figure_columns(setting, "F")
+
+
+def figure_columns(setting: Setting, name: str) -> Figure:
     """A model in its forms, with the layers behind the columns and without."""
-    setting = Setting(parser, arguments)
+    arguments = setting.arguments
+    torch.manual_seed(arguments.seed)
     subject = Subject(name, model_kinds(name, arguments.large_rows, arguments.part), setting)
     batches = subject.batches(arguments.samples)
     top = Model(name, subject.output_dim, setting.device, arguments.seed).eval()
-    plain, columns, layers = Plain(subject), columns_of(subject), torch.compile(top, dynamic=False)
+    plain, columns, layers = Plain(subject), make_columns(subject), torch.compile(top, dynamic=False)
     given = [(*subject.tables, *inputs_of(subject.columns, batch)) for batch in batches]
     packed = [columns.pack(named(batch.features)) for batch in batches]
     graph = make_fx(plain, tracing_mode="fake", pre_dispatch=True)(*given[0])
@@ -112,18 +114,19 @@ def measure_columns(
         BY_HAND: lambda number: columns(packed[number]),
     }
     right = plain(*given[0])
-    check_agreement(parser, [relative_error(run(0), right) for run in forms.values()], TOLERANCE)
-    if arguments.device == "cuda":  # its copies of boundaries from the host cannot be captured
+    check_agreement(setting.parser, [relative_error(run(0), right) for run in forms.values()], TOLERANCE)
+    if setting.on_gpu:  # its copies of boundaries from the host cannot be captured
         del forms[PLAIN]
     whole = {
         name: lambda number, run=run: layers(run(number), batches[number].dense)
         for name, run in forms.items()
     }
-    tables, results = [], {}
+    tables, record = [], {}
+    found = {entry.detail for entry in report.swapped}
     for part, runs in (("and the layers behind them", whole), ("alone", forms)):
         title = f"{name}, {len(subject.columns)} columns {part}, batch {arguments.samples}"
-        table, results[part] = measure_forms(arguments, title, runs, len(batches), (BY_HAND,))
-        found = {entry.detail for entry in report.swapped}
+        table, row = measure_forms(setting, title, runs, len(batches), (BY_HAND,), TOLERANCE)
         table.notes.append(f"Swapped: {len(report.found('columns'))} columns: {'; '.join(sorted(found))}.")
         tables.append(table)
-    return tables, results
+        record[part] = row.record["measured"]
+    return Figure(tables, {}, record)
