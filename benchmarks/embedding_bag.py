@@ -1,6 +1,6 @@
 """One large table: the benchmark in the folder embedding_bag."""
 
-from embedding_bag.__main__ import main
+from embedding_bag import bench
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -1,6 +1,6 @@
 """Many heterogeneous tables: the benchmark in the folder fused_embedding_bag."""
 
-from fused_embedding_bag.__main__ import main
+from fused_embedding_bag import bench
 
 if __name__ == "__main__":
-    main()
+    bench.main()

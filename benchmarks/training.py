@@ -1,6 +1,6 @@
 """Training steps: the benchmark in the folder training."""
 
-from training.__main__ import main
+from training import bench
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -22,6 +22,7 @@ def measure(
     allowed: float | Callable[[str], float],
     *,
     first: Mapping[str, Callable[[], Any]] | None = None,
+    beside: Mapping[str, Callable[[Any], Any]] | None = None,
     rounds: int | None = None,
     **turns: Any,
 ) -> Row:
@@ -31,6 +32,7 @@ def measure(
         runs: contestants, which take one of `inputs`. A peer that does not run here is left out, with a note.
         error_of: how far the output of a run is from the right one.
         first: what gives the outputs that are compared; None: each run on the first of the inputs.
+        beside: runs that take turns with them, of no output that could be compared.
         rounds: samples of each; None: `--rounds`.
         turns: as `time_calls` takes them.
 
@@ -40,7 +42,7 @@ def measure(
     calls = first or {name: partial(run, inputs[0]) for name, run in runs.items()}
     limit = allowed if callable(allowed) else lambda name: allowed
     errors, notes = checked(setting.parser, label, calls, error_of, limit)
-    kept = {name: runs[name] for name in errors}
+    kept = {**{name: runs[name] for name in errors}, **(beside or {})}
     rounds = rounds or setting.arguments.rounds
     result, failures = time_calls(kept, inputs, setting.device, rounds=rounds, **turns)
     record = {

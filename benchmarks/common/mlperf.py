@@ -13,5 +13,5 @@ _SCATTER = 2654435761  # a prime: ranks times it, modulo the rows, are the rows 
 
 
 def scattered(ranks: Tensor, rows: int) -> Tensor:
-    """The rows that have these ranks: the hot ones lie all over the table."""
-    return ranks * _SCATTER % rows
+    """The rows that have these ranks, of floating point: the hot rows lie all over the table."""
+    return ranks.long().clamp_(0, rows - 1) * _SCATTER % rows

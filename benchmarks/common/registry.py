@@ -42,6 +42,7 @@ class Flag:
         quick: in its place with `--quick`; of a list so many.
         allowed: names that it may have; None: any.
         on: the device that it is for; None: both.
+        may_be_empty: a list.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Flag:
     allowed: Collection[str] | None = None
     on: str | None = None
     metavar: str | None = None
+    may_be_empty: bool = False
 
     @property
     def attribute(self) -> str:
@@ -83,7 +85,7 @@ class Flag:
         names = given if isinstance(given, list) else [given] if isinstance(given, str) else []
         if self.allowed is not None and (set(names) - set(self.allowed) or given == []):
             parser.error(f"{found}, allowed are {', '.join(self.allowed)}")
-        if given == []:
+        if given == [] and not self.may_be_empty:
             parser.error(f"{found}, needs one at least")
 
 
@@ -173,10 +175,14 @@ class Benchmark:
         self._checks.append(function)
         return function
 
-    def parse(self, given: list[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-        """The command line, completed and checked; ends the program where it cannot be met."""
+    def load(self) -> None:
+        """Imports the modules that register figures, peers and flags."""
         for module in self._modules:
             import_module(f"{self._package}.{module}")
+
+    def parse(self, given: list[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+        """The command line, completed and checked; ends the program where it cannot be met."""
+        self.load()
         parser = self._parser()
         arguments = parser.parse_args(given)
         arguments.device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -200,7 +206,7 @@ class Benchmark:
 
     def _parser(self) -> argparse.ArgumentParser:
         form = argparse.RawDescriptionHelpFormatter
-        parser = argparse.ArgumentParser(description=self._description, formatter_class=form)
+        parser = argparse.ArgumentParser(f"{self._package}.py", None, self._description, formatter_class=form)
         add = parser.add_argument
         names = list(dict.fromkeys(name for of_device in self.figures.values() for name in of_device))
         listed = ", ".join([*names, *self.groups, "all"])
@@ -247,7 +253,7 @@ class Benchmark:
                 plot = figure.plot or f"{self._plots}_{name_of_it.replace(' ', '_')}"
                 report.add_figure(name_of_it, figure, plot)
         if speed := vars(setting).get("copy_speed"):
-            report.add("copy_bytes_per_s", [], speed)
+            report.add("copy_bytes_per_s" if setting.on_gpu else "read_bandwidth_bytes_per_s", [], speed)
 
     def main(self) -> None:
         """The program."""

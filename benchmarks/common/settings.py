@@ -155,7 +155,7 @@ class Setting:
 
     @cached_property
     def copy_speed(self) -> float:
-        """Bytes a second of a large copy, read and written together; on the CPU of a large array, read."""
+        """Bytes a second of a large copy, read and written together; on the CPU: read of a large array."""
         return copy_speed(self.device) if self.on_gpu else timing.read_bandwidth()
 
     def release(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 import recfuse
 from common.checks import TOLERANCES
 from common.peers import fbgemm_module, fbgemm_usable
+from embedding_bag import bench
 from embedding_bag.setting import BagSetting, Pass, Workload, each
 
 BASELINE, TUNED = "torch", "recfuse tuned"
@@ -105,29 +105,39 @@ def tuned_candidate(setting: BagSetting, plan: recfuse.Plan, workload: Workload)
 
 def make_candidates(setting: BagSetting, names: Iterable[str]) -> tuple[dict[str, Candidate], list[str]]:
     """Candidates by name (all of `NAMES` but the tuned one), and notes on those that are left out."""
-    weights = setting.weights
-    makers: dict[str, Callable[[], Candidate]] = {
-        "torch": lambda: Candidate(torch_bag(weights), weights),
-        "torch.compile": lambda: Candidate(_compiled_bag(weights), weights),
-        "recfuse": lambda: Candidate(_recfuse_bag(weights), weights),
-    }
-    for version in ("v1", "v2"):
-        makers[f"fbgemm {version}"] = partial(_fbgemm, weights, version)
-    for name, dtype in _HALF.items():
-        makers[f"torch {name}"] = partial(_half, torch_bag, weights, dtype)
-        makers[f"recfuse {name}"] = partial(_half, _recfuse_bag, weights, dtype)
     usable, notes = fbgemm_usable(names, "fbgemm-gpu")
-    return {name: makers[name]() for name in usable}, notes
+    return {name: bench.peers[name](setting.weights) for name in usable}, notes
 
 
-def _fbgemm(weights: Sequence[Tensor], version: str) -> Candidate:
-    modules = [fbgemm_module(version, [weight], torch.int64) for weight in weights]
+@bench.peer("torch")
+def plain_torch(weights: Sequence[Tensor]) -> Candidate:
+    """torch as it comes."""
+    return Candidate(torch_bag(weights), weights)
+
+
+@bench.peer("torch.compile")
+def compiled_torch(weights: Sequence[Tensor]) -> Candidate:
+    """torch's function, compiled."""
+    return Candidate(_compiled_bag(weights), weights)
+
+
+@bench.peer("fbgemm v1", "fbgemm v2")
+def fbgemm(name: str, weights: Sequence[Tensor]) -> Candidate:
+    """FBGEMM's module, a table each."""
+    modules = [fbgemm_module(name.split()[1], [weight], torch.int64) for weight in weights]
     run = each(lambda table, indices, offsets: modules[table](indices, offsets))
     return Candidate(torch.no_grad()(run), weights)
 
 
-def _half(
-    make: Callable[[Sequence[Tensor]], Pass], weights: Sequence[Tensor], dtype: torch.dtype
-) -> Candidate:
-    halves = [weight.to(dtype) for weight in weights]
-    return Candidate(make(halves), halves)
+@bench.peer("recfuse")
+def plain_recfuse(weights: Sequence[Tensor]) -> Candidate:
+    """recfuse as it comes."""
+    return Candidate(_recfuse_bag(weights), weights)
+
+
+@bench.peer("torch fp16", "recfuse fp16", "recfuse bf16")
+def half(name: str, weights: Sequence[Tensor]) -> Candidate:
+    """Tables of half the bytes."""
+    library, dtype = name.split()
+    halves = [weight.to(_HALF[dtype]) for weight in weights]
+    return Candidate((torch_bag if library == "torch" else _recfuse_bag)(halves), halves)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,22 @@ from torch import Tensor
 from tqdm import tqdm
 
 import recfuse
-from common.checks import check_agreement, largest_difference
+from common.checks import check_agreement
+from common.families import (
+    BASELINE,
+    OURS,
+    TOLERANCE,
+    compare,
+    comparisons_of,
+    mean_cells,
+    spent_cells,
+    worst_difference,
+)
 from common.peers import KINDS, InThreads, Part, fbgemm_missing, fbgemm_module, rebased
-from common.report import load_notes, plot_ratios, write_results
-from common.table import Table, milliseconds, times
-from recfuse import timing
+from common.report import Figure, load_notes
+from common.table import Table, times
+from embedding_bag import bench
+from embedding_bag.setting import BagSetting
 from recfuse.data import traces
 
 
@@ -73,113 +83,75 @@ def least_bytes(batch: Batch, dim: int) -> int:
     return 4 * dim * len(batch.indices.unique()) + batch.indices.nbytes + batch.offsets.nbytes + output
 
 
-def measure(
-    hotness: str,
-    dim: int,
-    batches: list[Batch],
-    candidates: dict[str, Callable[[Batch], Tensor]],
-    arguments: argparse.Namespace,
-) -> dict[str, Any]:
-    """Everything about one dimension and hotness, as it goes into the JSON file."""
-    with torch.no_grad():
-        difference = largest_difference(candidates, batches[0], "torch")
-        result = timing.compare(
-            candidates, inputs=[(batch,) for batch in batches], rounds=arguments.rounds,
-            cache=arguments.cache, progress=False,
-        )  # fmt: skip
-    bytes_ = sum(least_bytes(batch, dim) for batch in batches) / len(batches)
-    fbgemm = [name for name in candidates if name.startswith("fbgemm")]
-    fastest = {"torch": "torch", **({"fbgemm": result.fastest(fbgemm)} if fbgemm else {})}
-    return {
-        "hotness": hotness,
-        "dim": dim,
-        "least_bytes": bytes_,
-        "relative_difference": difference,
-        "fastest": fastest,
-        "ratio": {family: result.ratio("recfuse", name) for family, name in fastest.items()},
-        "measured": result.to_json(environment=False),
-        "_comparison": result,
-    }
-
-
-def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace, bandwidth: float) -> list[Table]:
-    """The table of every dimension and hotness, and that of the geometric means."""
-    setting = (
-        f"{arguments.rows:,} rows, batch {arguments.batch_size} x {arguments.num_indices_per_lookup}, "
-        f"{torch.get_num_threads()} threads, {arguments.cache} caches"
-    )
-    families = list(records[0]["ratio"])
-    each = Table(
-        f"Single table, {setting}: ms (median ± IQR of {arguments.rounds})",
-        ["hotness", "dim", *families, "recfuse", *(f"over {f}" for f in families), "least MB", "of ceiling"],
-    )
-    comparisons = [record.pop("_comparison") for record in records]
-    for record, result in zip(records, comparisons, strict=True):
-        record["share_of_bandwidth"] = record["least_bytes"] / result["recfuse"].median / bandwidth
-        candidates = [record["fastest"][family] for family in families] + ["recfuse"]
-        each.rows.append(
-            [record["hotness"], str(record["dim"]), *(milliseconds(result[name]) for name in candidates)]
-            + [times(record["ratio"][family]) for family in families]
-            + [f"{record['least_bytes'] / 1e6:.1f}", f"{record['share_of_bandwidth']:.0%}"]
-        )
-    worst = max(record["relative_difference"] for record in records)
-    each.notes = [
-        f"Ceiling: least MB at the read bandwidth of a large array, {bandwidth / 1e9:.1f} GB/s in this run; "
-        "hot rows stay in caches, so there it is no bound that can be reached.",
-        f"Largest difference between any two outputs: {worst:.1e} of the largest value.",
-    ]
-    each.notes += load_notes(comparisons)
-    means = Table("Geometric mean over dimensions", ["hotness", *(f"over {family}" for family in families)])
-    for hotness in dict.fromkeys(record["hotness"] for record in records):
-        ratios = [record["ratio"] for record in records if record["hotness"] == hotness]
-        means.rows.append(
-            [
-                hotness,
-                *(times(geometric_mean(ratio[family] for ratio in ratios)) for family in families),
-            ]
-        )
-    return [each, means]
-
-
 def ratios_by_hotness(records: list[dict[str, Any]], dim: int, family: str) -> dict[str, float]:
     """How many times faster than `family` for each hotness, at one dimension."""
     return {record["hotness"]: record["ratio"][family] for record in records if record["dim"] == dim}
 
 
-def run(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace, medium: NDArray[np.int64] | None
-) -> None:
-    """Run the comparison. `medium`: a trace to use in place of the generated one."""
-    missing = fbgemm_missing()
-    batches = {}
+def measure(setting: BagSetting, use_fbgemm: bool) -> list[dict[str, Any]]:
+    """Every hotness at every dimension, in this order."""
+    arguments, batches = setting.arguments, {}
     for hotness in tqdm(arguments.hotness, desc="traces", leave=False):
-        trace = medium if hotness == "medium" else None
+        trace = setting.medium if hotness == "medium" else None
         if trace is None:
             trace = traces.generate(hotness, rows=arguments.rows, seed=arguments.seed)
         batches[hotness] = make_batches(trace, arguments)
     torch.manual_seed(arguments.seed)
-    bandwidth, records = timing.read_bandwidth(), []
-    with tqdm(total=len(arguments.dims) * len(batches), desc="dims x hotness", leave=False) as bar:
-        for dim in arguments.dims:
-            weight = torch.randn(arguments.rows, dim)
-            threads = len(next(iter(batches.values()))[0].parts)
-            candidates = make_candidates(weight, threads, missing is None)
-            for hotness in arguments.hotness:
-                records.append(measure(hotness, dim, batches[hotness], candidates, arguments))
-                bar.update()
-    bandwidth = max(bandwidth, timing.read_bandwidth())
+    records = []
+    for dim in tqdm(arguments.dims, desc="dims", leave=False):
+        weight = torch.randn(arguments.rows, dim)
+        threads = len(next(iter(batches.values()))[0].parts)
+        candidates = make_candidates(weight, threads, use_fbgemm)
+        fbgemm = [name for name in candidates if name.startswith("fbgemm")]
+        families = {BASELINE: [BASELINE], **({"fbgemm": fbgemm} if fbgemm else {})}
+        for hotness, own in batches.items():
+            least = sum(least_bytes(batch, dim) for batch in own) / len(own)
+            found = compare(candidates, families, own, setting, least)
+            records.append({"hotness": hotness, "dim": dim, **found})
     records.sort(key=lambda record: (arguments.hotness.index(record["hotness"]), record["dim"]))
-    tables = tabulate(records, arguments, bandwidth)
+    return records
+
+
+def tabulate(records: list[dict[str, Any]], setting: BagSetting) -> list[Table]:
+    """The table of every dimension and hotness, and that of the geometric means."""
+    arguments, bandwidth = setting.arguments, setting.copy_speed
+    shape = (
+        f"{arguments.rows:,} rows, batch {arguments.batch_size} x {arguments.num_indices_per_lookup}, "
+        f"{torch.get_num_threads()} threads, {arguments.cache} caches"
+    )
+    comparisons, families = comparisons_of(records), list(records[0]["ratio"])
+    each = Table(
+        f"Single table, {shape}: ms (median ± IQR of {arguments.rounds})",
+        ["hotness", "dim", *families, OURS, *(f"over {f}" for f in families), "least MB", "of ceiling"],
+    )
+    for record, result in zip(records, comparisons, strict=True):
+        share = f"{record['least_bytes'] / 1e6:.1f}", f"{record['share_of_bandwidth']:.0%}"
+        cells = [*spent_cells(record, result), *map(times, record["ratio"].values()), *share]
+        each.rows.append([record["hotness"], str(record["dim"]), *cells])
+    each.notes = [
+        f"Ceiling: least MB at the read bandwidth of a large array, {bandwidth / 1e9:.1f} GB/s in this run; "
+        "hot rows stay in caches, so there it is no bound that can be reached.",
+        worst_difference(records),
+        *load_notes(comparisons),
+    ]
+    means = Table("Geometric mean over dimensions", ["hotness", *(f"over {family}" for family in families)])
+    for hotness in dict.fromkeys(record["hotness"] for record in records):
+        own = [record for record in records if record["hotness"] == hotness]
+        means.rows.append([hotness, *mean_cells(own)])
+    return [each, means]
+
+
+@bench.figure("main", on=["cpu"])
+def figure_main(setting: BagSetting) -> Iterator[Figure]:
+    """Every dimension and hotness, on batches of one table."""
+    missing = fbgemm_missing()
+    records = measure(setting, missing is None)
+    tables = tabulate(records, setting)
     tables[0].notes += [missing] if missing else []
-    for table in tables:
-        table.show(arguments.markdown)
-    write_results(arguments.json, tables, {"read_bandwidth_bytes_per_s": bandwidth, "measured": records})
-    if arguments.plot:
-        panels = {
-            f"recfuse over {family}": {
-                f"dim {dim}": ratios_by_hotness(records, dim, family) for dim in arguments.dims
-            }
-            for family in records[0]["ratio"]
-        }
-        plot_ratios(arguments.plot, panels, title="One table: times faster than each peer")
-    check_agreement(parser, [record["relative_difference"] for record in records], 1e-5)
+    dims = setting.arguments.dims
+    panels = {
+        f"recfuse over {family}": {f"dim {dim}": ratios_by_hotness(records, dim, family) for dim in dims}
+        for family in records[0]["ratio"]
+    }
+    yield Figure(tables, panels, records, name="measured", plot="main")
+    check_agreement(setting.parser, [record["relative_difference"] for record in records], TOLERANCE)

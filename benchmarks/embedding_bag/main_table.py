@@ -8,18 +8,19 @@ from functools import partial
 
 import torch
 
+from common import measure as turns
 from common.calls import EAGER
 from common.ceilings import fastest_shape, gather
-from common.checks import checked
-from common.report import Panels, Row
+from common.report import Figure, Panels, Row
 from common.table import Table, times
+from embedding_bag import bench
 from embedding_bag.candidates import BASELINE, TUNED, Candidate, make_candidates, tune, tuned_candidate
-from embedding_bag.setting import BagSetting, Pass, Workload, each, error_of_pass, tables_of, time_passes
+from embedding_bag.setting import BagSetting, Pass, Workload, each, error_of_pass, inputs_of, tables_of
 
 LAUNCH = "launch"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class HotnessRow(Row):
     """One hotness, in µs a table: what was measured, and what it is compared with."""
 
@@ -35,52 +36,48 @@ class HotnessRow(Row):
         return tables_of(self.result, self.workload)
 
 
-def measure(setting: BagSetting, copy_speed: float) -> Iterator[tuple[HotnessRow, list[str]]]:
-    """Each hotness in turn, with notes."""
-    arguments = setting.arguments
+@bench.figure("main", on=["cuda"])
+def figure_main(setting: BagSetting) -> Iterator[Figure]:
+    """Each hotness in turn, then their tables."""
+    arguments, rows = setting.arguments, []
     fixed, left_out = make_candidates(setting, [name for name in arguments.candidates if name != TUNED])
-    tiny = torch.zeros(1, device=setting.device)
     for hotness in arguments.hotness:
-        workload, notes = setting.workload(hotness, batches=arguments.num_batches), [*left_out]
-        candidates, record = dict(fixed), {"hotness": hotness, "unique_rows": workload.unique_rows()}
-        if TUNED in arguments.candidates:
-            plan = tune(setting, hotness)
-            record["plan"] = plan.report()
-            candidates[TUNED] = tuned_candidate(setting, plan, workload)
-        errors, more = _errors(setting, workload, candidates)
-        notes += more
-        candidates = {name: candidates[name] for name in errors}
-        passes = {name: candidate.run for name, candidate in candidates.items()}
-        gathers = {}
-        for candidate in candidates.values():
-            if candidate.row_bytes not in gathers:
-                name = gathers[candidate.row_bytes] = f"gather {candidate.row_bytes} B"
-                passes[name], record[name] = _gather_pass(candidate, workload, setting)
-        passes[LAUNCH] = each(lambda table, indices, offsets: tiny.zero_())
-        warm = arguments.cache == "warm"
-        result, failures = time_passes(
-            passes, workload, setting.device, rounds=arguments.rounds, cache=arguments.cache, eager=warm,
-            after=setting.unpin,
-        )  # fmt: skip
-        record["relative_error"], record["without_graph"] = errors, failures
-        record["measured"] = result.to_json(environment=False)
-        row = HotnessRow(hotness, result, record, workload, candidates, gathers)
-        record["us"] = {name: row.us(name) for name in result.timings}
-        record["share_of_gather"], record["share_of_floor"] = _shares(row, copy_speed)
-        yield row, [*notes, *(f"{hotness}, {name}: no graph: {why}" for name, why in failures.items())]
+        rows.append(measure(setting, hotness, fixed))
+        yield Figure([], {}, rows[-1].record, name=f"main {hotness}")
+    notes = [*left_out, *(note for row in rows for note in row.notes)]
+    labels = [row.label for row in rows]
+    yield Figure(tabulate(rows, notes, setting), over_torch(rows), labels, name="main", plot="main")
 
 
-def _errors(
-    setting: BagSetting, workload: Workload, candidates: dict[str, Candidate]
-) -> tuple[dict[str, float], list[str]]:
-    """How far each candidate that runs here is from sums in float64 of its table, and notes."""
-    requests = workload.requests[0]
-    calls = {name: partial(candidate.run, requests) for name, candidate in candidates.items()}
-    return checked(
-        setting.parser, workload.name, calls,
+def measure(setting: BagSetting, hotness: str, fixed: dict[str, Candidate]) -> HotnessRow:
+    """The candidates `fixed`, the tuned one, the gathers and a launch, at one hotness."""
+    arguments = setting.arguments
+    workload = setting.workload(hotness, batches=arguments.num_batches)
+    candidates, record = dict(fixed), {"hotness": hotness, "unique_rows": workload.unique_rows()}
+    if TUNED in arguments.candidates:
+        plan = tune(setting, hotness)
+        record["plan"] = plan.report()
+        candidates[TUNED] = tuned_candidate(setting, plan, workload)
+    beside, gathers, tiny = {}, {}, torch.zeros(1, device=setting.device)
+    for candidate in candidates.values():
+        if candidate.row_bytes not in gathers:
+            name = gathers[candidate.row_bytes] = f"gather {candidate.row_bytes} B"
+            beside[name], record[name] = _gather_pass(candidate, workload, setting)
+    beside[LAUNCH] = each(lambda table, indices, offsets: tiny.zero_())
+    requests, cache = workload.requests[0], arguments.cache
+    row = turns.measure(
+        hotness, {name: candidate.run for name, candidate in candidates.items()},
+        inputs_of(workload, cache), setting,
         lambda name, outputs: error_of_pass(outputs, candidates[name].weights, requests),
         lambda name: candidates[name].tolerance,
+        first={name: partial(candidate.run, requests) for name, candidate in candidates.items()},
+        beside=beside, cache=cache, eager=cache == "warm", after=setting.unpin,
     )  # fmt: skip
+    candidates = {name: candidates[name] for name in row.record["relative_error"]}
+    found = HotnessRow(**vars(row), workload=workload, candidates=candidates, gathers=gathers)
+    found.record = {**record, **row.record, "us": {name: found.us(name) for name in row.result.timings}}
+    found.record["share_of_gather"], found.record["share_of_floor"] = _shares(found, setting.copy_speed)
+    return found
 
 
 def _gather_pass(candidate: Candidate, workload: Workload, setting: BagSetting) -> tuple[Pass, str]:
@@ -102,7 +99,7 @@ def _shares(row: HotnessRow, copy_speed: float) -> tuple[dict[str, float], dict[
     return of_gather, of_floor
 
 
-def tabulate(rows: list[HotnessRow], notes: list[str], setting: BagSetting, copy_speed: float) -> list[Table]:
+def tabulate(rows: list[HotnessRow], notes: list[str], setting: BagSetting) -> list[Table]:
     """Times by candidate, as graphs and as called, and what recfuse makes of them."""
     arguments = setting.arguments
     shape = (
@@ -112,8 +109,8 @@ def tabulate(rows: list[HotnessRow], notes: list[str], setting: BagSetting, copy
     names = list(rows[0].candidates)
     extra = [*rows[0].gathers.values(), LAUNCH]
     spread = f"median ± IQR of {arguments.rounds}"
-    graphs = Table(f"us a table as a CUDA graph, {shape} ({spread})", ["hotness", *names, *extra])
-    graphs.rows = [[row.label, *(row.cell(name) for name in [*names, *extra])] for row in rows]
+    title = f"us a table as a CUDA graph, {shape} ({spread})"
+    graphs = turns.tabulate(title, "hotness", rows, [*names, *extra])
     graphs.notes = [
         f"{LAUNCH}: a kernel that writes four bytes, the cost of one more launch.",
         "Largest error, as a share of the largest value, against sums in float64 of the same table: "
@@ -126,10 +123,9 @@ def tabulate(rows: list[HotnessRow], notes: list[str], setting: BagSetting, copy
     ]
     tables = [graphs]
     if arguments.cache == "warm":
-        called = Table(f"us a table as called, host included, {shape} ({spread})", ["hotness", *names])
-        called.rows = [[row.label, *(row.cell(name + EAGER) for name in names)] for row in rows]
-        tables.append(called)
-    return [*tables, _summary(rows, shape, copy_speed)]
+        title = f"us a table as called, host included, {shape} ({spread})"
+        tables.append(turns.tabulate(title, "hotness", rows, names, EAGER))
+    return [*tables, _summary(rows, shape, setting.copy_speed)]
 
 
 def _summary(rows: list[HotnessRow], shape: str, copy_speed: float) -> Table:

@@ -9,18 +9,24 @@ import torch
 from tqdm import tqdm
 
 from common.ceilings import SHAPES, fastest_shape
+from common.report import Figure
+from common.settings import Setting
 from common.table import Table
+from embedding_bag import bench
 
 WORKING_SETS_MB = (8, 16, 32, 48, 64, 128, 256, 1024, 4096)
 ROW_BYTES = (64, 128, 256, 512)
 LONG_RUN = 1 << 23  # lookups: long enough for launching and the last wave not to count
 
 
-def gather_ceilings(
-    device: torch.device, lookups: int, seed: int, quick: bool = False
-) -> tuple[Table, list[dict[str, Any]]]:
+@bench.figure("ceilings", on=["cuda"], default=False)
+def figure_ceilings(setting: Setting) -> Figure:
     """Bytes a second of uniformly random rows by row size and working set, in batches and in a long run."""
-    row_sizes, sets = (ROW_BYTES[-1:], WORKING_SETS_MB[::4]) if quick else (ROW_BYTES, WORKING_SETS_MB)
+    arguments, device = setting.arguments, setting.device
+    lookups, seed = arguments.batch_size * arguments.num_indices_per_lookup, arguments.seed
+    row_sizes, sets = ROW_BYTES, WORKING_SETS_MB
+    if arguments.quick:
+        row_sizes, sets = ROW_BYTES[-1:], WORKING_SETS_MB[::4]
     generator = torch.Generator(device).manual_seed(seed)
     largest = max(sets) << 20
     memory = torch.ones(largest // 4, device=device)
@@ -50,4 +56,6 @@ def gather_ceilings(
         f"benchmarks/kernels/gather.cu, the fastest of {len(SHAPES)} shapes for each cell; indices are int64 "
         "and not counted as bytes."
     )
-    return result, records
+    speed = f"Copy speed: {setting.copy_speed / 1e12:.2f} TB/s, read and written together."
+    result.notes.append(speed)
+    return Figure([result], {}, records)

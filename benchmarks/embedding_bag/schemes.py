@@ -16,7 +16,7 @@ from embedding_bag.candidates import BASELINE, bag
 from embedding_bag.pinning import hot_rows, pinned_before
 from embedding_bag.setting import BagSetting, Pass, Workload
 from embedding_bag.speeds import STATIONS, Speeds, measure_passes
-from embedding_bag.sweeps import Figures, speed_table
+from embedding_bag.sweeps import Figures, paper_figure, speed_table
 
 ABBREVIATIONS = {"register": "RPF", "shared": "SMPF", "local": "LMPF", "l1": "L1DPF"}
 
@@ -69,10 +69,11 @@ def _tuned(figures: Figures) -> tuple[dict[str, str | None], dict[str, str | Non
     )
 
 
+@paper_figure(12)
 def figure_12(figures: Figures) -> Figure:
     """Occupancy, prefetching into registers, pinning, and all of them; with the rows of table IX."""
     plain, pinned = _tuned(figures)
-    speeds = measure_schemes(figures.setting, figures.workloads, plain, pinned, "figure 12")
+    speeds = measure_schemes(figures, figures.workloads, plain, pinned, "figure 12")
     figure = _figure(figures, "Figure 12: schemes", speeds, plain | pinned)
     figure.tables.append(_table_9(figures, speeds))
     return figure
@@ -80,7 +81,7 @@ def figure_12(figures: Figures) -> Figure:
 
 def _table_9(figures: Figures, speeds: Speeds) -> Table:
     """Kernel times, with what can be said of the traffic without counters."""
-    row_bytes = figures.setting.row_bytes
+    row_bytes = figures.row_bytes
     table = Table("Table IX: us a table / TB/s of rows asked for", ["scheme", *figures.workloads])
     for name in speeds.names():
         cells = []
@@ -93,14 +94,16 @@ def _table_9(figures: Figures, speeds: Speeds) -> Table:
     return table
 
 
+@paper_figure(15)
 def figure_15(figures: Figures) -> Figure:
     """Stations, each at its best distance and occupancy."""
     schedules = {"OptMT": figures.best("none")}
     schedules |= {f"{ABBREVIATIONS[station]}+OptMT": figures.best(station) for station in STATIONS[1:]}
-    speeds = measure_schemes(figures.setting, figures.workloads, schedules, {}, "figure 15")
+    speeds = measure_schemes(figures, figures.workloads, schedules, {}, "figure 15")
     return _figure(figures, "Figure 15: stations at tuned occupancy", speeds, schedules)
 
 
+@paper_figure(16)
 def figure_16(figures: Figures) -> Figure:
     """Stations at the occupancy that the compiler gives them, and pinning."""
     schedules = {ABBREVIATIONS[station]: figures.best(station, tuned=False) for station in STATIONS[1:]}
@@ -108,10 +111,11 @@ def figure_16(figures: Figures) -> Figure:
     named = next((name for name, text in schedules.items() if text == winner), "")
     pinned = {"L2P": "station=none", f"{named}+L2P": winner}
     plain = {"no prefetching": "station=none", **schedules}
-    speeds = measure_schemes(figures.setting, figures.workloads, plain, pinned, "figure 16")
+    speeds = measure_schemes(figures, figures.workloads, plain, pinned, "figure 16")
     return _figure(figures, "Figure 16: stations and pinning at default occupancy", speeds, plain | pinned)
 
 
+@paper_figure(17)
 def figure_17(figures: Figures) -> Figure:
     """Tables of mixed hotness."""
     plain, pinned = _tuned(figures)

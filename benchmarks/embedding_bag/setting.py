@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,9 +18,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 import recfuse
-from common import settings
 from common.calls import time_calls
 from common.checks import difference, largest
+from common.settings import Setting
+from common.traces import check_rows, read_traces
 from recfuse import timing
 from recfuse.data import traces
 
@@ -71,25 +73,34 @@ class Workload:
         return [torch.from_numpy(traces.hottest(trace, limit)).to(device) for trace in self.traces]
 
 
-class BagSetting(settings.Setting):
+class BagSetting(Setting):
     """Tables of one shape on a device, and workloads for them."""
 
     def __init__(
-        self,
-        parser: argparse.ArgumentParser,
-        arguments: argparse.Namespace,
-        tables: int,
-        medium: Trace | None,
+        self, parser: argparse.ArgumentParser, arguments: argparse.Namespace, tables: int | None = None
     ) -> None:
-        """`arguments`: the benchmark's. `medium`: a trace to use in place of the generated one."""
+        """`tables`: their number; None: `--tables`."""
         super().__init__(parser, arguments)
-        self._medium = medium
+        self._tables = tables
         self._traces: dict[tuple[str, int], Trace] = {}
+
+    @cached_property
+    def medium(self) -> Trace | None:
+        """The rows of `--trace`, in place of the generated medium trace."""
+        if self.arguments.trace is None:
+            return None
+        trace = read_traces(self.parser, self.arguments.trace)[0]
+        check_rows(self.parser, self.arguments.trace, trace, self.arguments.rows)
+        return trace
+
+    @cached_property
+    def weights(self) -> list[Tensor]:
+        """The tables."""
+        arguments = self.arguments
         generator = torch.Generator(self.device).manual_seed(arguments.seed)
-        self.weights = [
-            torch.randn(arguments.rows, arguments.dims[0], device=self.device, generator=generator)
-            for _ in range(tables)
-        ]
+        size = arguments.rows, arguments.dims[0]
+        count = self._tables or arguments.tables
+        return [torch.randn(size, device=self.device, generator=generator) for _ in range(count)]
 
     @property
     def row_bytes(self) -> int:
@@ -97,14 +108,14 @@ class BagSetting(settings.Setting):
         return 4 * self.weights[0].shape[1]
 
     def unpin(self) -> None:
-        """Gives L2 back to everybody, where rows were pinned."""
+        """Gives L2 back, where rows were pinned."""
         recfuse.unpin(self.weights[0])
 
     def trace(self, hotness: str, table: int) -> Trace:
         """The trace of one table: generated, or the file's, from another start for each table."""
-        if hotness == "medium" and self._medium is not None:
+        if hotness == "medium" and self.medium is not None:
             # One start more than there are tables: the tuner's table has the number behind the last.
-            return np.roll(self._medium, -(table * len(self._medium) // (len(self.weights) + 1)))
+            return np.roll(self.medium, -(table * len(self.medium) // (len(self.weights) + 1)))
         key = (hotness, table)
         if key not in self._traces:
             seed = self.arguments.seed + table
@@ -142,13 +153,17 @@ def time_passes(
 ) -> tuple[timing.Comparison, dict[str, str]]:
     """Times passes in turns, each replayed as a graph ("NAME") and, with `eager`, called ("NAME, eager").
 
-    Cold: graphs of one table each, because a pass would warm the caches for its own later tables.
     Returns the comparison, in seconds a pass or a cold table, and why a pass has no graph.
     """
-    inputs = workload.requests
-    if cache == "cold":
-        inputs = [[request] for request in inputs[0][:COLD_TABLES]]
+    inputs = inputs_of(workload, cache)
     return time_calls(passes, inputs, device, rounds=rounds, eager=eager, cache=cache, after=after)
+
+
+def inputs_of(workload: Workload, cache: timing.Cache) -> list[list[Request]]:
+    """Passes. Cold: single tables, since a pass would warm the caches for its later tables."""
+    if cache == "warm":
+        return workload.requests
+    return [[request] for request in workload.requests[0][:COLD_TABLES]]
 
 
 def tables_of(result: timing.Comparison, workload: Workload) -> int:

@@ -8,7 +8,6 @@ with one lookup half of the bytes are the output.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,12 +20,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from common.calls import time_calls
 from common.ceilings import SHAPES, Shape, fastest_shape, gather
-from common.checks import checked
-from common.report import Row
+from common.measure import measure
+from common.report import Figure, Row
 from common.settings import Setting
 from common.table import Table
+from embedding_bag import bench
 from embedding_bag.candidates import Candidate, make_candidates
 from embedding_bag.setting import Part, Pass, each, error_of_pass
 
@@ -67,12 +66,10 @@ class Cell:
 class TableSetting(Setting):
     """One table, and batches for it."""
 
-    def __init__(
-        self, parser: argparse.ArgumentParser, arguments: argparse.Namespace, rows: int, dim: int
-    ) -> None:
-        """`arguments`: the benchmark's."""
-        super().__init__(parser, arguments)
-        self._generator = torch.Generator(self.device).manual_seed(arguments.seed)
+    def __init__(self, setting: Setting, rows: int, dim: int) -> None:
+        """`setting`: the benchmark's."""
+        super().__init__(setting.parser, setting.arguments)
+        self._generator = torch.Generator(self.device).manual_seed(self.arguments.seed)
         self.weights = [torch.randn(rows, dim, device=self.device, generator=self._generator)]
         self._order = torch.randperm(rows, device=self.device, generator=self._generator)
         self._gathers: dict[tuple[str, str], Shape] = {}
@@ -125,32 +122,30 @@ class TableSetting(Setting):
         passes = {name: candidate.run for name, candidate in candidates.items()}
         if cell.pooling == 1:
             passes[SELECT] = each(lambda table, indices, offsets: self.weights[0].index_select(0, indices))
-        indices, offsets = requests[0][1]
-        some = [(0, (indices[: CHECKED * cell.pooling], offsets[: CHECKED + 1]))]
-        errors, notes = checked(
-            self.parser, f"{cell.table}, {cell.kind}, alpha {cell.alpha}",
-            {name: partial(run, requests[:1]) for name, run in passes.items()},
-            lambda name, outputs: error_of_pass(
-                [outputs[0][:CHECKED]], candidates[name].weights if name in candidates else self.weights, some
-            ),
-            lambda name: candidates[name].tolerance if name in candidates else 0.0,
-        )  # fmt: skip
-        passes = {name: passes[name] for name in errors}
         gathers: dict[str, str] = {}
+        beside: dict[str, Pass] = {}
         for weight in (candidate.weights[0] for candidate in candidates.values()):
             for every in (0, cell.pooling):
                 name = _gather_name(weight.shape[1] * weight.element_size(), bool(every))
                 if name not in gathers:
-                    passes[name], gathers[name] = self._gather(name, weight, cell, every, requests)
-        result, failures = time_calls(passes, [requests], self.device, rounds=rounds, eager=False)
-        record = {
-            **vars(cell), "relative_error": errors, "gathers": gathers, "without_graph": failures,
-            "notes": notes, "unique_rows": len(indices.unique()),
-            "measured": result.to_json(environment=False),
+                    beside[name], gathers[name] = self._gather(name, weight, cell, every, requests)
+        indices, offsets = requests[0][1]
+        some = [(0, (indices[: CHECKED * cell.pooling], offsets[: CHECKED + 1]))]
+        right = {SELECT: self.weights} | {name: one.weights for name, one in candidates.items()}
+        row = measure(
+            f"{cell.table}, {cell.kind}, alpha {cell.alpha}", passes, [requests], self,
+            lambda name, outputs: error_of_pass([outputs[0][:CHECKED]], right[name], some),
+            lambda name: candidates[name].tolerance if name in candidates else 0.0,
+            first={name: partial(run, requests[:1]) for name, run in passes.items()},
+            beside=beside, rounds=rounds, eager=False,
+        )  # fmt: skip
+        found = CellRow(**{**vars(row), "label": cell.kind}, point=cell, batches=count)
+        found.record = {
+            **vars(cell), **row.record, "gathers": gathers, "notes": row.notes,
+            "unique_rows": len(indices.unique()),
+            "us": {name: found.us(name) for name in row.result.timings},
         }  # fmt: skip
-        row = CellRow(cell.kind, result, record, cell, count)
-        record["us"] = {name: row.us(name) for name in result.timings}
-        return row
+        return found
 
     def _gather(
         self, name: str, weight: Tensor, cell: Cell, every: int, requests: list[tuple[int, Part]]
@@ -169,7 +164,7 @@ def _gather_name(row_bytes: int, writing: bool) -> str:
     return f"gather {row_bytes} B" + (", writing" if writing else "")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CellRow(Row):
     """A cell, in µs a batch."""
 
@@ -195,25 +190,27 @@ class CellRow(Row):
         return self.us(_gather_name(row_bytes, writing)) / self.us(name)
 
 
-def measure_short(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace
-) -> Iterator[tuple[list[CellRow], Table]]:
-    """The cells of each table in turn, and what to show of them."""
-    quick = arguments.quick
+@bench.figure("short", on=["cuda"], default=False)
+def figure_short(setting: Setting) -> Iterator[Figure]:
+    """The cells of each table in turn, and a summary."""
+    quick, rows = setting.arguments.quick, []
     for size, dim in itertools.product(ROWS[:1] if quick else ROWS, reversed(DIMS)):
-        setting = TableSetting(parser, arguments, size, dim)
-        candidates, notes = make_candidates(setting, NAMES)
+        table = TableSetting(setting, size, dim)
+        candidates, notes = make_candidates(table, NAMES)
         kinds = list(itertools.product(BAGS[:2] if quick else BAGS, POOLINGS[:2] if quick else POOLINGS))
-        setting.compile_ahead(kinds, candidates)
+        table.compile_ahead(kinds, candidates)
         points = [(*kind, alpha) for kind, alpha in itertools.product(kinds, ALPHAS)]
-        rows = [
-            setting.measure(Cell(size, dim, *point), candidates, 3 if quick else ROUNDS)
+        cells = [
+            table.measure(Cell(size, dim, *point), candidates, 3 if quick else ROUNDS)
             for point in tqdm(points, desc=f"{size} x {dim}", leave=False)
         ]
-        notes += dict.fromkeys(note for row in rows for note in row.record["notes"])
-        yield rows, _times(rows, notes)
-        del setting, candidates
-        torch.cuda.empty_cache()
+        notes += dict.fromkeys(note for cell in cells for note in cell.notes)
+        rows += cells
+        records = [cell.record for cell in cells]
+        yield Figure([_times(cells, notes)], {}, records, name=f"short {cells[0].point.table}")
+        del table, candidates
+        setting.release()
+    yield Figure([summary(rows)], {}, [])
 
 
 def _mean_and_least(ratios: Iterable[float | None]) -> str:

@@ -8,7 +8,7 @@ same batches in the same run. schemes.py compares schemes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from common.report import Figure
 from common.table import Table, times
+from embedding_bag import bench
 from embedding_bag.candidates import BASELINE, bag
 from embedding_bag.pinning import hot_rows, pinned_before, pinned_beside
 from embedding_bag.setting import BagSetting, Pass, Workload
@@ -34,22 +35,19 @@ POOLINGS = (10, 25, 50, 75, 100, 125, 150)
 TUNED_WARPS, TUNED_DISTANCES = (16, 24, 32, 40, 48, 64), (2, 4, 8, 16)
 
 
-@dataclass
-class Figures:
-    """The settings of all figures; what several of them need is measured once."""
-
-    setting: BagSetting
-    make_mixed: Callable[[], BagSetting]  # the setting of figure 17, with tables of its own
+@bench.setting
+class Figures(BagSetting):
+    """What several figures need, measured once."""
 
     @cached_property
     def workloads(self) -> dict[str, Workload]:
         """One batch a table at each hotness."""
-        return {hotness: self.setting.workload(hotness) for hotness in self.setting.arguments.hotness}
+        return {hotness: self.workload(hotness) for hotness in self.arguments.hotness}
 
     @cached_property
     def mixed(self) -> BagSetting:
-        """The setting of figure 17."""
-        return self.make_mixed()
+        """The setting of figure 17, with tables of its own."""
+        return BagSetting(self.parser, self.arguments, self.arguments.mix_tables)
 
     @cached_property
     def stations(self) -> Speeds:
@@ -61,7 +59,7 @@ class Figures:
                 for distance in TUNED_DISTANCES
                 for warps in (None, *TUNED_WARPS)
             ]
-        return measure_schedules(self.setting, self.workloads, schedules, "stations")
+        return measure_schedules(self, self.workloads, schedules, "stations")
 
     def best(self, station: str, tuned: bool = True) -> str | None:
         """A station's best schedule, one for every hotness; not `tuned`: at the occupancy it comes with."""
@@ -70,6 +68,19 @@ class Figures:
             for name in self.stations.names()
             if name.split()[0] == f"station={station}" and ("warps=" in name) == tuned
         )
+
+
+def paper_figure(number: int) -> Callable[[Callable[[Figures], Figure]], Callable[[Figures], Figure]]:
+    """Registers a figure of the paper, which result files call "figure NUMBER"."""
+
+    def register(function: Callable[[Figures], Figure]) -> Callable[[Figures], Figure]:
+        def named(figures: Figures) -> Figure:
+            return replace(function(figures), name=f"figure {number}", plot=f"figure_{number}")
+
+        bench.figure(str(number), on=["cuda"], default=False)(named)
+        return function
+
+    return register
 
 
 def speed_table(title: str, speeds: Speeds, names: Mapping[str, str]) -> Table:
@@ -93,6 +104,7 @@ def by_hotness(speeds: Speeds, names: Mapping[str, str]) -> dict[str, dict[str, 
     }
 
 
+@paper_figure(6)
 def figure_6(figures: Figures) -> Figure:
     """Warps that an SM runs at once, for the kernel without prefetching and for recfuse's default."""
     kinds = {
@@ -100,7 +112,7 @@ def figure_6(figures: Figures) -> Figure:
         "recfuse's default": {str(warps): f"warps={warps}" for warps in WARPS},
     }
     schedules = [name for names in kinds.values() for name in names.values()]
-    speeds = measure_schedules(figures.setting, figures.workloads, schedules, "figure 6")
+    speeds = measure_schedules(figures, figures.workloads, schedules, "figure 6")
     tables, built = [], {}
     for kind, names in kinds.items():
         table = speed_table(f"Figure 6: warps an SM, {kind}", speeds, names)
@@ -108,7 +120,7 @@ def figure_6(figures: Figures) -> Figure:
         for row in table.rows:
             info = None
             if row[0] in names and names[row[0]] not in speeds.refused:
-                info = built[names[row[0]]] = compiled(figures.setting, names[row[0]])
+                info = built[names[row[0]]] = compiled(figures, names[row[0]])
             row += [str(info["registers"]), str(info["spill_bytes"])] if info else ["-", "-"]
         tables.append(table)
     panels = {kind: by_hotness(speeds, names) for kind, names in kinds.items()}
@@ -129,17 +141,18 @@ def compiled(setting: BagSetting, text: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
+@paper_figure(9)
 def figure_9(figures: Figures) -> Figure:
     """Prefetch distance into shared memory."""
     names = {str(distance): schedule("shared", distance) for distance in DISTANCES}
-    speeds = measure_schedules(figures.setting, figures.workloads, list(names.values()), "figure 9")
+    speeds = measure_schedules(figures, figures.workloads, list(names.values()), "figure 9")
     table = speed_table("Figure 9: rows ahead into shared memory", speeds, names)
     return Figure([table], {"SMPF": by_hotness(speeds, names)}, speeds.to_json(), lines="prefetch distance")
 
 
-def figure_11(figures: Figures) -> Figure:
+@paper_figure(11)
+def figure_11(setting: Figures) -> Figure:
     """Pinning over pooling factors, in the timed region: before each table, or beside the one before."""
-    setting = figures.setting
     workloads = {
         f"{hotness} {pooling}": setting.workload(hotness, pooling)
         for hotness in setting.arguments.hotness

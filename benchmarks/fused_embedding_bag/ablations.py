@@ -11,14 +11,16 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from common.batches import Batch
 from common.calls import time_calls
 from common.report import Figure, Panels
 from common.table import Table, times
+from fused_embedding_bag import bench
 from fused_embedding_bag.candidates import DEFAULT, TUNED, default_collection, tuned_collection
 from fused_embedding_bag.models import checked
 from fused_embedding_bag.native import EXPECTED, Native, Schedules, schedules_of
 from fused_embedding_bag.separate import tune_separately
-from fused_embedding_bag.setting import Batch, FusedSetting, ModelSubject, Subject
+from fused_embedding_bag.setting import FusedSetting, ModelSubject, Subject
 from fused_embedding_bag.streams import Run, time_stream
 
 FP32 = torch.float32
@@ -43,6 +45,7 @@ def stream_us(subject: Subject, runs: dict[str, Run], batches: Sequence[Batch]) 
     return {name: float(stream.medians.mean()) * 1e6 for name, stream in streams.items()}
 
 
+@bench.figure("11", on=["cuda"], group="ablations")
 def figure_11(setting: FusedSetting) -> Figure:
     """The two-stage tuner against tuning each feature alone, by latency, and combining what was found."""
     names = (DEFAULT, SEPARATE, TUNED)
@@ -88,6 +91,7 @@ def separately(subject: ModelSubject, module: Any) -> Schedules:
     return found
 
 
+@bench.figure("12", on=["cuda"], group="ablations")
 def figure_12(setting: FusedSetting) -> Figure:
     """Single features of the first model by every schedule, in the tuned kernel."""
     arguments = setting.arguments
@@ -180,6 +184,7 @@ def mutated(schedules: Schedules, feature: int, schedule: Sequence[int]) -> Sche
     return changed
 
 
+@bench.figure("occupancy", on=["cuda"], group="ablations")
 def figure_occupancy(setting: FusedSetting) -> Figure:
     """Warps that an SM runs at once, with the plan's schedules and with the defaults."""
     size, record = setting.arguments.batch_sizes[0], {}

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import recfuse
+from common.batches import Batch
 from common.checks import left_out
 from common.peers import CUDA_KINDS, fbgemm_usable
+from fused_embedding_bag import bench
 from fused_embedding_bag.native import never_staged, operator_run, schedules_of
 from fused_embedding_bag.runs import compiled_run, fbgemm_run, loop_run, one_warp_run, padded_run
-from fused_embedding_bag.setting import Batch, Subject
+from fused_embedding_bag.setting import Subject
 from fused_embedding_bag.streams import Run
 
 BASELINE, COMPILED, PADDED = "torch", "torch.compile", "padded"
 V1, V2, NBIT = (f"fbgemm {kind}" for kind in CUDA_KINDS)
 ONE_WARP, DEFAULT, TUNED = "one warp a bag", "recfuse", "recfuse tuned"
-UNCHECKED = "recfuse unchecked"
-"""With its plan, and without bounds checks: as FBGEMM's are run."""
-UNSTAGED = "recfuse unstaged"
-"""As it comes, but with no table staged in shared memory."""
+UNCHECKED, UNSTAGED = "recfuse unchecked", "recfuse unstaged"
+HALF_OUTPUTS = ", fp32 out"
 NAMES = (BASELINE, COMPILED, PADDED, V1, V2, NBIT, ONE_WARP, DEFAULT, UNSTAGED, TUNED, UNCHECKED)
 """In the order in which they are shown."""
 SLOW = (BASELINE, COMPILED, PADDED)
@@ -101,16 +101,47 @@ def fused_run(module: torch.nn.Module) -> Run:
     return run
 
 
-def unchecked_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
-    """With `bounds_check="off"`."""
-    return operator_run(
-        module, lambda batch: {"bounds_check": "off", "schedules": module.schedules, "warps": module.warps}
-    )
+@bench.peer(BASELINE)
+def torch_loop(subject: Subject, dtype: torch.dtype) -> Run:
+    """torch's modules in a loop."""
+    return loop_run(subject.tables(dtype))
 
 
-def unstaged_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
-    """With what it expects of each feature, by schedules that stage no table."""
-    kept: list[Tensor] = []
+@bench.peer(COMPILED)
+def torch_compiled(subject: Subject, dtype: torch.dtype) -> Run:
+    """The loop under torch.compile."""
+    return compiled_run(subject.tables(dtype))
+
+
+@bench.peer(PADDED)
+def torch_padded(subject: Subject, dtype: torch.dtype) -> Run:
+    """Padded indices where bags have a bound."""
+    return padded_run(subject, dtype)
+
+
+@bench.peer(*(name + suffix for name in (V1, V2, NBIT) for suffix in ("", HALF_OUTPUTS)))
+def fbgemm(name: str, subject: Subject, dtype: torch.dtype) -> Run:
+    """FBGEMM's modules; `HALF_OUTPUTS`: half tables with an output of fp32, which is its default."""
+    output = torch.float32 if name.endswith(HALF_OUTPUTS) else dtype
+    return fbgemm_run(name.removesuffix(HALF_OUTPUTS).split()[1], subject, dtype, output)
+
+
+@bench.peer(ONE_WARP)
+def one_warp(subject: Subject, dtype: torch.dtype) -> Run:
+    """A warp a bag."""
+    return one_warp_run(subject, dtype)
+
+
+@bench.peer(DEFAULT)
+def by_default(subject: Subject, dtype: torch.dtype) -> Run:
+    """recfuse without a plan."""
+    return fused_run(default_collection(subject, dtype))
+
+
+@bench.peer(UNSTAGED)
+def unstaged(subject: Subject, dtype: torch.dtype) -> Run:
+    """recfuse without a plan, by schedules that stage no table, with what it expects of each feature."""
+    module, kept = default_collection(subject, dtype), []
 
     def options(batch: Batch) -> dict[str, Any]:
         if not kept:
@@ -121,26 +152,25 @@ def unstaged_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
     return operator_run(module, options)
 
 
+@bench.peer(TUNED)
+def by_plan(subject: Subject, dtype: torch.dtype) -> Run:
+    """recfuse with its plan."""
+    return fused_run(tuned_collection(subject, dtype))
+
+
+@bench.peer(UNCHECKED)
+def unchecked(subject: Subject, dtype: torch.dtype) -> Run:
+    """With its plan and without bounds checks, as FBGEMM's are run."""
+    module = tuned_collection(subject, dtype)
+    return operator_run(
+        module, lambda batch: {"bounds_check": "off", "schedules": module.schedules, "warps": module.warps}
+    )
+
+
 def make_runs(
     subject: Subject, names: Iterable[str], dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, Run], list[str]]:
-    """Candidates by name, and notes on those that are left out, and why.
-
-    "NAME, fp32 out": FBGEMM with half tables and an output of fp32, which is its default.
-    """
-    makers: dict[str, Callable[[], Run]] = {
-        BASELINE: lambda: loop_run(subject.tables(dtype)),
-        COMPILED: lambda: compiled_run(subject.tables(dtype)),
-        PADDED: lambda: padded_run(subject, dtype),
-        ONE_WARP: lambda: one_warp_run(subject, dtype),
-        DEFAULT: lambda: fused_run(default_collection(subject, dtype)),
-        UNSTAGED: lambda: unstaged_run(default_collection(subject, dtype)),
-        TUNED: lambda: fused_run(tuned_collection(subject, dtype)),
-        UNCHECKED: lambda: unchecked_run(tuned_collection(subject, dtype)),
-    }
-    for kind in CUDA_KINDS:
-        for suffix, output in (("", dtype), (", fp32 out", torch.float32)):
-            makers[f"fbgemm {kind}{suffix}"] = functools.partial(fbgemm_run, kind, subject, dtype, output)
+    """Candidates by name, and notes on those that are left out, and why."""
     runs, limit = {}, subject.setting.arguments.compile
     usable, notes = fbgemm_usable(names, "fbgemm-gpu")
     for name in usable:
@@ -157,7 +187,7 @@ def make_runs(
                 "nn.EmbeddingBag pools the others"
             )
         try:
-            runs[name] = _kept(subject, name, dtype, makers[name])
+            runs[name] = _kept(subject, name, dtype, partial(bench.peers[name], subject, dtype))
         except Exception as error:
             notes.append(left_out(subject.name, name, error))
     return runs, notes

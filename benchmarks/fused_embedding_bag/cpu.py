@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -15,11 +13,21 @@ from torch import Tensor
 from tqdm import tqdm
 
 import recfuse
-from common.checks import check_agreement, largest_difference
+from common.checks import check_agreement
+from common.families import (
+    OURS,
+    TOLERANCE,
+    compare,
+    comparisons_of,
+    mean_cells,
+    spent_cells,
+    worst_difference,
+)
 from common.peers import KINDS, InThreads, Part, balanced_cuts, fbgemm_missing, fbgemm_module, rebased
-from common.report import load_notes, plot_ratios, write_results
-from common.table import Table, milliseconds, times
-from recfuse import timing
+from common.report import Figure, load_notes
+from common.table import Table, times
+from fused_embedding_bag import bench
+from fused_embedding_bag.setting import FusedSetting
 from recfuse.data import workloads
 
 FAMILIES = {"torch": "nn.EmbeddingBag", "fbgemm": "FBGEMM", "threads": "FBGEMM, a thread each"}
@@ -103,90 +111,52 @@ def make_candidates(
     return candidates, families
 
 
-def measure(name: str, arguments: argparse.Namespace, use_fbgemm: bool) -> dict[str, Any]:
+def measure(name: str, setting: FusedSetting, use_fbgemm: bool) -> dict[str, Any]:
     """Everything about one model, as it goes into the JSON file."""
+    arguments = setting.arguments
     model = workloads.model(name, seed=arguments.seed)
     size, threads = arguments.batch_size, torch.get_num_threads()
     batches, cuts = make_batches(model, size, arguments.num_batches, arguments.seed, threads)
     candidates, families = make_candidates(model, cuts, use_fbgemm)
-    with torch.no_grad():
-        difference = largest_difference(candidates, batches[0], "torch")
-        before = timing.read_bandwidth()
-        result = timing.compare(
-            candidates, inputs=[(batch,) for batch in batches], rounds=arguments.rounds,
-            cache=arguments.cache, progress=False,
-        )  # fmt: skip
-        bandwidth = max(before, timing.read_bandwidth())
-    bytes_ = sum(least_bytes(model, batch, size) for batch in batches) / len(batches)
-    peers = {family: result.fastest(names) for family, names in families.items()}
+    least = sum(least_bytes(model, batch, size) for batch in batches) / len(batches)
     return {
         "model": name,
         "features": model.features,
         "lookups": sum(len(batch.indices) for batch in batches) / len(batches),
         "table_bytes": model.weight_bytes,
-        "least_bytes": bytes_,
-        "read_bandwidth_bytes_per_s": bandwidth,
-        "share_of_bandwidth": bytes_ / result["recfuse"].median / bandwidth,
-        "relative_difference": difference,
-        "fastest": peers,
-        "ratio": {family: result.ratio("recfuse", peer) for family, peer in peers.items()},
-        "measured": result.to_json(environment=False),
-        "_comparison": result,
+        **compare(candidates, families, batches, setting, least),
     }
 
 
-def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace) -> list[Table]:
-    """The tables of times and of ratios, each with a row a model."""
-    families = list(records[0]["ratio"])
+@bench.figure("models", on=["cpu"])
+def figure_models(setting: FusedSetting) -> Iterator[Figure]:
+    """Times and ratios, a row a model."""
+    arguments, missing = setting.arguments, fbgemm_missing()
+    records = [
+        measure(name, setting, missing is None) for name in tqdm(arguments.models, desc="models", leave=False)
+    ]
+    comparisons, families = comparisons_of(records), list(records[0]["ratio"])
+    named = [FAMILIES[family] for family in families]
     spent = Table(
         f"Fused embedding bags, batch {arguments.batch_size}, {torch.get_num_threads()} threads, "
         f"{arguments.cache} caches: ms (median ± IQR of {arguments.rounds})",
-        ["model", *(FAMILIES[family] for family in families), "recfuse"],
+        ["model", *named, OURS],
     )
-    ratios = Table(
-        "recfuse is faster than",
-        ["model", *(FAMILIES[family] for family in families), "least MB", "share of GB/s read"],
-    )
-    comparisons = [record.pop("_comparison") for record in records]
+    ratios = Table("recfuse is faster than", ["model", *named, "least MB", "share of GB/s read"])
     for record, result in zip(records, comparisons, strict=True):
-        candidates = [record["fastest"][family] for family in families] + ["recfuse"]
-        spent.rows.append([record["model"], *(milliseconds(result[name]) for name in candidates)])
-        ratios.rows.append(
-            [
-                record["model"],
-                *(times(record["ratio"][family]) for family in families),
-                f"{record['least_bytes'] / 1e6:.0f}",
-                f"{record['share_of_bandwidth']:.0%} of {record['read_bandwidth_bytes_per_s'] / 1e9:.0f}",
-            ]
-        )
-    means = [times(geometric_mean(r["ratio"][family] for r in records)) for family in families]
-    ratios.rows.append(["geometric mean", *means, "", ""])
-    worst = max(record["relative_difference"] for record in records)
-    spent.notes.append(f"Largest difference between any two outputs: {worst:.1e} of the largest value.")
+        spent.rows.append([record["model"], *spent_cells(record, result)])
+        share, bandwidth = record["share_of_bandwidth"], record["read_bandwidth_bytes_per_s"]
+        cells = f"{record['least_bytes'] / 1e6:.0f}", f"{share:.0%} of {bandwidth / 1e9:.0f}"
+        ratios.rows.append([record["model"], *map(times, record["ratio"].values()), *cells])
+    ratios.rows.append(["geometric mean", *mean_cells(records), "", ""])
+    spent.notes.append(worst_difference(records))
     for family in families[1:]:
         chosen = ", ".join(f"{r['model']} {r['fastest'][family].split()[1].rstrip(',')}" for r in records)
         spent.notes.append(f"{FAMILIES[family]}: the faster of its two modules: {chosen}.")
-    spent.notes += load_notes(comparisons)
-    return [spent, ratios]
-
-
-def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Run the comparison."""
-    missing = fbgemm_missing()
-    records = [
-        measure(name, arguments, missing is None)
-        for name in tqdm(arguments.models, desc="models", leave=False)
-    ]
-    tables = tabulate(records, arguments)
-    tables[0].notes += [missing] if missing else []
-    for table in tables:
-        table.show(arguments.markdown)
-    write_results(arguments.json, tables, {"models": records})
-    if arguments.plot:
-        series = {
-            f"over {FAMILIES[family]}": {record["model"]: record["ratio"][family] for record in records}
-            for family in records[0]["ratio"]
-        }
-        panels = {f"recfuse, batch {arguments.batch_size}": series}
-        plot_ratios(arguments.plot, panels, title="Many tables: times faster than each peer")
-    check_agreement(parser, [record["relative_difference"] for record in records], 1e-5)
+    spent.notes += [*load_notes(comparisons), *([missing] if missing else [])]
+    series = {
+        f"over {FAMILIES[family]}": {record["model"]: record["ratio"][family] for record in records}
+        for family in families
+    }
+    yield Figure([spent, ratios], {f"recfuse, batch {arguments.batch_size}": series}, records)
+    check_agreement(setting.parser, [record["relative_difference"] for record in records], TOLERANCE)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from common.batches import Batch
 from common.calls import EAGER, host_seconds, time_calls
 from common.checks import relative_error
+from common.host import figure_of_samples
 from common.report import Figure, Panels, Row, load_notes
 from common.settings import fail
 from common.table import Table, milliseconds, times
+from fused_embedding_bag import bench
 from fused_embedding_bag.candidates import (
     BASELINE,
     COMPILED,
@@ -32,7 +33,7 @@ from fused_embedding_bag.candidates import (
     tuned_collection,
 )
 from fused_embedding_bag.runs import compiled_run
-from fused_embedding_bag.setting import Batch, FusedSetting, Subject
+from fused_embedding_bag.setting import FusedSetting, Subject
 from fused_embedding_bag.streams import Run
 
 MLP = (1024, 256, 128)
@@ -52,6 +53,7 @@ def mlp(columns: int, device: torch.device, seed: int) -> torch.nn.Sequential:
     return torch.nn.Sequential(*layers[:-1]).requires_grad_(False)
 
 
+@bench.figure("end_to_end", on=["cuda"])
 def figure_end_to_end(setting: FusedSetting) -> Figure:
     """Models with the MLP, at the first of `--batch-sizes`."""
     arguments, notes, results = setting.arguments, [], {}
@@ -128,6 +130,7 @@ def _table(title: str, results: dict[str, Any], names: Sequence[str], suffix: st
     return table
 
 
+@bench.figure("host", on=["cuda"])
 def figure_host(setting: FusedSetting) -> Figure:
     """What the host spends: on a call with everything cached, and on the analysis of a batch."""
     arguments = setting.arguments
@@ -150,19 +153,15 @@ def figure_host(setting: FusedSetting) -> Figure:
         calls["recfuse, mapping given"] = mapped
     samples = {label: host_seconds(call, subject.device, arguments.rounds) for label, call in calls.items()}
     samples["collection.map"] = _map_seconds(module, batches)
-    table = Table(
-        f"us of the host, {name} ({subject.features:,} features), batch {size}",
-        ["", "median", "p90", "least"],
+    return figure_of_samples(
+        f", {name} ({subject.features:,} features), batch {size}",
+        samples,
+        [
+            "A call: from Python's call to its return, with mappings and descriptions cached.",
+            "collection.map: the host's analysis of a batch's offsets, an array, by one thread on one core.",
+            *notes,
+        ],
     )
-    for label, seconds in samples.items():
-        cells = [statistics.median(seconds), float(np.quantile(seconds, 0.9)), min(seconds)]
-        table.rows.append([label, *(f"{cell * 1e6:.1f}" for cell in cells)])
-    table.notes = [
-        "A call: from Python's call to its return, with mappings and descriptions cached.",
-        "collection.map: the host's analysis of a batch's offsets, an array, by a thread kept on one core.",
-        *notes,
-    ]
-    return Figure([table], {}, {label: {"samples_s": seconds} for label, seconds in samples.items()})
 
 
 def _map_seconds(module: Any, batches: Sequence[Batch]) -> list[float]:

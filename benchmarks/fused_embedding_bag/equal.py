@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from statistics import geometric_mean
@@ -14,14 +12,17 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from common.batches import Batch, from_host, side_by_side
 from common.calls import time_calls
+from common.checks import TOLERANCES, relative_error
+from common.measure import measure as measure_runs
 from common.mlperf import MLPERF_ROWS, MLPERF_SKEW, scattered
 from common.report import Figure, Panels, Row
 from common.table import Table, times
+from fused_embedding_bag import bench
 from fused_embedding_bag.candidates import DEFAULT, ONE_WARP, TUNED, V1, V2, make_runs
-from fused_embedding_bag.limits import Ceilings
-from fused_embedding_bag.models import as_figure, checked, measure
-from fused_embedding_bag.setting import Batch, FusedSetting, Subject, to_device
+from fused_embedding_bag.models import as_figure, measure
+from fused_embedding_bag.setting import FusedSetting, Subject, right_output
 from fused_embedding_bag.streams import Run
 from recfuse.data import traces
 from recfuse.timing import Comparison
@@ -55,9 +56,8 @@ class EqualSubject(Subject):
 
     def _generate(self, first_seed: int) -> list[NDArray[np.int64]]:
         rows, count = self.setting.arguments.equal_rows, self.features
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            seeds = range(first_seed, first_seed + count)
-            return list(pool.map(lambda seed: traces.generate(self.name, rows=rows, seed=seed), seeds))
+        seeds = range(first_seed, first_seed + count)
+        return side_by_side(lambda seed: traces.generate(self.name, rows=rows, seed=seed), seeds)
 
     def make(self, sizes: Sequence[int], first_seed: int) -> list[Batch]:
         """Batches one after another along the traces; `first_seed` is the number of the first."""
@@ -67,7 +67,7 @@ class EqualSubject(Subject):
         pooling = self.setting.arguments.equal_pooling
         indices = np.concatenate([traces.bags(trace, size, pooling, number)[0] for trace in accesses])
         offsets = np.arange(len(accesses) * size + 1, dtype=np.int64) * pooling
-        return to_device(indices, offsets, size, self.device)
+        return from_host(indices, offsets, size, self.device)
 
     @property
     def tuning_batches(self) -> list[Batch]:
@@ -77,45 +77,43 @@ class EqualSubject(Subject):
         return [self._batch(accesses, size, number) for number in range(_TUNING_BATCHES)]
 
 
-def figure_equal(setting: FusedSetting, ceilings: Ceilings) -> Figure:
+@bench.figure("equal", on=["cuda"])
+def figure_equal(setting: FusedSetting) -> Figure:
     """The five levels of hotness."""
-    arguments, rows, notes, subject = setting.arguments, [], [], None
+    arguments, rows, subject = setting.arguments, [], None
     names = [name for name in EQUAL if name in arguments.candidates]
     for hotness in tqdm(arguments.hotness, desc="equal tables", leave=False):
         subject = EqualSubject(hotness, setting, subject)
-        row, more = measure(subject, arguments.equal_bags, torch.float32, names, ceilings)
-        rows.append(row)
-        notes += more
-    figure = as_figure(rows, notes, setting, torch.float32, ceilings.copy_speed)
+        rows.append(measure(subject, arguments.equal_bags, torch.float32, names))
+    figure = as_figure(rows, setting, torch.float32)
     tables = arguments.equal_tables
     each = Table(
         f"us a table, {tables} tables of {arguments.equal_rows:,} x {arguments.equal_dim} in one launch, "
         f"batch {arguments.equal_bags} x {arguments.equal_pooling}",
-        ["hotness", *rows[0].runs, "limit"],
+        ["hotness", *rows[0].names, "limit"],
     )
     for row in rows:
         cells = [
-            row.us(name) / tables if name in row.result.timings else float("nan") for name in rows[0].runs
+            row.us(name) / tables if name in row.result.timings else float("nan") for name in rows[0].names
         ]
         each.rows.append([row.label, *(f"{cell:.2f}" for cell in [*cells, row.limit.seconds * 1e6 / tables])])
     figure.tables.insert(0, each)
     return figure
 
 
-def figure_features(setting: FusedSetting, ceilings: Ceilings) -> Figure:
+@bench.figure("features", on=["cuda"])
+def figure_features(setting: FusedSetting) -> Figure:
     """Bytes a second with 10,000 features, beside the thousand of A and those of D, which are like F's."""
-    arguments, rows, notes = setting.arguments, [], []
+    arguments, rows = setting.arguments, []
     size = arguments.batch_sizes[0]
     for name in ("A", "D", "F"):
         # Ten times the features are not tuned here, which would take minutes.
         wanted = (DEFAULT, V2) if name == "F" else (DEFAULT, TUNED, V2)
         names = [candidate for candidate in wanted if candidate in arguments.candidates]
-        row, more = measure(setting.subject(name), size, torch.float32, names, ceilings)
-        rows.append(row)
-        notes += more
+        rows.append(measure(setting.subject(name), size, torch.float32, names))
         if name not in arguments.models:
-            setting.release(name)
-    figure = as_figure(rows, notes, setting, torch.float32, ceilings.copy_speed)
+            setting.drop(name)
+    figure = as_figure(rows, setting, torch.float32)
     table = Table(
         f"Bytes of rows a second, batch {size}",
         ["model", "features", "candidate", "TB/s", "of A's", "of D's"],
@@ -123,11 +121,11 @@ def figure_features(setting: FusedSetting, ceilings: Ceilings) -> Figure:
     speeds = {
         (row.record["subject"], name): row.limit.gathered_bytes / (row.us(name) / 1e6)
         for row in rows
-        for name in row.runs
+        for name in row.names
         if name in row.result.timings
     }
     for row in rows:
-        for name in [candidate for candidate in row.runs if candidate in row.result.timings]:
+        for name in [candidate for candidate in row.names if candidate in row.result.timings]:
             speed = speeds[row.record["subject"], name]
             shares = [
                 f"{speed / speeds[other, name]:.0%}" if (other, name) in speeds else "-" for other in "AD"
@@ -168,12 +166,12 @@ class OneHotSubject(Subject):
         parts = []
         for rows in self.rows:
             uniform = torch.rand(size, generator=generator, dtype=torch.float64)
-            ranks = (uniform**MLPERF_SKEW * rows).long().clamp_(0, rows - 1)
-            parts.append(scattered(ranks, rows))
+            parts.append(scattered(uniform**MLPERF_SKEW * rows, rows))
         offsets = np.arange(self.features * size + 1, dtype=np.int64)
-        return to_device(torch.cat(parts).numpy(), offsets, size, self.device)
+        return from_host(torch.cat(parts).numpy(), offsets, size, self.device)
 
 
+@bench.figure("one_hot", on=["cuda"])
 def figure_one_hot(setting: FusedSetting) -> Figure:
     """Both dimensions at each of `--one-hot-batches`, as CUDA graphs: of one call, of several in a row."""
     arguments, notes, rows = setting.arguments, [], []
@@ -183,31 +181,30 @@ def figure_one_hot(setting: FusedSetting) -> Figure:
         made, more = make_runs(subject, names)
         notes += more
         for size in tqdm(arguments.one_hot_batches, desc=subject.name, leave=False):
-            runs, errors, more = checked(subject, made, size, torch.float32)
-            rows.append(_measure_one_hot(subject, runs, dim, size, errors))
-            notes += more
-        del subject, made, runs
-        if setting.device.type == "cuda":
-            torch.cuda.empty_cache()
+            rows.append(_measure_one_hot(subject, made, dim, size))
+            notes += rows[-1].notes
+        del subject, made
+        setting.release()
     return _one_hot_figure(rows, list(dict.fromkeys(notes)), arguments.num_batches)
 
 
-def _measure_one_hot(
-    subject: Subject, runs: dict[str, Run], dim: int, size: int, errors: dict[str, float]
-) -> _OneHotRow:
-    batches, rounds, device = subject.batches(size), subject.setting.arguments.rounds, subject.device
-    alone, failures = time_calls(runs, batches, device, rounds=rounds, eager=False)
-    in_a_row = {name: partial(_all_of, run) for name, run in runs.items()}
-    together, more = time_calls(in_a_row, [batches], device, rounds=rounds, eager=False)
-    row = _OneHotRow(f"{dim} x {size}", alone, {}, together, len(batches))
+def _measure_one_hot(subject: Subject, made: dict[str, Run], dim: int, size: int) -> _OneHotRow:
+    batches, setting = subject.batches(size), subject.setting
+    right = right_output(subject, batches[0], torch.float32)
+    alone = measure_runs(
+        f"{dim} x {size}", made, batches, setting, lambda name, output: relative_error(output, right),
+        TOLERANCES[torch.float32], eager=False,
+    )  # fmt: skip
+    in_a_row = {name: partial(_all_of, made[name]) for name in alone.record["relative_error"]}
+    rounds = setting.arguments.rounds
+    together, more = time_calls(in_a_row, [batches], subject.device, rounds=rounds, eager=False)
+    row = _OneHotRow(**vars(alone), in_a_row=together, batches=len(batches))
     row.record = {
         "dim": dim,
         "batch_size": size,
-        "relative_error": errors,
-        "without_graph": failures | more,
-        "us": {name: row.us(name) for name in alone.timings},
+        **alone.record,
+        "without_graph": alone.record["without_graph"] | more,
         "us_in_a_row": {name: row.us_in_a_row(name) for name in together.timings},
-        "measured": alone.to_json(environment=False),
         "measured_in_a_row": together.to_json(environment=False),
     }
     return row
@@ -218,7 +215,7 @@ def _all_of(run: Run, batches: Sequence[Batch]) -> None:
         run(batch)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _OneHotRow(Row):
     """A dimension and a batch size."""
 

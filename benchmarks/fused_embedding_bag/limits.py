@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.batches import Batch
 from common.ceilings import SHAPES, Shape, fastest_shape, gather, options
-from fused_embedding_bag.setting import Batch, Subject
+from fused_embedding_bag.setting import Subject
 from recfuse import timing
 
 _LEAST_ROW = 16  # bytes that the gather reads at once; of narrower rows it reads two at once

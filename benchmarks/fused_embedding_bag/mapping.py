@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from common.batches import Batch
 from common.report import Figure, Panels
 from common.table import Table, times
+from fused_embedding_bag import bench
 from fused_embedding_bag.ablations import FP32, stream_us, verified
 from fused_embedding_bag.candidates import collection, fused_run, tuned_collection
 from fused_embedding_bag.native import SPLIT, never_staged, schedules_of
-from fused_embedding_bag.setting import Batch, FusedSetting, ModelSubject
+from fused_embedding_bag.setting import FusedSetting, ModelSubject
 from fused_embedding_bag.streams import Run
 from recfuse.nn.mapping import rows_before_lists
 
@@ -94,6 +96,7 @@ def _runs(subject: ModelSubject) -> dict[str, Run]:
     }
 
 
+@bench.figure("13", on=["cuda"], group="ablations")
 def figure_13(setting: FusedSetting) -> Figure:
     """The test batches, and one request of `--tail-size` samples, by each mapping."""
     arguments = setting.arguments

@@ -11,24 +11,38 @@ import torch
 from tqdm import tqdm
 
 from common import checks
-from common.calls import EAGER, time_calls
+from common import measure as turns
+from common.calls import EAGER
 from common.checks import TOLERANCES, relative_error
 from common.report import Figure, Panels, Row, load_notes
 from common.table import Table, times
-from fused_embedding_bag.candidates import BASELINE, DEFAULT, ONE_WARP, SLOW, TUNED, V1, V2, make_runs
-from fused_embedding_bag.limits import Ceilings, Limit
+from fused_embedding_bag import bench
+from fused_embedding_bag.candidates import (
+    BASELINE,
+    DEFAULT,
+    HALF_OUTPUTS,
+    ONE_WARP,
+    SLOW,
+    TUNED,
+    V1,
+    V2,
+    make_runs,
+)
+from fused_embedding_bag.limits import Limit
 from fused_embedding_bag.setting import FusedSetting, Subject, right_output
 from fused_embedding_bag.streams import Run
 
-HALF_OUTPUTS = ", fp32 out"  # FBGEMM with half tables, its default output
 
-
-@dataclass
+@dataclass(kw_only=True)
 class SubjectRow(Row):
     """One subject and batch size, in µs a call."""
 
-    runs: dict[str, Run]
     limit: Limit
+
+    @property
+    def names(self) -> list[str]:
+        """The candidates that ran."""
+        return list(self.record["relative_error"])
 
     def best(self, prefix: str) -> str | None:
         """The fastest of the candidates of a name, whatever its output's type."""
@@ -58,54 +72,60 @@ def checked(
     return {name: runs[name] for name in errors}, errors, notes
 
 
-def measure(
-    subject: Subject, size: int, dtype: torch.dtype, names: Sequence[str], ceilings: Ceilings
-) -> tuple[SubjectRow, list[str]]:
-    """One subject and batch size, with notes."""
+def measure(subject: Subject, size: int, dtype: torch.dtype, names: Sequence[str]) -> SubjectRow:
+    """One subject and batch size."""
     runs, notes = make_runs(subject, names, dtype)
-    runs, errors, more = checked(subject, runs, size, dtype)
-    batches, arguments = subject.batches(size), subject.setting.arguments
-    result, failures = time_calls(runs, batches, subject.device, rounds=arguments.rounds, slow=SLOW)
-    limit = ceilings.limit(subject, dtype, batches)
-    label = f"{subject.name} {size}"
+    setting, batches, label = subject.setting, subject.batches(size), f"{subject.name} {size}"
+    right = right_output(subject, batches[0], dtype)
+    row = turns.measure(
+        label, runs, batches, setting, lambda name, output: relative_error(output, right),
+        TOLERANCES[dtype], slow=SLOW,
+    )  # fmt: skip
+    row.notes[:0] = notes
+    limit = setting.ceilings.limit(subject, dtype, batches)
     record = {
         "subject": subject.name,
         "batch_size": size,
         "dtype": str(dtype),
         "features": subject.features,
         "lookups": sum(len(batch.indices) for batch in batches) / len(batches),
-        "us": {name: timing_.median * 1e6 for name, timing_ in result.timings.items()},
-        "relative_error": errors,
-        "without_graph": failures,
+        **row.record,
         "limit": limit.to_json(),
-        "of_limit": {name: result[name].median / limit.seconds for name in runs if name in result.timings},
-        "measured": result.to_json(environment=False),
+        "of_limit": {
+            name: row.result[name].median / limit.seconds for name in runs if name in row.result.timings
+        },
     }
     if (TUNED, dtype) in subject.kept:
         found = subject.kept["plan", dtype]
         record["tuning_s"], record["plan"] = found.seconds, str(found.plan)
-    notes += [*more, *(f"{label}, {name}: no graph: {why}" for name, why in failures.items())]
-    return SubjectRow(label, result, record, runs, limit), notes
+    row.record = record
+    return SubjectRow(**vars(row), limit=limit)
 
 
-def figure_models(
-    setting: FusedSetting,
-    ceilings: Ceilings,
-    subjects: Sequence[str] | None = None,
-    dtype: torch.dtype = torch.float32,
-    release: bool = False,
+@bench.figure("models", on=["cuda"])
+def figure_models(setting: FusedSetting) -> Figure:
+    """Models at each of `--batch-sizes`."""
+    return figure_of_models(setting, setting.arguments.models, torch.float32)
+
+
+@bench.figure("skewed", on=["cuda"])
+def figure_skewed(setting: FusedSetting) -> Figure:
+    """Skewed variants, the memory of each given back."""
+    return figure_of_models(setting, setting.arguments.skewed, torch.float32, drop=True)
+
+
+def figure_of_models(
+    setting: FusedSetting, subjects: Sequence[str], dtype: torch.dtype, drop: bool = False
 ) -> Figure:
-    """Models (or other subjects) at each of `--batch-sizes`; `release`: give the memory of each back."""
-    arguments, rows, notes = setting.arguments, [], []
-    for name in tqdm(subjects or arguments.models, desc="models", leave=False):
+    """Subjects at each of `--batch-sizes`; `drop`: give the memory of each back."""
+    arguments, rows = setting.arguments, []
+    names = candidate_names(arguments.candidates, dtype)
+    for name in tqdm(subjects, desc="models", leave=False):
         subject = setting.subject(name)
-        for size in arguments.batch_sizes:
-            row, more = measure(subject, size, dtype, candidate_names(arguments.candidates, dtype), ceilings)
-            rows.append(row)
-            notes += more
-        if release:
-            setting.release(name)
-    return as_figure(rows, notes, setting, dtype, ceilings.copy_speed)
+        rows += [measure(subject, size, dtype, names) for size in arguments.batch_sizes]
+        if drop:
+            setting.drop(name)
+    return as_figure(rows, setting, dtype)
 
 
 def candidate_names(names: Sequence[str], dtype: torch.dtype) -> list[str]:
@@ -116,28 +136,24 @@ def candidate_names(names: Sequence[str], dtype: torch.dtype) -> list[str]:
     return [each for name in names for each in ([name, name + HALF_OUTPUTS] if "fbgemm" in name else [name])]
 
 
-def as_figure(
-    rows: list[SubjectRow], notes: list[str], setting: FusedSetting, dtype: torch.dtype, copy_speed: float
-) -> Figure:
+def as_figure(rows: list[SubjectRow], setting: FusedSetting, dtype: torch.dtype) -> Figure:
     """Times as graphs and as called, ratios and limits."""
     arguments = setting.arguments
     kind = f"{str(dtype).removeprefix('torch.')} tables, {arguments.num_batches} batches in turn, warm L2"
-    names = list(dict.fromkeys(name for row in rows for name in row.runs))
-    graphs = Table(
-        f"us a call as a CUDA graph, {kind} (median ± IQR of {arguments.rounds})", ["subject, batch", *names]
-    )
-    graphs.rows = [[row.label, *(row.cell(name) for name in names)] for row in rows]
+    names = list(dict.fromkeys(name for row in rows for name in row.names))
+    title = f"us a call as a CUDA graph, {kind} (median ± IQR of {arguments.rounds})"
+    graphs = turns.tabulate(title, "subject, batch", rows, names)
     errors = {name: max(row.record["relative_error"].get(name, 0.0) for row in rows) for name in names}
     graphs.notes = [
         "Largest error, as a share of the largest value, against sums in float64: "
         + ", ".join(f"{error:.0e} ({name})" for name, error in errors.items())
         + ".",
-        *dict.fromkeys(notes),
+        *dict.fromkeys(note for row in rows for note in row.notes),
         *_tuning_notes(rows),
         *load_notes(row.result for row in rows),
     ]
-    called = Table(f"us a call as called, host included, {kind}", ["subject, batch", *names])
-    called.rows = [[row.label, *(row.cell(name + EAGER) for name in names)] for row in rows]
+    title = f"us a call as called, host included, {kind}"
+    called = turns.tabulate(title, "subject, batch", rows, names, EAGER)
     panels = {
         f"{ours} over": {
             peer: {row.label: ratio for row in rows if (ratio := row.over(ours, peer)) is not None}
@@ -146,7 +162,7 @@ def as_figure(
         for ours in (DEFAULT, TUNED)
     }
     record = {row.label: row.record for row in rows}
-    return Figure([graphs, called, _summary(rows, kind, copy_speed)], _without_empty(panels), record)
+    return Figure([graphs, called, _summary(rows, kind, setting.copy_speed)], _without_empty(panels), record)
 
 
 def _without_empty(panels: Panels) -> Panels:
@@ -172,7 +188,7 @@ def _tuning_notes(rows: Sequence[SubjectRow]) -> list[str]:
 def _summary(rows: Sequence[SubjectRow], kind: str, copy_speed: float) -> Table:
     """Ratios and limits of recfuse's candidates: a row for each subject, batch size and candidate."""
     peers = [peer for peer in (V1, V2, ONE_WARP, BASELINE) if any(row.best(peer) is not None for row in rows)]
-    ours = [name for name in (DEFAULT, TUNED) if name in rows[0].runs]
+    ours = [name for name in (DEFAULT, TUNED) if name in rows[0].names]
     columns = ["subject, batch", "candidate", *(f"over {peer}" for peer in peers), f"over {DEFAULT}"]
     columns += ["TB/s", "least MB", "us at copy speed", "gathered MB", "us of gather", "time / limit"]
     table = Table(f"recfuse, {kind}", columns)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from fused_embedding_bag.setting import Batch, Subject
+from common.batches import Batch
+from fused_embedding_bag.setting import Subject
 from fused_embedding_bag.streams import Run
 from recfuse import _C
 from recfuse._codes import INTEGERS

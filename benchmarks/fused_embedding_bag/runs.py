@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from common.batches import Batch
 from common.kernels import compiled
 from common.peers import fbgemm_module
-from fused_embedding_bag.setting import Batch, Subject
+from fused_embedding_bag.setting import Subject
 from fused_embedding_bag.streams import Run
 
 ONE_WARP_KERNEL = "one_warp_bag.cu"

@@ -6,48 +6,21 @@ A *subject* is what is measured: the tables of a model of RecFlex, or equal tabl
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from common import settings
-from common.peers import Part
+from common.batches import Batch, model_batches
+from common.settings import Setting
+from fused_embedding_bag import bench
 from recfuse.data import workloads
 
 # Seeds of batches, apart from those of the batches of one size and from one another.
 _TUNING_SEEDS, _TEST_SEEDS = 1_000_000, 2_000_000
-
-
-@dataclass
-class Batch:
-    """One batch, feature by feature, on the device and its offsets on the host too."""
-
-    indices: Tensor  # [lookups]
-    offsets: Tensor  # [features * size + 1], of the same type
-    host_offsets: NDArray[np.integer]
-    size: int
-
-    @cached_property
-    def lengths(self) -> NDArray[np.int64]:
-        """[features]: lookups of each."""
-        return np.diff(self.host_offsets[:: self.size].astype(np.int64))
-
-    @cached_property
-    def parts(self) -> list[Part]:
-        """Of each feature the indices and offsets [size], counted from its own first lookup."""
-        starts = self.offsets[:-1].view(-1, self.size)
-        return list(
-            zip(self.indices.split(self.lengths.tolist()), (starts - starts[:, :1]).unbind(), strict=True)
-        )
 
 
 class Subject:
@@ -129,10 +102,8 @@ class ModelSubject(Subject):
 
     def make(self, sizes: Sequence[int], first_seed: int) -> list[Batch]:
         """Generated with a thread for each core."""
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            seeds = range(first_seed, first_seed + len(sizes))
-            raw = pool.map(self.model.batch, sizes, seeds)
-            return [to_device(*arrays, size, self.device) for arrays, size in zip(raw, sizes, strict=True)]
+        seeds = range(first_seed, first_seed + len(sizes))
+        return model_batches(self.model, sizes, seeds, self.device)
 
 
 def _bound(group: workloads.Group) -> int | None:
@@ -142,20 +113,21 @@ def _bound(group: workloads.Group) -> int | None:
     return int(group.maximum) if isfinite(group.maximum) else None
 
 
-def to_device(
-    indices: NDArray[np.integer], offsets: NDArray[np.integer], size: int, device: torch.device
-) -> Batch:
-    """A batch of host arrays."""
-    return Batch(torch.from_numpy(indices).to(device), torch.from_numpy(offsets).to(device), offsets, size)
-
-
-class FusedSetting(settings.Setting):
-    """The command line, the device, and the subjects that were asked for so far."""
+@bench.setting
+class FusedSetting(Setting):
+    """The subjects of a run so far, and their limits."""
 
     def __init__(self, parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         """`arguments`: the benchmark's."""
         super().__init__(parser, arguments)
         self._subjects: dict[str, ModelSubject] = {}
+
+    @cached_property
+    def ceilings(self) -> Any:
+        """Limits of subjects."""
+        from fused_embedding_bag.limits import Ceilings
+
+        return Ceilings(self.copy_speed)
 
     def subject(self, name: str) -> ModelSubject:
         """A model's."""
@@ -163,11 +135,10 @@ class FusedSetting(settings.Setting):
             self._subjects[name] = ModelSubject(name, self)
         return self._subjects[name]
 
-    def release(self, name: str) -> None:
+    def drop(self, name: str) -> None:
         """Gives a subject's memory back, with all that was made for it."""
         self._subjects.pop(name, None)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.release()
 
 
 def right_output(subject: Subject, batch: Batch, dtype: torch.dtype) -> Tensor:

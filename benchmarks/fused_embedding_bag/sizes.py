@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from statistics import geometric_mean
 from typing import Any
 
@@ -11,15 +13,38 @@ from tqdm import tqdm
 
 from common.report import Figure, Panels
 from common.table import Table, times
-from fused_embedding_bag.candidates import DEFAULT, ONE_WARP, SLOW, TUNED, V1, V2, make_runs
-from fused_embedding_bag.models import HALF_OUTPUTS, candidate_names, checked
+from fused_embedding_bag import bench
+from fused_embedding_bag.candidates import (
+    DEFAULT,
+    HALF_OUTPUTS,
+    ONE_WARP,
+    SLOW,
+    TUNED,
+    V1,
+    V2,
+    make_runs,
+)
+from fused_embedding_bag.models import candidate_names, checked, figure_of_models
 from fused_embedding_bag.setting import FusedSetting
 from fused_embedding_bag.streams import Stream, time_stream
 
 _MEANS = ("of_medians", "geometric_mean", "of_sums")  # of a model's batches
 
 
-def figure_sizes(setting: FusedSetting, dtype: torch.dtype = torch.float32) -> Figure:
+@bench.figure("sizes", on=["cuda"])
+def figure_sizes(setting: FusedSetting) -> Figure:
+    """Models over the test batches."""
+    return figure_of_sizes(setting, torch.float32)
+
+
+@bench.figure("half", on=["cuda"])
+def figure_half(setting: FusedSetting) -> Iterator[Figure]:
+    """Half tables: batches of one size, and the test batches."""
+    yield figure_of_models(setting, setting.arguments.models, torch.float16)
+    yield replace(figure_of_sizes(setting, torch.float16), name="half sizes")
+
+
+def figure_of_sizes(setting: FusedSetting, dtype: torch.dtype) -> Figure:
     """Models A to E over the test batches."""
     arguments, notes, streams = setting.arguments, [], {}
     names = [name for name in candidate_names(arguments.candidates, dtype) if name not in SLOW]

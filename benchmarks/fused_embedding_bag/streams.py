@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fused_embedding_bag.setting import Batch
+from common.batches import Batch
 from recfuse._clock import clock
 
 Run = Callable[[Batch], Tensor]

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from common.report import Figure
 from common.table import Table
+from fused_embedding_bag import bench
 from fused_embedding_bag.ablations import FP32
 from fused_embedding_bag.candidates import default_collection
 from fused_embedding_bag.native import EXPECTED, Native, schedules_of
@@ -49,6 +50,7 @@ def tune_once(values: dict[str, Any], name: str) -> tuple[float, str]:
     return time.perf_counter() - start, str(plan)
 
 
+@bench.figure("tuning", on=["cuda"])
 def figure_tuning(setting: FusedSetting) -> Figure:
     """The first model, cold and warm."""
     name, record = setting.arguments.models[0], {}
@@ -80,6 +82,7 @@ def _with_cache(folder: str, call: Callable[[], Any]) -> Any:
             os.environ[_CACHE] = before
 
 
+@bench.figure("per_feature", on=["cuda"], group="ablations")
 def figure_per_feature(setting: FusedSetting) -> Figure:
     """One compile a feature, all of its candidates in the kernel, as published; measured on a few."""
     arguments = setting.arguments

@@ -26,6 +26,7 @@ from common.report import Figure
 from common.settings import Setting
 from common.table import Table
 from recfuse import timing
+from training import bench
 
 DENSE, DIM, BATCH = 13, 16, 256
 MOST_ROWS, SKEW = 20_000, 3  # rank = u ** 3 * rows
@@ -152,6 +153,7 @@ def learn(side: str, kind: str, steps: int, seed: int, device: torch.device) -> 
     return torch.stack(losses).tolist()
 
 
+@bench.figure("convergence", default=False)
 def figure_convergence(setting: Setting) -> Figure:
     """Every kind of optimizer on both sides; ends the program where losses differ."""
     arguments = setting.arguments

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
 from statistics import geometric_mean
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 import recfuse
+from common.batches import Batch
 from common.checks import check_agreement, difference, largest
-from common.report import Figure, Report, load_notes
+from common.families import comparisons_of
+from common.report import Figure, load_notes
 from common.settings import Setting
 from common.table import Table, milliseconds, times
 from recfuse import timing
-from training.convergence import figure_convergence
-from training.sides import LOOP, PLAIN, RECFUSE
+from training import bench
+from training.sides import LOOP, PLAIN, RECFUSE, Side, bags_side, collection_side
 
 LEARNING_RATE = 0.01
 LEAST_SAMPLE = 2e-3  # seconds: shorter steps are averaged
@@ -40,39 +42,17 @@ class Shape:
         return f"{self.tables} x {self.batch} x {self.lookups}, {self.rows:,} x {self.dim}"
 
 
-@dataclass
-class Batch:
-    """One batch in the form that each side takes; cut outside of the timed region."""
-
-    indices: list[Tensor]  # a table each: [batch * lookups] int64
-    offsets: Tensor  # [batch]
-    all_indices: Tensor
-    all_offsets: Tensor  # [tables * batch + 1]
-    grad: Tensor  # [batch, tables * dim], of the output
-
-
-def make_batch(shape: Shape, device: str) -> Batch:
+def make_batch(shape: Shape, device: torch.device) -> Batch:
     """Uniform indices."""
     count = shape.batch * shape.lookups
-    indices = [torch.randint(shape.rows, (count,), device=device) for _ in range(shape.tables)]
+    indices = torch.randint(shape.rows, (shape.tables * count,), device=device)
     return Batch(
         indices,
-        torch.arange(0, count, shape.lookups, device=device),
-        torch.cat(indices),
-        torch.arange(0, shape.tables * count + 1, shape.lookups, device=device),
-        torch.randn(shape.batch, shape.tables * shape.dim, device=device),
+        torch.arange(0, len(indices) + 1, shape.lookups, device=device),
+        np.full(shape.tables, count),
+        shape.batch,
+        grad=torch.randn(shape.batch, shape.tables * shape.dim, device=device),
     )
-
-
-@dataclass
-class Side:
-    """One of those that are compared."""
-
-    step: Callable[[Batch], None]
-    weights: Callable[[], Tensor]  # of all tables, [tables * rows, dim]
-
-
-Optimizers = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
 
 def sgd(module: torch.nn.Module) -> torch.optim.Optimizer:
@@ -82,115 +62,45 @@ def sgd(module: torch.nn.Module) -> torch.optim.Optimizer:
 
 def fused_sgd(module: torch.nn.Module) -> torch.optim.Optimizer:
     """recfuse's, which updates in the backward pass."""
+    if isinstance(module, torch.nn.ModuleList):
+        (module,) = module  # one bag
     return recfuse.optim.SGD(module, lr=LEARNING_RATE)
 
 
-def make_side(
-    forward: Callable[[Batch], Tensor],
-    module: torch.nn.Module,
-    weights: Callable[[], Tensor],
-    optimizers: Optimizers,
-) -> Side:
-    """A side whose module is trained by SGD."""
-    optimizer = optimizers(module)
-
-    def step(batch: Batch) -> None:
-        optimizer.zero_grad()
-        forward(batch).backward(batch.grad)
-        optimizer.step()
-
-    return Side(step, weights)
-
-
-def make_bags(
-    shape: Shape,
-    mode: str,
-    sparse: bool,
-    arguments: argparse.Namespace,
-    kind: type[torch.nn.EmbeddingBag] = torch.nn.EmbeddingBag,
-) -> torch.nn.ModuleList:
-    """Equal tables, the same for every side."""
-    torch.manual_seed(arguments.seed)
-    bags = [
-        kind(shape.rows, shape.dim, mode=mode, sparse=sparse, device=arguments.device)
-        for _ in range(shape.tables)
-    ]
-    return torch.nn.ModuleList(bags)
-
-
-def make_loop(shape: Shape, sparse: bool, arguments: argparse.Namespace) -> Side:
-    """A loop over torch's modules."""
-    bags = make_bags(shape, "sum", sparse, arguments)
-
-    def forward(batch: Batch) -> Tensor:
-        pooled = [bag(indices, batch.offsets) for bag, indices in zip(bags, batch.indices, strict=True)]
-        return torch.cat(pooled, 1)
-
-    return make_side(forward, bags, lambda: torch.cat([bag.weight.detach() for bag in bags]), sgd)
-
-
-def make_collection(
-    shape: Shape, sparse: bool, arguments: argparse.Namespace, optimizers: Optimizers
-) -> Side:
-    """The same tables as a collection."""
-    bags = make_bags(shape, "sum", sparse, arguments)
-    fused = recfuse.nn.FusedEmbeddingBagCollection.from_embedding_bags(bags)
-    return make_side(
-        lambda batch: fused(batch.all_indices, batch.all_offsets),
-        fused,
-        lambda: torch.cat([table.weight.detach() for table in fused.tables.values()]),
-        optimizers,
-    )
-
-
-def make_bag(
-    shape: Shape,
-    sparse: bool,
-    arguments: argparse.Namespace,
-    kind: type[torch.nn.EmbeddingBag],
-    optimizers: Optimizers,
-) -> Side:
-    """One table alone."""
-    bag = make_bags(shape, "mean", sparse, arguments, kind)[0]
-    return make_side(
-        lambda batch: bag(batch.indices[0], batch.offsets),
-        bag,
-        lambda: bag.weight.detach().clone(),
-        optimizers,
-    )
-
-
-def make_sides(shape: Shape, sparse: bool, alone: bool, arguments: argparse.Namespace) -> dict[str, Side]:
+def make_sides(shape: Shape, sparse: bool, alone: bool, setting: Setting) -> dict[str, Side]:
     """By name; a fused optimizer leaves no gradient, so it is compared with sparse ones."""
-    settings = shape, sparse, arguments
-    if alone:
-        sides = {
-            LOOP: make_bag(*settings, torch.nn.EmbeddingBag, sgd),
-            PLAIN: make_bag(*settings, recfuse.nn.EmbeddingBag, sgd),
-        }
-        if sparse:
-            sides[RECFUSE] = make_bag(*settings, recfuse.nn.EmbeddingBag, fused_sgd)
-        return sides
-    sides = {LOOP: make_loop(*settings), PLAIN: make_collection(*settings, sgd)}
-    if sparse:
-        sides[RECFUSE] = make_collection(*settings, fused_sgd)
-    return sides
+
+    def make_bags(kind: type[torch.nn.EmbeddingBag]) -> list[torch.nn.EmbeddingBag]:
+        torch.manual_seed(setting.arguments.seed)
+        options = {"mode": "mean" if alone else "sum", "sparse": sparse, "device": setting.device}
+        return [kind(shape.rows, shape.dim, **options) for _ in range(shape.tables)]
+
+    def ours(optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]) -> Side:
+        if alone:
+            return bags_side(make_bags(recfuse.nn.EmbeddingBag), optimizer)
+        bags = make_bags(torch.nn.EmbeddingBag)
+        collection = recfuse.nn.FusedEmbeddingBagCollection.from_embedding_bags(bags)
+        return collection_side(collection, optimizer)
+
+    sides = {LOOP: bags_side(make_bags(torch.nn.EmbeddingBag), sgd), PLAIN: ours(sgd)}
+    return sides | ({RECFUSE: ours(fused_sgd)} if sparse else {})
 
 
-def measure(shape: Shape, sparse: bool, alone: bool, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(shape: Shape, sparse: bool, alone: bool, setting: Setting) -> dict[str, Any]:
     """Everything about one shape, as it goes into the JSON file."""
-    sides = make_sides(shape, sparse, alone, arguments)
+    arguments = setting.arguments
+    sides = make_sides(shape, sparse, alone, setting)
     torch.manual_seed(arguments.seed + 1)
-    batches = [make_batch(shape, arguments.device) for _ in range(arguments.num_batches)]
-    before = sides[LOOP].weights()
+    batches = [make_batch(shape, setting.device) for _ in range(arguments.num_batches)]
+    before = torch.cat(sides[LOOP].tables)
     for side in sides.values():
         side.step(batches[0])
-    changes = {name: side.weights() - before for name, side in sides.items()}
+    changes = {name: torch.cat(side.tables) - before for name, side in sides.items()}
     error = largest(difference(found, changes[LOOP]) for found in changes.values())
     del before, changes
     result = timing.compare(
         {name: side.step for name, side in sides.items()}, inputs=[(batch,) for batch in batches],
-        rounds=arguments.rounds, min_time=LEAST_SAMPLE, device=arguments.device, progress=False,
+        rounds=arguments.rounds, min_time=LEAST_SAMPLE, device=setting.device, progress=False,
     )  # fmt: skip
     return {
         **asdict(shape),
@@ -199,8 +109,7 @@ def measure(shape: Shape, sparse: bool, alone: bool, arguments: argparse.Namespa
         "relative_difference": error,
         "ratios": {name: result.ratio(name, LOOP) for name in sides if name != LOOP},
         "measured": result.to_json(environment=False),
-        "_name": str(shape),
-        "_comparison": result,
+        "comparison": result,
     }
 
 
@@ -213,9 +122,10 @@ def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace) -> li
         ["tables x batch x lookups, size of a table", "gradients", LOOP, PLAIN, "times faster", RECFUSE,
          "times faster than torch"],
     )  # fmt: skip
-    comparisons = [record.pop("_comparison") for record in records]
+    comparisons = comparisons_of(records)
     for record, result in zip(records, comparisons, strict=True):
-        name = ("one bag: " if record["alone"] else "") + record.pop("_name")
+        shape = Shape(*(record[field.name] for field in fields(Shape)))
+        name = f"one bag: {shape}" if record["alone"] else str(shape)
         cells = [milliseconds(result[LOOP])]
         for side in ours:
             there = side in result.timings
@@ -238,7 +148,8 @@ def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace) -> li
     return [each, means]
 
 
-def figure_steps(setting: Setting) -> Figure:
+@bench.figure("steps", on=["cpu"])
+def figure_steps(setting: Setting) -> Iterator[Figure]:
     """Every shape, with dense and with sparse gradients."""
     arguments = setting.arguments
     cases = [
@@ -247,17 +158,6 @@ def figure_steps(setting: Setting) -> Figure:
         for shape in shapes
         for sparse in (False, True)
     ]
-    records = [measure(*case, arguments) for case in tqdm(cases, desc="shapes", leave=False)]
-    return Figure(tabulate(records, arguments), {}, records)
-
-
-def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Measure the figures that were asked for."""
-    report, setting = Report(arguments), Setting(parser, arguments)
-    for name in arguments.figures:
-        if name == "convergence":
-            report.add_figure(name, figure_convergence(setting), f"training_{name}")
-            continue
-        figure = figure_steps(setting)
-        report.add_figure("measured", figure, "training")
-        check_agreement(parser, [record["relative_difference"] for record in figure.record], 1e-3)
+    records = [measure(*case, setting) for case in tqdm(cases, desc="shapes", leave=False)]
+    yield Figure(tabulate(records, arguments), {}, records, name="measured")
+    check_agreement(setting.parser, [record["relative_difference"] for record in records], 1e-3)

@@ -8,17 +8,14 @@ dynamicemb-104857 ten tables, one lookup a sample, int64 indices
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from common.batches import Batch, model_batches
 from common.mlperf import MLPERF_ROWS, MLPERF_SKEW, scattered
-from common.peers import Part
 from recfuse.data import workloads
 
 MLPERF_LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
@@ -30,23 +27,6 @@ million rows this exponent gives as many."""
 DIM = 128  # of both
 
 
-@dataclass
-class Batch:
-    """One batch, feature by feature, and the gradient of its output."""
-
-    indices: Tensor  # [lookups]
-    offsets: Tensor  # [features * size + 1], of the same type
-    lookups: list[int]  # of each feature
-    size: int
-    grad: Tensor  # [size, columns] float32
-
-    @cached_property
-    def parts(self) -> list[Part]:
-        """Of each feature the indices and offsets [size], counted from its own first lookup."""
-        starts = self.offsets[:-1].view(-1, self.size)
-        return list(zip(self.indices.split(self.lookups), (starts - starts[:, :1]).unbind(), strict=True))
-
-
 class Subject:
     """Tables, one a feature, and batches for them."""
 
@@ -54,18 +34,17 @@ class Subject:
         """`size`: samples of a batch."""
         self.name, self.rows, self.dims, self.size = name, list(rows), list(dims), size
 
-    def lookups(self, seed: int, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
-        """indices, offsets and the lookups of each feature of a batch."""
+    def make(self, seeds: Sequence[int], device: torch.device) -> list[Batch]:
+        """A batch for each seed, without a gradient."""
         raise NotImplementedError
 
     def batches(self, count: int, seed: int, device: torch.device) -> list[Batch]:
-        """Different ones; on one seed the same."""
-        with ThreadPoolExecutor(min(count, os.cpu_count() or 1)) as pool:
-            found = list(pool.map(lambda number: self.lookups(seed + number, device), range(count)))
+        """Different ones, with gradients; on one seed the same."""
+        found = self.make(range(seed, seed + count), device)
         generator = torch.Generator(device).manual_seed(seed)
-        shape = self.size, sum(self.dims)
-        grads = [torch.randn(shape, device=device, generator=generator) for _ in found]
-        return [Batch(*each, self.size, grad) for each, grad in zip(found, grads, strict=True)]
+        for batch in found:
+            batch.grad = torch.randn(self.size, sum(self.dims), device=device, generator=generator)
+        return found
 
 
 class ModelSubject(Subject):
@@ -76,12 +55,9 @@ class ModelSubject(Subject):
         self._model = workloads.model(name, seed=seed)
         super().__init__(f"{name}-{size}", self._model.rows, self._model.dims, size)
 
-    def lookups(self, seed: int, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+    def make(self, seeds: Sequence[int], device: torch.device) -> list[Batch]:
         """Of the published lengths."""
-        arrays = self._model.batch(self.size, seed)
-        indices, offsets = (torch.from_numpy(array).to(device) for array in arrays)
-        firsts = arrays.offsets[:: self.size]
-        return indices, offsets, (firsts[1:] - firsts[:-1]).tolist()
+        return model_batches(self._model, [self.size] * len(seeds), seeds, device)
 
 
 class RankedSubject(Subject):
@@ -96,18 +72,20 @@ class RankedSubject(Subject):
         """How hot the rows of lookups are, from 0, of uniform numbers in [0, 1)."""
         raise NotImplementedError
 
-    def lookups(self, seed: int, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+    def make(self, seeds: Sequence[int], device: torch.device) -> list[Batch]:
         """Made on the device."""
+        return [self._batch(seed, device) for seed in seeds]
+
+    def _batch(self, seed: int, device: torch.device) -> Batch:
         generator = torch.Generator(device).manual_seed(seed)
         counts = [self.size * each for each in self._pooling]
         parts = []
         for rows, count in zip(self.rows, counts, strict=True):
             uniform = torch.rand(count, device=device, generator=generator, dtype=torch.float64)
-            ranks = self.ranks(uniform, rows).long().clamp_(0, rows - 1)
-            parts.append(scattered(ranks, rows))
+            parts.append(scattered(self.ranks(uniform, rows), rows))
         lengths = torch.tensor(self._pooling, device=device).repeat_interleave(self.size)
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-        return torch.cat(parts), offsets, counts
+        return Batch(torch.cat(parts), offsets, np.array(counts), self.size)
 
 
 class MlperfSubject(RankedSubject):

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 import recfuse
+from common.batches import Batch
 from common.checks import left_out
-from common.peers import fbgemm_missing, fbgemm_trainer
-from training.lookups import Batch, Subject
+from common.peers import fbgemm_trainer, fbgemm_usable
+from training import bench
+from training.lookups import Subject
 
 LOOP, PLAIN, RECFUSE, FBGEMM = "torch", "recfuse, torch.optim", "recfuse", "fbgemm"
 NAMES = (LOOP, PLAIN, RECFUSE, FBGEMM)
@@ -84,33 +86,65 @@ def optimized(
     return Side(forward, step, list(tables))
 
 
-def loop_side(tables: Sequence[Tensor], optimizer: Optimizer) -> Side:
-    """torch's modules, one after another."""
-    assert optimizer.torch is not None
-    bags = [torch.nn.EmbeddingBag.from_pretrained(t, freeze=False, mode="sum", sparse=True) for t in tables]
+def bags_side(
+    bags: Sequence[torch.nn.EmbeddingBag], make: Callable[[torch.nn.Module], torch.optim.Optimizer]
+) -> Side:
+    """Modules one after another; `make`: the optimizer of a module."""
+    modules = torch.nn.ModuleList(bags)
 
     def forward(batch: Batch) -> Tensor:
-        return torch.cat([bag(*part) for bag, part in zip(bags, batch.parts, strict=True)], 1)
+        pooled = [bag(*part) for bag, part in zip(modules, batch.parts, strict=True)]
+        return torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]
 
-    weights = [bag.weight for bag in bags]
-    return optimized(forward, optimizer.torch(weights, lr=LEARNING_RATE, **optimizer.options), tables)
+    return optimized(forward, make(modules), [bag.weight.detach() for bag in modules])
 
 
 def collection_side(
     collection: recfuse.nn.FusedEmbeddingBagCollection,
     make: Callable[[recfuse.nn.FusedEmbeddingBagCollection], torch.optim.Optimizer],
 ) -> Side:
-    """recfuse's module: a copy that has its own Parameters, on the same memory."""
+    """recfuse's module."""
+    tables = [table.weight.detach() for table in collection.tables.values()]
+    return optimized(lambda batch: collection(batch.indices, batch.offsets), make(collection), tables)
+
+
+def sharing(collection: recfuse.nn.FusedEmbeddingBagCollection) -> recfuse.nn.FusedEmbeddingBagCollection:
+    """A copy that has its own Parameters, on the same memory."""
     parameters = {id(each): torch.nn.Parameter(each.data) for each in collection.parameters()}
-    own = copy.deepcopy(collection, parameters)
-    tables = [table.weight.detach() for table in own.tables.values()]
-    return optimized(lambda batch: own(batch.indices, batch.offsets), make(own), tables)
+    return copy.deepcopy(collection, parameters)
 
 
-def fbgemm_side(tables: Sequence[Tensor], optimizer: Optimizer, index_dtype: torch.dtype) -> Side:
+@bench.peer(LOOP)
+def torch_side(tables: Tables, optimizer: Optimizer) -> Side:
+    """A loop of torch's modules."""
+    make, options = optimizer.torch, optimizer.options
+    bags = [
+        torch.nn.EmbeddingBag.from_pretrained(table, freeze=False, mode="sum", sparse=True)
+        for table in tables.weights
+    ]
+    return bags_side(bags, lambda module: make(module.parameters(), lr=LEARNING_RATE, **options))
+
+
+@bench.peer(PLAIN)
+def plain_side(tables: Tables, optimizer: Optimizer) -> Side:
+    """recfuse's module with torch's optimizer."""
+    make, options = optimizer.torch, optimizer.options
+    own = sharing(tables.collection)
+    return collection_side(own, lambda module: make(module.parameters(), lr=LEARNING_RATE, **options))
+
+
+@bench.peer(RECFUSE)
+def recfuse_side(tables: Tables, optimizer: Optimizer) -> Side:
+    """recfuse's module with its own optimizer."""
+    make, options = getattr(recfuse.optim, optimizer.ours), optimizer.options
+    own = sharing(tables.collection)
+    return collection_side(own, lambda module: make(module, lr=LEARNING_RATE, **options))
+
+
+@bench.peer(FBGEMM)
+def fbgemm_side(tables: Tables, optimizer: Optimizer) -> Side:
     """FBGEMM's module, which updates in its backward pass."""
-    assert optimizer.fbgemm is not None
-    module = fbgemm_trainer(tables, index_dtype, optimizer.fbgemm, LEARNING_RATE, EPS)
+    module = fbgemm_trainer(tables.weights, tables.index_dtype, optimizer.fbgemm, LEARNING_RATE, EPS)
 
     def forward(batch: Batch) -> Tensor:
         return module(batch.indices, batch.offsets)
@@ -121,36 +155,28 @@ def fbgemm_side(tables: Sequence[Tensor], optimizer: Optimizer, index_dtype: tor
     return Side(forward, step, list(module.split_embedding_weights()))
 
 
+class Tables:
+    """The tables that all sides train."""
+
+    def __init__(self, subject: Subject, device: torch.device, index_dtype: torch.dtype) -> None:
+        """Random values."""
+        sizes = list(zip(subject.rows, subject.dims, strict=True))
+        self.collection = recfuse.nn.FusedEmbeddingBagCollection(sizes, sparse=True, device=device)
+        self.weights = [table.weight.detach() for table in self.collection.tables.values()]
+        self.index_dtype = index_dtype
+
+
 def make_sides(
     subject: Subject, kind: str, names: Sequence[str], device: torch.device, index_dtype: torch.dtype
 ) -> tuple[dict[str, Side], list[str]]:
     """Sides by name, in the order of `NAMES`, and notes on those that are left out, and why."""
-    optimizer, label = OPTIMIZERS[kind], f"{subject.name}, {kind}"
-    sizes = list(zip(subject.rows, subject.dims, strict=True))
-    collection = recfuse.nn.FusedEmbeddingBagCollection(sizes, sparse=True, device=device)
-    tables = [table.weight.detach() for table in collection.tables.values()]
-    options = {"lr": LEARNING_RATE, **optimizer.options}
-    makers: dict[str, Callable[[], Side]] = {}
-    if optimizer.torch is not None:
-        makers[LOOP] = lambda: loop_side(tables, optimizer)
-        makers[PLAIN] = lambda: collection_side(
-            collection, lambda own: optimizer.torch(own.parameters(), **options)
-        )
-    makers[RECFUSE] = lambda: collection_side(
-        collection, lambda own: getattr(recfuse.optim, optimizer.ours)(own, **options)
-    )
-    notes = []
-    if FBGEMM in names and optimizer.fbgemm is not None:
-        missing = fbgemm_missing("fbgemm-gpu")
-        if missing is None:
-            makers[FBGEMM] = lambda: fbgemm_side(tables, optimizer, index_dtype)
-        else:
-            notes.append(missing)
+    optimizer, tables = OPTIMIZERS[kind], Tables(subject, device, index_dtype)
+    has = {LOOP: optimizer.torch, PLAIN: optimizer.torch, RECFUSE: True, FBGEMM: optimizer.fbgemm}
+    wanted, notes = fbgemm_usable([name for name in NAMES if name in names and has[name]], "fbgemm-gpu")
     sides = {}
-    for name, make in makers.items():
-        if name in names:
-            try:
-                sides[name] = make()
-            except Exception as error:
-                notes.append(left_out(label, name, error))
+    for name in wanted:
+        try:
+            sides[name] = bench.peers[name](tables, optimizer)
+        except Exception as error:
+            notes.append(left_out(f"{subject.name}, {kind}", name, error))
     return sides, notes

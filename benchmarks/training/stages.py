@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.lookups import Batch, Subject
+from common.batches import Batch
+from training.lookups import Subject
 from training.sides import Optimizer, Side
 
 FORWARD, TRANSPOSE, UPDATE, OTHER = "forward", "transpose", "backward + update", "other"

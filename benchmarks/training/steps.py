@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from tqdm import tqdm
 
-from common import checks
+from common import checks, host
+from common.batches import Batch
 from common.calls import EAGER, time_calls
-from common.report import Row, load_notes
+from common.report import Figure, Row, load_notes
 from common.settings import Setting
 from common.table import Table, times
 from recfuse import timing
-from training import stages
-from training.lookups import Batch, Subject
+from training import bench, stages
+from training.lookups import DIM, DYNAMICEMB_TABLES, Subject, make_subject
 from training.sides import FBGEMM, LOOP, OPTIMIZERS, PLAIN, RECFUSE, SLOW, Side, make_sides
 
+HOST_SUBJECT = "A-4"
+"""A thousand tables, and so few lookups that no step waits for the GPU's work."""
 FORWARD = ", forward"
 TOLERANCE = 1e-4
 """Of the changes of the first step, in their norm: sums of float32 in another order, added to values near
@@ -25,7 +29,7 @@ TOLERANCE = 1e-4
 PROFILED_STEPS = 8
 
 
-@dataclass
+@dataclass(kw_only=True)
 class StepRow(Row):
     """One subject and optimizer."""
 
@@ -37,10 +41,8 @@ class StepRow(Row):
         return name if name in self.result.timings else name + EAGER
 
 
-def measure(
-    subject: Subject, kind: str, batches: Sequence[Batch], setting: Setting
-) -> tuple[StepRow, list[str]]:
-    """One subject with one optimizer, with notes."""
+def measure(subject: Subject, kind: str, batches: Sequence[Batch], setting: Setting) -> StepRow:
+    """One subject with one optimizer."""
     arguments, device, optimizer = setting.arguments, setting.device, OPTIMIZERS[kind]
     label = f"{subject.name}, {kind}"
     sides, notes = make_sides(subject, kind, arguments.sides, device, batches[0].indices.dtype)
@@ -58,30 +60,28 @@ def measure(
         for name, side in sides.items()
         if name != LOOP  # of a thousand tables it has too many kernels for the profiler
     }
-    row = StepRow(
-        label, result, {}, stages.least(subject, batches, optimizer),
-        {name: stages.by_stage(found) for name, found in kernels.items()},
-    )  # fmt: skip
-    row.record = {
+    spent = {name: stages.by_stage(found) for name, found in kernels.items()}
+    least = stages.least(subject, batches, optimizer)
+    record = {
         "subject": subject.name,
         "optimizer": kind,
         "features": len(subject.rows),
         "rows": sum(subject.rows),
-        "least": row.least.to_json(),
+        "least": least.to_json(),
         "us": {name: timing_.median * 1e6 for name, timing_ in result.timings.items()},
         "relative_error": errors,
         "without_graph": failures,
-        "stages_us": {
-            name: {stage: seconds * 1e6 for stage, seconds in found.items()}
-            for name, found in row.stages.items()
-        },
-        "kernels_us": {
-            name: {kernel: seconds * 1e6 for kernel, seconds in found.items()}
-            for name, found in kernels.items()
-        },
+        "stages_us": {name: in_us(found) for name, found in spent.items()},
+        "kernels_us": {name: in_us(found) for name, found in kernels.items()},
         "measured": result.to_json(environment=False),
     }
-    return row, [*notes, *more, *(f"{label}, {name}: no graph: {why}" for name, why in failures.items())]
+    notes += [*more, *(f"{label}, {name}: no graph: {why}" for name, why in failures.items())]
+    return StepRow(label, result, record, notes, least=least, stages=spent)
+
+
+def in_us(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Microseconds."""
+    return {name: each * 1e6 for name, each in seconds.items()}
 
 
 def time_sides(
@@ -174,3 +174,65 @@ def limit_cells(row: StepRow, name: str, speed: float) -> list[str]:
         *(f"{size / 1e6:.1f}" for size in (least.forward_bytes, least.backward_bytes)),
         f"{bound:.1f}", f"{backward:.1f}", f"{bound / backward:.0%}", f"{whole / step:.0%}",
     ]  # fmt: skip
+
+
+def fitting_rows(wanted: int, kind: str, sides: Sequence[str], device: torch.device) -> int:
+    """As many rows of dynamicemb's tables as the GPU's memory holds, of all sides, at most `wanted`."""
+    if device.type != "cuda":
+        return wanted
+    optimizer = OPTIMIZERS[kind]
+    there = {LOOP: optimizer.torch, PLAIN: optimizer.torch, RECFUSE: True, FBGEMM: optimizer.fbgemm}
+    holders = [name for name in sides if there[name]]
+    # All train the same tables; FBGEMM allocates its own before it is given these.
+    floats = DIM * (2 if FBGEMM in holders else 1) + optimizer.states(DIM) * len(holders)
+    free = torch.cuda.mem_get_info(device)[0] - (24 << 30)  # batches, graphs' outputs, gradients
+    return max(1, min(wanted, free // (4 * floats * DYNAMICEMB_TABLES)))
+
+
+@bench.figure("steps", on=["cuda"])
+def figure_steps(setting: Setting) -> Iterator[Figure]:
+    """Every optimizer on every subject; an interrupted run keeps what it has measured."""
+    arguments, rows, notes = setting.arguments, [], []
+    batches: dict[tuple[str, int], list[Batch]] = {}
+    cases = [(kind, name) for kind in arguments.optimizers for name in arguments.subjects]
+    try:
+        for kind, name in tqdm(cases, desc="subjects", leave=False):
+            fits = fitting_rows(arguments.dynamicemb_rows, kind, arguments.sides, setting.device)
+            subject = make_subject(name, arguments.seed, arguments.rows_cap, fits)
+            key = name, max(subject.rows)
+            if key not in batches:
+                batches[key] = subject.batches(arguments.num_batches, arguments.seed + 1, setting.device)
+            rows.append(measure(subject, kind, batches[key], setting))
+            notes += rows[-1].notes
+            yield Figure([], {}, rows[-1].record, name=rows[-1].label)
+            setting.release()
+    except KeyboardInterrupt:
+        notes.append(f"interrupted: {len(rows)} of {len(cases)} cases")
+    if rows:
+        tables = tabulate(rows, notes, arguments.rounds, setting.copy_speed)
+        yield Figure(tables, {}, [row.label for row in rows])
+
+
+def step_on_one_thread(side: Side, batch: Batch) -> None:
+    """A step whose backward pass is not handed over to autograd's thread of the device."""
+    with torch.autograd.set_multithreading_enabled(False):
+        side.step(batch)
+
+
+@bench.figure("host", on=["cuda"])
+def figure_host(setting: Setting) -> Figure:
+    """What the host spends on a step of a thousand tables with SGD, by autograd's threads and without."""
+    arguments, device = setting.arguments, setting.device
+    subject = make_subject(HOST_SUBJECT, arguments.seed, arguments.rows_cap, 1)
+    batch = subject.batches(1, arguments.seed + 1, device)[0]
+    names = [name for name in arguments.sides if name != LOOP]  # of a thousand launches, and more
+    sides, notes = make_sides(subject, "sgd", names, device, batch.indices.dtype)
+    title = f"a step with SGD, {len(subject.rows):,} tables, batch {subject.size}"
+    runs: dict[str, Callable[[], object]] = {}
+    for name, side in sides.items():
+        runs[name] = partial(side.step, batch)
+        runs[f"{name}, one thread"] = partial(step_on_one_thread, side, batch)
+    figure = host.figure_host(title, runs, device, min(arguments.rounds, 5))
+    figure.tables[0].notes += notes
+    setting.release()
+    return figure

@@ -25,6 +25,7 @@ def on_the_cpu(
     """Gives what runs ``name``.py with ``options`` and those that it gets, and returns the exit status."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench, points = import_module(name).bench, import_module("common.points")
+    bench.load()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setitem(points.MODES, "with pauses", points.Mode(1e-3, 1e-6))
     monkeypatch.setitem(sys.modules, "triton", None)  # it would look for a GPU

@@ -14,7 +14,7 @@ import torch
 
 import recfuse
 from recfuse import info, timing
-from support.gpu_benchmark import compiler_log
+from support.gpu_benchmark import compiler_log, on_the_cpu
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = [
@@ -35,34 +35,18 @@ def plain_gather(shape, table, rows, checksum=None, every=0):
 @pytest.fixture
 def bag(monkeypatch):
     """Runs embedding_bag.py's GPU part on the CPU; returns its exit status."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script, gpu = module("embedding_bag.__main__"), module("embedding_bag.gpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
-    monkeypatch.setattr(gpu, "copy_speed", lambda device: 1e9)
-    for place in ("common.ceilings", "embedding_bag.main_table", "embedding_bag.short_bags"):
-        monkeypatch.setattr(module(place), "gather", plain_gather)
-    monkeypatch.setattr(
-        module("embedding_bag.sweeps"), "pinned_beside", module("embedding_bag.pinning").pinned_before
-    )
-    monkeypatch.setattr(
-        module("embedding_bag.sweeps"), "compiled", lambda setting, text: {"registers": 40, "spill_bytes": 0}
-    )
-    # The CPU's wheel of FBGEMM has no GPU module to offer.
-    monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
-    monkeypatch.setitem(sys.modules, "fbgemm_gpu.split_table_batched_embeddings_ops_inference", None)
-
-    def run(*options):
-        monkeypatch.setattr(sys, "argv", ["embedding_bag.py", *TINY, *map(str, options)])
-        try:
-            parser, arguments = script.parse_arguments()
-            arguments.device = "cpu"
-            gpu.run(parser, arguments, None)
-        except SystemExit as stopped:
-            return stopped.code
-        return 0
-
-    return run
+    with on_the_cpu(monkeypatch, "embedding_bag", TINY) as run:
+        monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
+        monkeypatch.setattr(module("common.settings").Setting, "copy_speed", 1e9)
+        for place in ("common.ceilings", "embedding_bag.main_table", "embedding_bag.short_bags"):
+            monkeypatch.setattr(module(place), "gather", plain_gather)
+        sweeps, before = module("embedding_bag.sweeps"), module("embedding_bag.pinning").pinned_before
+        monkeypatch.setattr(sweeps, "pinned_beside", before)
+        monkeypatch.setattr(sweeps, "compiled", lambda setting, text: {"registers": 40, "spill_bytes": 0})
+        # The CPU's wheel of FBGEMM has no GPU module to offer.
+        monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
+        monkeypatch.setitem(sys.modules, "fbgemm_gpu.split_table_batched_embeddings_ops_inference", None)
+        yield run
 
 
 def test_the_main_table_has_every_candidate_at_every_hotness(bag, tmp_path, capsys):
@@ -217,9 +201,8 @@ def test_what_is_wrong_with_an_argument_is_said(bag, capsys, options, message):
 
 
 def test_quick_leaves_alone_what_was_given(bag, monkeypatch):
-    gpu = module("embedding_bag.gpu")
     seen = []
-    monkeypatch.setattr(gpu, "run", lambda parser, arguments, trace: seen.append(arguments))
+    monkeypatch.setattr(module("embedding_bag").bench, "run", lambda *parsed: seen.append(parsed[1]))
     assert bag("--quick") == 0
     assert (seen[0].tables, seen[0].rounds, seen[0].hotness) == (3, 2, ["medium", "random"])
 
@@ -235,7 +218,7 @@ def test_mixes_keep_the_shares_of_the_paper(bag, tables, expected):
 def test_a_table_of_the_file_s_trace_starts_at_a_place_of_its_own(bag, monkeypatch):
     setting = module("embedding_bag.setting")
     tables = object.__new__(setting.BagSetting)
-    tables._medium, tables.weights = torch.arange(12).numpy(), [None] * 3
+    tables.medium, tables.weights = torch.arange(12).numpy(), [None] * 3
     assert [tables.trace("medium", table)[0] for table in range(4)] == [0, 3, 6, 9]
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from functools import cached_property
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -15,7 +16,7 @@ import torch
 import recfuse
 from recfuse import _C
 from recfuse.data import workloads
-from support.gpu_benchmark import compiler_log
+from support.gpu_benchmark import compiler_log, on_the_cpu
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FIGURES = [
@@ -95,14 +96,20 @@ def fake_measure(device, stream, call, batches, sets, warps, rounds, timed):
 @pytest.fixture
 def fused(monkeypatch):
     """Runs fused_embedding_bag.py's GPU part on the CPU; returns its exit status."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script, gpu = module("fused_embedding_bag.__main__"), module("fused_embedding_bag.gpu")
+    with on_the_cpu(monkeypatch, "fused_embedding_bag", TINY) as run:
+        install(monkeypatch)
+        yield run
+
+
+def install(monkeypatch):
+    """What stands in for a GPU."""
     peers, tuning = module("fused_embedding_bag.runs"), module("fused_embedding_bag.tuning")
-    ceiling = module("fused_embedding_bag.limits")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    ceiling, setting = module("fused_embedding_bag.limits"), module("fused_embedding_bag.setting")
     monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
     monkeypatch.setattr(workloads, "model", tiny_model)
-    monkeypatch.setattr(gpu, "copy_speed", lambda device: 1e9)
+    speed = cached_property(lambda self: 1e9)
+    speed.__set_name__(None, "copy_speed")
+    monkeypatch.setattr(setting.FusedSetting, "copy_speed", speed)
     monkeypatch.setattr(ceiling, "gather", lambda shape, table, rows, checksum=None, every=0: table[rows])
     monkeypatch.setattr(module("common.ceilings"), "gather", ceiling.gather)
     monkeypatch.setattr(ceiling, "SHAPES", ceiling.SHAPES[:2])
@@ -131,18 +138,6 @@ def fused(monkeypatch):
     monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
     monkeypatch.setitem(sys.modules, "fbgemm_gpu.split_table_batched_embeddings_ops_inference", None)
 
-    def run(*options):
-        monkeypatch.setattr(sys, "argv", ["fused_embedding_bag.py", *TINY, *map(str, options)])
-        try:
-            parser, arguments = script.parse_arguments()
-            arguments.device = "cpu"
-            gpu.run(parser, arguments)
-        except SystemExit as stopped:
-            return stopped.code
-        return 0
-
-    return run
-
 
 def zeros(subject):
     return np.zeros((subject.features, 5), np.int32)
@@ -159,7 +154,7 @@ def test_every_figure_runs(fused, tmp_path, capsys):
     options = ["--figures", "all", "--plots", tmp_path, "--plans", tmp_path / "plans", "--markdown"]
     record = results(fused, tmp_path, *options)
     output = capsys.readouterr().out
-    assert set(FIGURES) | {"half sizes", "copy_bytes_per_s"} <= set(record)
+    assert set(FIGURES) | {"half sizes", "read_bandwidth_bytes_per_s"} <= set(record)
     plotted = {path.stem.removeprefix("fused_") for path in tmp_path.glob("*.png")}
     assert plotted == {*FIGURES, "half_sizes"} - {"host", "tuning", "per_feature", "features", "one_hot"}
     assert {path.name for path in (tmp_path / "plans").iterdir()} >= {"A-float32.json", "D-float16.json"}
@@ -212,8 +207,7 @@ def test_the_bytes_of_a_limit_are_those_of_the_batch(fused, monkeypatch):
 
 def made_setting(monkeypatch, *options):
     """What a run works on."""
-    monkeypatch.setattr(sys, "argv", ["fused_embedding_bag.py", *TINY, *options])
-    parser, arguments = module("fused_embedding_bag.__main__").parse_arguments()
+    parser, arguments = module("fused_embedding_bag").bench.parse([*TINY, *options])
     arguments.device = "cpu"
     return module("fused_embedding_bag.setting").FusedSetting(parser, arguments)
 
@@ -346,14 +340,14 @@ def test_one_compile_a_feature_is_extrapolated_and_says_so(fused, tmp_path, caps
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--figures", "models,7"], "--figures: found 'models,7', allowed are models, sizes"),
+        (["--figures", "models,7"], "--figures: found 'models,7', allowed are models, "),
         (["--candidates", "recfuse,cudf"], "--candidates: found 'recfuse,cudf', allowed are torch"),
         (["--candidates", "torch"], "needs recfuse among them"),
         (["--candidates", "recfuse", "--figures", "12"], "need recfuse tuned among them"),
         (["--hotness", "tepid"], "--hotness: found 'tepid'"),
         (["--batch-sizes", "512,0"], "--batch-sizes"),
         (["--skewed", "Z"], "--skewed"),
-        (["--cache", "cold"], "--cache cold, --plot: not with --device cuda"),
+        (["--cache", "cold"], "--cache cold: not with --device cuda"),
         (["--plots", "/nowhere"], "/nowhere is not a folder"),
         (["--plans", "/nowhere/plans"], "/nowhere/plans is not a folder"),
     ],
@@ -364,8 +358,8 @@ def test_what_is_wrong_with_an_argument_is_said(fused, capsys, options, message)
 
 
 def test_quick_leaves_alone_what_was_given(fused, monkeypatch):
-    gpu, seen = module("fused_embedding_bag.gpu"), []
-    monkeypatch.setattr(gpu, "run", lambda parser, arguments: seen.append(arguments))
+    seen = []
+    monkeypatch.setattr(module("fused_embedding_bag").bench, "run", lambda *parsed: seen.append(parsed[1]))
     assert fused("--quick") == 0
     assert (seen[0].rounds, seen[0].equal_tables, seen[0].tune_budget) == (2, 3, 5.0)
 

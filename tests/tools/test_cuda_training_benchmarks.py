@@ -47,11 +47,9 @@ def tiny_model(name, seed=0):
 def training(monkeypatch):
     """Runs training.py's GPU part on the CPU; returns its exit status."""
     with on_the_cpu(monkeypatch, "training", ["--device", "cuda", *TINY]) as run:
-        gpu = module("training.gpu")
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(workloads, "model", tiny_model)
-        monkeypatch.setattr(gpu, "copy_speed", lambda device: 1e9)
-        monkeypatch.setattr(module("training.__main__"), "run", gpu.run, raising=False)
+        monkeypatch.setattr(module("common.settings").Setting, "copy_speed", 1e9)
         yield run
 
 
@@ -107,7 +105,7 @@ def test_a_subject_s_rows_are_inside_its_tables(training):
         subject = lookups.make_subject(name, 0, 200, 300)
         batch = subject.batches(1, 0, torch.device("cpu"))[0]
         assert len(batch.parts) == tables == len(subject.rows)
-        assert batch.lookups == [subject.size * each for each in of_a_bag]
+        assert batch.lengths.tolist() == [subject.size * each for each in of_a_bag]
         for (indices, starts), rows, each in zip(batch.parts, subject.rows, of_a_bag, strict=True):
             assert indices.min() >= 0 and indices.max() < rows
             assert starts.tolist() == list(range(0, subject.size * each, each))
@@ -118,9 +116,10 @@ def test_a_subject_s_rows_are_inside_its_tables(training):
 
 def test_dynamicemb_has_the_published_number_of_rows(training):
     subject = module("training.lookups").make_subject("dynamicemb-104857", 0, 1, 8_000_000)
-    indices, _, lookups = subject.lookups(0, torch.device("cpu"))
-    assert len(indices) == 1_048_570
-    assert sum(len(part.unique()) for part in indices.split(lookups)) == pytest.approx(350_280, rel=0.01)
+    (batch,) = subject.make([0], torch.device("cpu"))
+    assert len(batch.indices) == 1_048_570
+    unique = sum(len(part.unique()) for part in batch.indices.split(batch.lengths.tolist()))
+    assert unique == pytest.approx(350_280, rel=0.01)
 
 
 def test_a_wrong_step_ends_the_run(training, monkeypatch, capsys):
@@ -189,9 +188,8 @@ def test_a_missing_peer_is_said(training, monkeypatch, capsys):
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_quick_leaves_alone_what_was_given(training, monkeypatch, quick):
-    gpu, seen = module("training.gpu"), []
-    monkeypatch.setattr(gpu, "run", lambda parser, arguments: seen.append(arguments))
-    monkeypatch.setattr(module("training.__main__"), "run", gpu.run)
+    seen = []
+    monkeypatch.setattr(module("training").bench, "run", lambda *parsed: seen.append(parsed[1]))
     assert training(*(["--quick"] if quick else [])) == 0
     assert seen[0].rounds == 2 and len(seen[0].subjects) == (2 if quick else 5)
 
@@ -201,7 +199,7 @@ def test_quick_leaves_alone_what_was_given(training, monkeypatch, quick):
     [
         (["--subjects", "A"], "subject is 'A', must be NAME-SIZE"),
         (["--subjects", "Q-3"], "--subjects: name is 'Q'"),
-        (["--subjects", ""], "--subjects: needs one at least"),
+        (["--subjects", ""], "--subjects: found '', needs one at least"),
         (["--optimizers", "lamb"], "--optimizers: found 'lamb', allowed are sgd"),
         (["--sides", "torch"], "--sides: needs recfuse among them"),
         (["--figures", "steps,7"], "--figures: found 'steps,7', allowed are steps, host"),

@@ -338,15 +338,17 @@ def test_training_compares_steps(run, tmp_path, capsys):
 def test_ratios_are_plotted(run, small_models, tmp_path):
     pytest.importorskip("matplotlib")
     few_bags, few_models = [*TINY_BAG, "--hotness", "random"], [*TINY_FUSED, "--models", "B"]
-    for name, arguments in (("embedding_bag", few_bags), ("fused_embedding_bag", few_models)):
-        picture = tmp_path / f"{name}.png"
-        assert run(name, *arguments, "--plot", picture) == 0
-        assert picture.read_bytes().startswith(b"\x89PNG")
+    for name, arguments, plot in (
+        ("embedding_bag", few_bags, "main"),
+        ("fused_embedding_bag", few_models, "fused_models"),
+    ):
+        assert run(name, *arguments, "--plots", tmp_path) == 0
+        assert (tmp_path / f"{plot}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_plot_without_matplotlib_is_refused_before_measuring(run, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert run("embedding_bag", "--plot", tmp_path / "a.png") == 2
+    assert run("embedding_bag", "--plots", tmp_path) == 2
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
@@ -367,7 +369,7 @@ def test_a_missing_peer_is_reported_and_left_out(run, monkeypatch, capsys):
         ("embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
         ("fused_embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
         ("fused_embedding_bag", ["--models", "Z"], "--models: "),
-        ("fused_embedding_bag", ["--plot", "/nowhere/a.png"], "/nowhere is not a folder"),
+        ("fused_embedding_bag", ["--plots", "/nowhere"], "/nowhere is not a folder"),
         ("training", ["--device", "cuda"], "torch finds no GPU"),
         ("training", ["--shapes", "3x4"], "needs 3 or 4 integers"),
         ("training", ["--bag", "3xA"], "needs an integer of at least 1"),

@@ -1,0 +1,59 @@
+"""Batches of many features, one table each, as the collections of this project take them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.peers import Part
+
+
+@dataclass
+class Batch:
+    """One batch, feature by feature, on the device."""
+
+    indices: Tensor  # [lookups]
+    offsets: Tensor  # [features * size + 1], of the same type
+    lengths: NDArray[np.int64]  # [features]: lookups of each
+    size: int
+    host_offsets: NDArray[np.integer] | None = None  # `offsets` on the host, where they were made there
+    grad: Tensor | None = None  # [size, columns] float32, of the output
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """Of each feature the indices and offsets [size], counted from its own first lookup."""
+        starts = self.offsets[:-1].view(-1, self.size)
+        pieces = self.indices.split(self.lengths.tolist())
+        return list(zip(pieces, (starts - starts[:, :1]).unbind(), strict=True))
+
+
+def from_host(
+    indices: NDArray[np.integer], offsets: NDArray[np.integer], size: int, device: torch.device
+) -> Batch:
+    """A batch of host arrays."""
+    lengths = np.diff(offsets[::size].astype(np.int64))
+    moved = (torch.from_numpy(array).to(device) for array in (indices, offsets))
+    return Batch(*moved, lengths, size, host_offsets=offsets)
+
+
+def side_by_side(make: Callable[..., Any], *given: Iterable[Any]) -> list[Any]:
+    """What `make` gives for each, with a thread for each core."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(make, *given))
+
+
+def model_batches(
+    model: Any, sizes: Sequence[int], seeds: Iterable[int], device: torch.device
+) -> list[Batch]:
+    """Batches of a `recfuse.workloads.Model`."""
+    raw = side_by_side(model.batch, sizes, seeds)
+    return [from_host(*arrays, size, device) for arrays, size in zip(raw, sizes, strict=True)]
