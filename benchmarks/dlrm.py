@@ -1,6 +1,6 @@
 """A whole DLRM: the benchmark in the folder dlrm."""
 
-from dlrm.__main__ import main
+from dlrm import bench
 
 if __name__ == "__main__":
-    main()
+    bench.main()

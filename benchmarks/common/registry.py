@@ -15,7 +15,7 @@ Command lines, result files, plots and what `--quick` changes are the same for a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -38,7 +38,7 @@ class Flag:
     """An argument of a command line.
 
     Attributes:
-        default: where it is not given, on a GPU; `cpu`: the same on the CPU.
+        default: where it is not given, on a GPU, or a function of the other arguments; `cpu`: on the CPU.
         quick: in its place with `--quick`; of a list so many.
         allowed: names that it may have; None: any.
         on: the device that it is for; None: both.
@@ -61,10 +61,11 @@ class Flag:
         """Its name in the parsed arguments."""
         return self.name.lstrip("-").replace("-", "_")
 
-    def default_on(self, device: str, quick: bool) -> Any:
+    def default_of(self, arguments: argparse.Namespace) -> Any:
         """The value where it is not given."""
-        value = self.cpu if device == "cpu" and self.cpu is not SAME else self.default
-        if not quick or self.quick is None:
+        value = self.cpu if arguments.device == "cpu" and self.cpu is not SAME else self.default
+        value = value(arguments) if callable(value) else value
+        if not arguments.quick or self.quick is None:
             return value
         return value[: self.quick] if isinstance(value, list) and isinstance(self.quick, int) else self.quick
 
@@ -73,8 +74,9 @@ class Flag:
         if self.kind is bool:
             parser.add_argument(self.name, action="store_true", help=self.text)
             return
-        shown = [_shown(self.default)] if self.default is not None else []
-        shown += [f"CPU: {_shown(self.cpu)}"] if self.cpu not in (SAME, None) else []
+        values = {"": self.default, "CPU: ": self.cpu}
+        known = {name: value for name, value in values.items() if value not in (SAME, None)}
+        shown = [name + _shown(value) for name, value in known.items() if not callable(value)]
         text = f"{self.text} (default: {'; '.join(shown)})" if shown else self.text
         text = text.replace("%", "%%")
         parser.add_argument(self.name, type=self.kind, help=text, metavar=self.metavar)
@@ -117,6 +119,7 @@ class Benchmark:
         self.figures: dict[str, dict[str, Function]] = {device: {} for device in DEVICES}
         self.groups: dict[str, list[str]] = {}
         self._defaults: dict[str, list[str]] = {device: [] for device in DEVICES}
+        self._all: dict[str, list[str]] = {device: [] for device in DEVICES}
         self._last: list[Function] = []
         self._checks: list[Callable[[argparse.ArgumentParser, argparse.Namespace], None]] = []
         self._package, self._modules, self._description = package, list(modules), description
@@ -134,14 +137,18 @@ class Benchmark:
         self._flags.append(Flag(name, kind, default, text, **more))
 
     def figure(
-        self, name: str, *, on: Iterable[str] = DEVICES, default: bool = True, group: str | None = None
+        self, name: str, *, on: Iterable[str] = DEVICES, default: bool | None = True, group: str | None = None
     ) -> Callable[[Function], Function]:
-        """Registers a figure for devices. `default`: measured where none is named. `group`: of several."""
+        """Registers a figure for devices.
+
+        `default`: measured where none is named; None: not even by "all". `group`: a name of several.
+        """
 
         def register(function: Function) -> Function:
             for device in on:
                 self.figures[device][name] = function
                 self._defaults[device] += [name] if default else []
+                self._all[device] += [name] if default is not None else []
             if group is not None:
                 self.groups.setdefault(group, []).append(name)
             return function
@@ -185,6 +192,7 @@ class Benchmark:
         self.load()
         parser = self._parser()
         arguments = parser.parse_args(given)
+        arguments.device_found = arguments.device is None
         arguments.device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if arguments.device != "cpu" and not torch.cuda.is_available():
             parser.error(f"--device {arguments.device}: torch finds no GPU; run with --device cpu")
@@ -195,11 +203,11 @@ class Benchmark:
             check_plot(parser, arguments.plots / "figure.png", "--plots")
         if arguments.threads is not None:
             torch.set_num_threads(arguments.threads)
+        arguments.figures = self._chosen(parser, arguments)
         for flag in self._flags:
             if getattr(arguments, flag.attribute) is None:
-                setattr(arguments, flag.attribute, flag.default_on(arguments.device, arguments.quick))
+                setattr(arguments, flag.attribute, flag.default_of(arguments))
             flag.check(parser, getattr(arguments, flag.attribute))
-        arguments.figures = self._chosen(parser, arguments)
         for check in self._checks:
             check(parser, arguments)
         return parser, arguments
@@ -235,7 +243,7 @@ class Benchmark:
         named = [*arguments.named, *(arguments.figures or [])]
         if not named and arguments.figures is None:
             return list(self._defaults[arguments.device])
-        groups = {"all": list(known), **self.groups}
+        groups = {"all": self._all[arguments.device], **self.groups}
         chosen = [each for name in named for each in groups.get(name, [name])]
         Flag("--figures", comma_list, None, "", allowed=known).check(parser, chosen)
         return list(dict.fromkeys(chosen))
@@ -244,16 +252,23 @@ class Benchmark:
         self, parser: argparse.ArgumentParser, arguments: argparse.Namespace, device: str | None = None
     ) -> None:
         """Measures; after each figure the JSON file is written anew. `device`: whose figures; the run's."""
-        report, setting = Report(arguments), self._setting(parser, arguments)
-        known = self.figures[device or arguments.device]
+        report = Report(arguments)
+        for name, figure in self.figures_of(parser, arguments, device):
+            plot = figure.plot or f"{self._plots}_{name.replace(' ', '_')}"
+            report.add_figure(name, figure, plot)
+
+    def figures_of(
+        self, parser: argparse.ArgumentParser, arguments: argparse.Namespace, device: str | None = None
+    ) -> Iterator[tuple[str, Figure]]:
+        """Names in the JSON file, and figures, each as soon as it is measured."""
+        setting, known = self._setting(parser, arguments), self.figures[device or arguments.device]
         chosen = [(name, known[name]) for name in arguments.figures]
         for name, function in [*chosen, *(("", function) for function in self._last)]:
             for figure in _each(function(setting)):
-                name_of_it = figure.name or name
-                plot = figure.plot or f"{self._plots}_{name_of_it.replace(' ', '_')}"
-                report.add_figure(name_of_it, figure, plot)
+                yield figure.name or name, figure
         if speed := vars(setting).get("copy_speed"):
-            report.add("copy_bytes_per_s" if setting.on_gpu else "read_bandwidth_bytes_per_s", [], speed)
+            name = "copy_bytes_per_s" if setting.on_gpu else "read_bandwidth_bytes_per_s"
+            yield name, Figure([], {}, speed)
 
     def main(self) -> None:
         """The program."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ import torch
 
 import recfuse
 from common.checks import check_agreement
-from common.report import load_notes, texts, write_results
+from common.report import Figure, load_notes
+from common.settings import Setting
 from common.table import Table, milliseconds, times
 from common.traces import table_traces
 from common.verdict import verdict
+from dlrm import bench
 from dlrm.model import (
     AGAINST,
     BASELINE,
@@ -72,9 +75,10 @@ def parameter_bytes(model: torch.nn.Module) -> int:
     return sum(storages.values())
 
 
-def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Run the comparison."""
-    rows = arguments.arch_embedding_size
+@bench.figure("inference", on=["cpu"])
+def figure_inference(setting: Setting) -> Iterator[Figure]:
+    """One model at one hotness, by stage."""
+    parser, arguments, rows = setting.parser, setting.arguments, setting.arguments.arch_embedding_size
     torch.manual_seed(arguments.seed)
     batches = make_batches(parser, arguments, rows)
     baseline = DLRM(
@@ -84,38 +88,32 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     report = recfuse.swap(swapped)
     models = {BASELINE: baseline, CANDIDATE: swapped}
     candidates = {name: Staged(model, "cpu") for name, model in models.items()}
-    output_difference, embedding_difference = largest_differences(candidates, batches, BASELINE, "cpu")
+    differences = largest_differences(candidates, batches, BASELINE, "cpu")
     result = timing.compare(
         candidates, inputs=[(batch,) for batch in batches], rounds=arguments.num_batches,
         progress=True, label="mini-batches",
     )  # fmt: skip
     memory = {name: parameter_bytes(model) for name, model in models.items()}
-    differences = [output_difference, embedding_difference]
     table = tabulate(arguments, rows, result)
     table.notes += [
         f"Memory of the model: {memory[BASELINE] / 1e6:,.0f} MB with {BASELINE}, "
         f"{memory[CANDIDATE] / 1e6:,.0f} MB with {CANDIDATE}.",
-        f"Largest difference of the outputs {output_difference:.1e}, of the pooled embeddings "
-        f"{embedding_difference:.1e} of the largest value, on {len(batches)} mini-batches.",
+        f"Largest difference of the outputs {differences[0]:.1e}, of the pooled embeddings "
+        f"{differences[1]:.1e} of the largest value, on {len(batches)} mini-batches.",
         swap_note(report),
+        *load_notes([result]),
     ]
-    table.notes += load_notes([result])
-    table.show(arguments.markdown)
     line = verdict({"": result}, CANDIDATE, BASELINE, AGAINST, differences)
-    results = {
-        "arguments": texts(arguments),
-        "ratio": {
-            "total": result.ratio(CANDIDATE, BASELINE),
-            **{
-                stage: result[BASELINE].stages[stage].median / result[CANDIDATE].stages[stage].median
-                for stage in result[BASELINE].stages
-            },
-        },
+    ratios = {"total": result.ratio(CANDIDATE, BASELINE)}
+    for stage, spent in result[BASELINE].stages.items():
+        ratios[stage] = spent.median / result[CANDIDATE].stages[stage].median
+    yield Figure([table], {}, ratios, name="ratio")
+    for name, record in {
         "verdict": line,
         "model_bytes": memory,
-        "difference": {"outputs": output_difference, "embeddings_relative": embedding_difference},
+        "difference": {"outputs": differences[0], "embeddings_relative": differences[1]},
         "measured": result.to_json(environment=False),
-    }
-    write_results(arguments.json, [table], results)
+    }.items():
+        yield Figure([], {}, record, name=name)
     check_agreement(parser, differences, TOLERANCE)
     print(line)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ from torch import Tensor
 
 import recfuse
 from common.checks import check_agreement
-from common.report import load_notes, texts, write_results
-from common.settings import check_choices, comma_list
+from common.registry import Flag
+from common.report import Figure, load_notes
+from common.settings import Setting, comma_list
 from common.table import Table, milliseconds, times
 from common.traces import MIXES, mix_levels
 from common.verdict import verdict
+from dlrm import bench
 from dlrm.model import (
     AGAINST,
     BASELINE,
@@ -65,7 +67,7 @@ def default_tables(arguments: argparse.Namespace, free: int) -> int:
 def check_levels(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """End the program where --trace is no list of hotness levels and mixes."""
     arguments.trace = comma_list(arguments.trace)
-    check_choices(parser, {"--trace": (arguments.trace, LEVELS)})
+    Flag("--trace", comma_list, None, "", allowed=LEVELS).check(parser, arguments.trace)
     if len(set(arguments.arch_embedding_size)) > 1:
         parser.error("--arch-embedding-size: tables of different sizes, --device cuda takes equal ones")
 
@@ -188,31 +190,34 @@ def _stages(results: dict[str, timing.Comparison]) -> list[str]:
     return list(next(iter(results.values()))[BASELINE].stages)
 
 
-def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Run the benchmark; what was measured is written after each level."""
+@bench.figure("inference", on=["cuda"])
+def figure_inference(setting: Setting) -> Iterator[Figure]:
+    """Every level of hotness and mix."""
+    arguments = setting.arguments
     torch.manual_seed(arguments.seed)
     baseline = make_model(arguments)
     swapped, report = swapped_copy(baseline)
     candidates = make_candidates(arguments, baseline, swapped)
-    results, differences, tables = {}, {}, []
+    results, differences = {}, {}
     for level in arguments.trace:
         results[level], differences[level] = measure(arguments, level, candidates)
-        tables = tabulate(arguments, results)
-        record = {
-            "arguments": texts(arguments),
-            "differences": differences,
-            "measured": {name: result.to_json(environment=False) for name, result in results.items()},
-        }
-        write_results(arguments.json, tables, record, arguments.device)
+        yield from measured(results, differences)
         outputs, embeddings = differences[level]
-        check_agreement(parser, [embeddings], TOLERANCE)
-        check_agreement(parser, [outputs], OUTPUT_TOLERANCE)
+        check_agreement(setting.parser, [embeddings], TOLERANCE)
+        check_agreement(setting.parser, [outputs], OUTPUT_TOLERANCE)
     worst = [max(pair) for pair in zip(*differences.values(), strict=True)]
-    tables[0].notes.append(
+    tables = tabulate(arguments, results)
+    tables[0].notes += [
         f"Largest difference of the outputs {worst[0]:.1e}, of the pooled embeddings {worst[1]:.1e} of the "
-        f"largest value. {swap_note(report)}"
-    )
-    tables[0].notes += load_notes(results.values())
-    for table in tables:
-        table.show(arguments.markdown)
+        f"largest value. {swap_note(report)}",
+        *load_notes(results.values()),
+    ]
+    yield Figure(tables, {}, differences, name="differences")
     print(verdict(results, CANDIDATE, BASELINE, AGAINST, worst))
+
+
+def measured(results: dict[str, timing.Comparison], differences: dict[str, Any]) -> Iterator[Figure]:
+    """The levels so far."""
+    yield Figure([], {}, differences, name="differences")
+    plain = {name: result.to_json(environment=False) for name, result in results.items()}
+    yield Figure([], {}, plain, name="measured")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from torch import Tensor
 
 import recfuse
 from common.checks import check_agreement
-from common.report import load_notes, texts, write_results
+from common.report import Figure, load_notes
+from common.settings import Setting
 from common.table import Table, milliseconds, times
 from common.verdict import verdict
-from dlrm import cpu, gpu
+from dlrm import bench, cpu, gpu
 from dlrm.model import AGAINST, BASELINE, CANDIDATE, DLRM, MiniBatch, swap_note
 from recfuse import timing
 
@@ -149,30 +150,26 @@ def tabulate(arguments: argparse.Namespace, results: dict[str, timing.Comparison
     return table
 
 
-def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Run the comparison at each trace."""
+@bench.figure("train", default=False)
+def figure_train(setting: Setting) -> Iterator[Figure]:
+    """Training steps at each trace."""
+    parser, arguments = setting.parser, setting.arguments
     levels = [arguments.trace] if isinstance(arguments.trace, str) else arguments.trace
     results, differences, notes = {}, {}, []
-    table = Table("", [])
     for level in levels:
         sides = make_sides(arguments)
         inputs = make_inputs(parser, arguments, level)
         results[level], differences[level] = measure(arguments, level, sides, inputs)
         notes = [swap_note(side.report) for name, side in sides.items() if name == CANDIDATE and side.report]
-        table = tabulate(arguments, results)
         del sides
-        record = {
-            "arguments": texts(arguments),
-            "differences": differences,
-            "measured": {name: result.to_json(environment=False) for name, result in results.items()},
-        }
-        table.notes = [
-            f"Largest difference of the losses of the first {CHECKED_STEPS} steps: "
-            f"{max(differences.values()):.1e}.",
-            *notes,
-            *load_notes(results.values()),
-        ]
-        write_results(arguments.json, [table], record, arguments.device)
+        yield from gpu.measured(results, differences)
         check_agreement(parser, [differences[level]], TOLERANCE)
-    table.show(arguments.markdown)
+    table = tabulate(arguments, results)
+    table.notes = [
+        f"Largest difference of the losses of the first {CHECKED_STEPS} steps: "
+        f"{max(differences.values()):.1e}.",
+        *notes,
+        *load_notes(results.values()),
+    ]
+    yield Figure([table], {}, differences, name="differences")
     print(verdict(results, CANDIDATE, BASELINE, f"{AGAINST}, training", list(differences.values())))

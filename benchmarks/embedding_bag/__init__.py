@@ -15,5 +15,5 @@ ones with GLIBC_TUNABLES=glibc.malloc.hugetlb=1).
 
 from common.registry import Benchmark
 
-MODULES = ["flags", "cpu", "random_rows", "main_table", "sweeps", "schemes", "short_bags"]
+MODULES = ["flags", "cpu", "random_rows", "main_table", "sweeps", "schemes", "short_bags", "parts"]
 bench = Benchmark("embedding_bag", __doc__, MODULES, rounds=21, quick_rounds=5, plots="figure")

@@ -16,5 +16,16 @@ All outputs are compared first. Of each family the fastest counts. Inference mod
 
 from common.registry import Benchmark
 
-MODULES = ["flags", "cpu", "models", "sizes", "equal", "end_to_end", "tuning", "ablations", "mapping"]
+MODULES = [
+    "flags",
+    "cpu",
+    "models",
+    "sizes",
+    "equal",
+    "end_to_end",
+    "tuning",
+    "ablations",
+    "mapping",
+    "parts",
+]
 bench = Benchmark("fused_embedding_bag", __doc__, MODULES, rounds=15, plots="fused")

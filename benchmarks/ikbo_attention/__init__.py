@@ -19,4 +19,4 @@ shapes, in float32.
 
 from common.registry import Benchmark
 
-bench = Benchmark("ikbo_attention", __doc__, ["flags", "figures"], rounds=5, plots="attention")
+bench = Benchmark("ikbo_attention", __doc__, ["flags", "figures", "parts"], rounds=5, plots="attention")

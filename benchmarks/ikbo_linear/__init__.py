@@ -19,4 +19,4 @@ shapes, in float32.
 
 from common.registry import Benchmark
 
-bench = Benchmark("ikbo_linear", __doc__, ["flags", "figures"], rounds=9, plots="ikbo")
+bench = Benchmark("ikbo_linear", __doc__, ["flags", "figures", "parts"], rounds=9, plots="ikbo")

@@ -18,4 +18,6 @@ the losses of all steps.
 
 from common.registry import Benchmark
 
-bench = Benchmark("training", __doc__, ["flags", "cpu", "steps", "convergence"], rounds=21, plots="training")
+bench = Benchmark(
+    "training", __doc__, ["flags", "cpu", "steps", "convergence", "parts"], rounds=21, plots="training"
+)

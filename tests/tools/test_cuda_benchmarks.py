@@ -278,24 +278,11 @@ TINY_DLRM = [
 @pytest.fixture
 def dlrm(monkeypatch):
     """Runs dlrm.py's GPU part on the CPU; returns its exit status."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script = module("dlrm.__main__")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
-    monkeypatch.setattr(torch, "compile", lambda call, **options: call)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-
-    def run(*options):
-        monkeypatch.setattr(sys, "argv", ["dlrm.py", *TINY_DLRM, *map(str, options)])
-        try:
-            parser, arguments = script.parse_arguments()
-            arguments.device = "cpu"
-            module("dlrm.train" if arguments.train else "dlrm.gpu").run(parser, arguments)
-        except SystemExit as stopped:
-            return stopped.code
-        return 0
-
-    return run
+    with on_the_cpu(monkeypatch, "dlrm", TINY_DLRM) as run:
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
+        monkeypatch.setattr(torch, "compile", lambda call, **options: call)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        yield run
 
 
 def test_the_whole_model_at_every_hotness_and_mix(dlrm, tmp_path, capsys):

@@ -139,20 +139,18 @@ def test_the_verdict_is_honest(monkeypatch, cases, differences, expected):
 )
 def test_dlrm_takes_the_gpu_where_there_is_one(monkeypatch, capsys, gpu, expected):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from dlrm.__main__ import parse_arguments
+    from dlrm import bench
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (24 << 30, 24 << 30))
-    monkeypatch.setattr(sys, "argv", ["dlrm.py"])
-    _, arguments = parse_arguments()
+    _, arguments = bench.parse([])
     output = capsys.readouterr().out
     assert arguments.device == ("cuda" if gpu else "cpu") and expected in output
     tables = len(arguments.arch_embedding_size)
     # A table of 256 MB twice, while the tables are packed.
     assert (20 < tables < 48 and f"{tables} tables of 250" in output) if gpu else tables == 26
-    monkeypatch.setattr(sys, "argv", ["dlrm.py", "--device", "cpu"])
-    assert parse_arguments()[1].device == "cpu"
+    assert bench.parse(["--device", "cpu"])[1].device == "cpu"
     assert capsys.readouterr().out.startswith("Running on ")
 
 

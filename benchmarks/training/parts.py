@@ -1,0 +1,81 @@
+"""The ablation of the backward pass: steps that leave parts of it out. All variants train the same tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from common.ablation import WITH, Cell, ablation, sized
+from common.settings import Setting
+from recfuse import _C
+from training import bench, stages
+from training.lookups import RankedSubject, Subject, make_subject
+from training.sides import OPTIMIZERS, RECFUSE, make_sides
+from training.steps import TOLERANCE, fitting_rows
+
+LEFT_OUT = {"sort/group.cu": 1, "small/": 2, "small/parts.cuh": 4}
+"""Parts, as `_C.fused_embedding_bag_backward_leave_out` takes them."""
+SMALL, GROUPS = ("small/parts.cuh", "small/"), ("sort/group.cu",)
+CELLS = [
+    *((f"{name}-512", kind, SMALL) for kind in ("sgd", "rowwise_adagrad") for name in "AD"),
+    # Not published: small/parts.cuh lists these, of few rows or of many bags, and no published cell.
+    ("100 x 100-2048", "sgd", SMALL),
+    ("100 x 10000-8192", "sgd", SMALL),
+    *((name, "sgd", GROUPS) for name in ("mlperf-2048", "mlperf-16384", "dynamicemb-104857")),
+    ("dynamicemb-104857", "adam", GROUPS),
+]
+
+
+class Uniform(RankedSubject):
+    """Equal tables, one lookup a sample, uniform."""
+
+    def ranks(self, uniform: Tensor, rows: int) -> Tensor:
+        """All rows alike."""
+        return uniform * rows
+
+
+def without(parts: int, call: Callable[[Any], Any], given: Any) -> Any:
+    """A call whose backward passes do without these parts."""
+    _C.fused_embedding_bag_backward_leave_out(parts)
+    try:
+        return call(given)
+    finally:
+        _C.fused_embedding_bag_backward_leave_out(0)
+
+
+def subject_of(name: str, kind: str, setting: Setting) -> Subject:
+    """The subject of a cell."""
+    model, _, size = name.rpartition("-")
+    batch = sized(setting, int(size))
+    if model.startswith("100 x "):
+        return Uniform(model, [int(model.removeprefix("100 x "))] * 100, [1] * 100, batch)
+    rows = fitting_rows(sized(setting, 8_000_000), kind, [RECFUSE], setting.device)
+    return make_subject(f"{model}-{batch}", setting.arguments.seed, sized(setting, 4_000_000), rows)
+
+
+@ablation(bench)
+def cells(setting: Setting) -> Iterator[Cell]:
+    """Published steps, and two that are not."""
+    for name, kind, parts in CELLS:
+        setting.release()
+        subject = subject_of(name, kind, setting)
+        batches = subject.batches(2, setting.arguments.seed + 1, setting.device)
+        index_dtype = batches[0].indices.dtype
+        side = make_sides(subject, kind, [RECFUSE], setting.device, index_dtype)[0][RECFUSE]
+        right = stages.right_changes(subject, batches[0], OPTIMIZERS[kind])
+        first_step = partial(stages.first_step_error, side, batches[0])
+        bits = {WITH: 0, **{f"without {part}": LEFT_OUT[part] for part in parts}}
+        yield Cell(
+            f"{subject.name}, {kind}",
+            {f"without {part}": part for part in parts},
+            {run: partial(without, bit, side.step) for run, bit in bits.items()},
+            batches,
+            # The first step is undone, but for an optimizer's states: later ones change the rows less.
+            lambda name, error, kind=kind: error if kind == "sgd" or name == WITH else 0.0,
+            TOLERANCE,
+            {run: partial(without, bit, first_step, right) for run, bit in bits.items()},
+        )
+        del subject, batches, side, right, first_step
