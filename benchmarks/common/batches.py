@@ -16,6 +16,13 @@ from torch import Tensor
 
 from common.peers import Part
 
+MLPERF_ROWS = (
+    40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155,
+    4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
+)  # fmt: skip
+MLPERF_SKEW = 5  # rank = u ** 5 * rows
+_SCATTER = 2654435761  # a prime: ranks times it, modulo the rows, are the rows in another order
+
 
 @dataclass
 class Batch:
@@ -57,3 +64,8 @@ def model_batches(
     """Batches of a `recfuse.workloads.Model`."""
     raw = side_by_side(model.batch, sizes, seeds)
     return [from_host(*arrays, size, device) for arrays, size in zip(raw, sizes, strict=True)]
+
+
+def scattered(ranks: Tensor, rows: int) -> Tensor:
+    """The rows that have these ranks, of floating point: the hot rows lie all over the table."""
+    return ranks.long().clamp_(0, rows - 1) * _SCATTER % rows

@@ -1,20 +1,33 @@
-"""What the GPU at hand can do at best, measured in the same run: copy speed, and a gather of plain rows."""
+"""Ceilings of the GPU at hand, measured in the same run: copy speed, and a gather of plain rows."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from common.kernels import compiled
 from recfuse import timing
 
+KERNELS = Path(__file__).parent.parent / "kernels"
 GATHER = "gather.cu"
 THREADS = 256
+
+
+@functools.cache
+def compiled(file: str, options: tuple[str, ...]) -> Any:
+    """The kernel rf_NAME of kernels/NAME.cu."""
+    from torch.utils import cpp_extension
+
+    # torch wants to name a toolkit's headers to the compiler, which these kernels do not include.
+    cpp_extension.CUDA_HOME = cpp_extension.CUDA_HOME or "/usr/local/cuda"
+    source, entry = (KERNELS / file).read_text(), f"rf_{Path(file).stem}"
+    return torch.cuda._compile_kernel(source, entry, nvcc_options=list(options))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common.batches import Batch
-from common.calls import EAGER, host_seconds, time_calls
+from common.calls import EAGER, figure_of_samples, host_seconds, time_calls
 from common.checks import relative_error
-from common.host import figure_of_samples
 from common.report import Figure, Panels, Row, load_notes
 from common.settings import fail
 from common.table import Table, milliseconds, times

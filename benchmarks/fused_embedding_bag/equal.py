@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from common.batches import Batch, from_host, side_by_side
+from common.batches import MLPERF_ROWS, MLPERF_SKEW, Batch, from_host, scattered, side_by_side
 from common.calls import time_calls
 from common.checks import TOLERANCES, relative_error
 from common.measure import measure as measure_runs
-from common.mlperf import MLPERF_ROWS, MLPERF_SKEW, scattered
 from common.report import Figure, Panels, Row
 from common.table import Table, times
 from fused_embedding_bag import bench

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from common.batches import Batch
-from common.kernels import compiled
+from common.ceilings import compiled
 from common.peers import fbgemm_module
 from fused_embedding_bag.setting import Subject
 from fused_embedding_bag.streams import Run

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from common.host import figure_host
+from common.calls import figure_host
 from common.points import DTYPES, RECFUSE, micro, tera
 from common.report import Figure, Panels, load_notes
 from common.roofline import last_figures

@@ -10,8 +10,7 @@ from statistics import geometric_mean
 import torch
 from tqdm import tqdm
 
-from common.calls import EAGER
-from common.host import figure_host
+from common.calls import EAGER, figure_host
 from common.points import DTYPES, micro, tera
 from common.report import Figure, Panels, load_notes
 from common.roofline import last_figures

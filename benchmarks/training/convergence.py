@@ -19,8 +19,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 import recfuse
+from common.batches import MLPERF_ROWS
 from common.checks import check_agreement
-from common.mlperf import MLPERF_ROWS
 from common.plots import colours, drawn, finish, machine
 from common.report import Figure
 from common.settings import Setting

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.batches import Batch, model_batches
-from common.mlperf import MLPERF_ROWS, MLPERF_SKEW, scattered
+from common.batches import MLPERF_ROWS, MLPERF_SKEW, Batch, model_batches, scattered
 from recfuse.data import workloads
 
 MLPERF_LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from tqdm import tqdm
 
-from common import checks, host
+from common import calls, checks
 from common.batches import Batch
 from common.calls import EAGER, time_calls
 from common.report import Figure, Row, load_notes
@@ -232,7 +232,7 @@ def figure_host(setting: Setting) -> Figure:
     for name, side in sides.items():
         runs[name] = partial(side.step, batch)
         runs[f"{name}, one thread"] = partial(step_on_one_thread, side, batch)
-    figure = host.figure_host(title, runs, device, min(arguments.rounds, 5))
+    figure = calls.figure_host(title, runs, device, min(arguments.rounds, 5))
     figure.tables[0].notes += notes
     setting.release()
     return figure

@@ -240,7 +240,7 @@ def test_a_pass_without_a_graph_is_called_instead(bag, monkeypatch):
 @pytest.mark.parametrize("row_bytes", [16, 64, 128, 256, 512])
 def test_every_shape_of_the_gather_compiles_without_spills(bag, row_bytes):
     ceiling = module("common.ceilings")
-    source = (module("common.kernels").KERNELS / ceiling.GATHER).read_text()
+    source = (module("common.ceilings").KERNELS / ceiling.GATHER).read_text()
     writing = [shape for shape in ceiling.SHAPES if shape.l1 and not shape.rolling]
     cases = [(shape, row_bytes) for shape in ceiling.SHAPES] + [(shape, row_bytes, 16) for shape in writing]
     for options in {tuple(ceiling.options(*case)) for case in cases}:

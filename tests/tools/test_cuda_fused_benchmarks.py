@@ -370,7 +370,7 @@ def test_the_stand_in_compiles_without_spills(fused, half, wide):
     peers = module("fused_embedding_bag.runs")
     options = peers.one_warp_options(half, wide)
     log = compiler_log(
-        (module("common.kernels").KERNELS / peers.ONE_WARP_KERNEL).read_text(),
+        (module("common.ceilings").KERNELS / peers.ONE_WARP_KERNEL).read_text(),
         ["-arch=sm_90", "--ptxas-options=-v", *options],
     )
     assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", log), log
