@@ -16,16 +16,13 @@ from training.lookups import RankedSubject, Subject, make_subject
 from training.sides import OPTIMIZERS, RECFUSE, make_sides
 from training.steps import TOLERANCE, fitting_rows
 
-LEFT_OUT = {"sort/group.cu": 1, "small/": 2, "small/parts.cuh": 4}
-"""Parts, as `_C.fused_embedding_bag_backward_leave_out` takes them."""
-SMALL, GROUPS = ("small/parts.cuh", "small/"), ("sort/group.cu",)
+SMALL = "small/"
+LEFT_OUT = {WITH: 0, f"without {SMALL}": 1}
+"""Bits that `_C.fused_embedding_bag_backward_leave_out` takes, by run."""
 CELLS = [
-    *((f"{name}-512", kind, SMALL) for kind in ("sgd", "rowwise_adagrad") for name in "AD"),
-    # Not published: small/parts.cuh lists these, of few rows or of many bags, and no published cell.
-    ("100 x 100-2048", "sgd", SMALL),
-    ("100 x 10000-8192", "sgd", SMALL),
-    *((name, "sgd", GROUPS) for name in ("mlperf-2048", "mlperf-16384", "dynamicemb-104857")),
-    ("dynamicemb-104857", "adam", GROUPS),
+    *((f"{name}-512", kind) for kind in ("sgd", "rowwise_adagrad") for name in "AD"),
+    ("100 x 100-2048", "sgd"),  # not published: equal tables of few and of many rows
+    ("100 x 10000-2048", "sgd"),
 ]
 
 
@@ -59,7 +56,7 @@ def subject_of(name: str, kind: str, setting: Setting) -> Subject:
 @ablation(bench)
 def cells(setting: Setting) -> Iterator[Cell]:
     """Published steps, and two that are not."""
-    for name, kind, parts in CELLS:
+    for name, kind in CELLS:
         setting.release()
         subject = subject_of(name, kind, setting)
         batches = subject.batches(2, setting.arguments.seed + 1, setting.device)
@@ -67,15 +64,14 @@ def cells(setting: Setting) -> Iterator[Cell]:
         side = make_sides(subject, kind, [RECFUSE], setting.device, index_dtype)[0][RECFUSE]
         right = stages.right_changes(subject, batches[0], OPTIMIZERS[kind])
         first_step = partial(stages.first_step_error, side, batches[0])
-        bits = {WITH: 0, **{f"without {part}": LEFT_OUT[part] for part in parts}}
         yield Cell(
             f"{subject.name}, {kind}",
-            {f"without {part}": part for part in parts},
-            {run: partial(without, bit, side.step) for run, bit in bits.items()},
+            SMALL,
+            {run: partial(without, bit, side.step) for run, bit in LEFT_OUT.items()},
             batches,
             # The first step is undone, but for an optimizer's states: later ones change the rows less.
             lambda name, error, kind=kind: error if kind == "sgd" or name == WITH else 0.0,
             TOLERANCE,
-            {run: partial(without, bit, first_step, right) for run, bit in bits.items()},
+            {run: partial(without, bit, first_step, right) for run, bit in LEFT_OUT.items()},
         )
         del subject, batches, side, right, first_step

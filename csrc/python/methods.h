@@ -140,7 +140,7 @@
       "batch; or where timed [sets, features], clock cycles of the blocks of a feature")                     \
     X(fused_embedding_bag_backward_leave_out,                                                                \
       "fused_embedding_bag_backward_leave_out(parts: int): later backward passes on a GPU do without these " \
-      "parts; 1: grouping, 2: the path of small tables, 4: its lists by parts, or-ed; 0: all are used")
+      "parts; 1: the path of small tables; 0: all are used")
 
 /* The name of capsules that own an rf__columns_inputs. */
 #define RF__PY_COLUMNS_INPUTS "recfuse.columns_inputs"

@@ -4,8 +4,7 @@
  * both paths; problem.c, features as kernels see them; segments.c, features whose entries are sorted together;
  * general/layout.c, the workspace of the general path; general/general.c, its launches; backward_kernel.c, variants of its kernels;
  * small/small.c, tables that fit in shared memory; compile_ahead.c, kernels that training takes.
- * On the device, general path: keys.cu makes entries of lookups, sort.cu sorts them by row, or sort.cu and backward_group.cu bring those
- * of a row together, rows.cu and joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
+ * On the device, general path: keys.cu makes entries of lookups, sort.cu sorts them by row, rows.cu and joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
  * listed.cu updates rows whose sums are given. Small tables: lists.cu, small_rows.cu. All
  * end in emit.cuh. */
 #ifndef RECFUSE_CUDA_BACKWARD_H
@@ -15,11 +14,7 @@
 #include "gpu/launches/launches.h"
 
 /* Parts that a call can do without; its results are the same. */
-enum {
-    RF__BACKWARD_WITHOUT_GROUPS = 1, /* sorts entries also where they may be grouped: group.cu */
-    RF__BACKWARD_WITHOUT_SMALL = 2, /* takes all features the general path: small/ */
-    RF__BACKWARD_WITHOUT_PARTS = 4 /* takes features that small/parts.cuh lists the general path */
-};
+enum { RF__BACKWARD_WITHOUT_SMALL = 1 /* takes all features the general path: small/ */ };
 /* Sets what later calls of this process leave out; 0, as at the start: nothing. For benchmarks/ablations.py. */
 RF__SHARED void rf__backward_leave_out(int32_t parts);
 
@@ -68,7 +63,6 @@ typedef struct rf__backward_features {
     int32_t dim; /* the widest */
     rf_backward_segments segments;
     int32_t passes, digit_bits; /* of the sort */
-    rf_backward_segments groups; /* count 0: entries are sorted */
     rf__backward_traffic traffic;
 } rf__backward_features;
 
@@ -76,7 +70,7 @@ typedef struct rf__backward_features {
 rf_status rf__backward_describe(const rf__backward_problem *problem, rf__backward_features *described);
 /* Counts the features whose pooling is not -1, and what they have in common: all but `rows` and `dim`. */
 void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_features *described);
-/* Which features are sorted together, by how many digits of how many bits, and which are grouped together. */
+/* Which features are sorted together, by how many digits of how many bits. */
 void rf__backward_segment(const rf__backward_problem *problem, rf__backward_features *described);
 
 /* Kernels. */
@@ -86,7 +80,6 @@ typedef enum rf__backward_kernel {
     RF__BACKWARD_COUNT,
     RF__BACKWARD_PLACES,
     RF__BACKWARD_SORT,
-    RF__BACKWARD_GROUP,
     RF__BACKWARD_COUNT_ROWS,
     RF__BACKWARD_SUM_ROWS,
     RF__BACKWARD_SPLIT_ROWS,
@@ -102,7 +95,6 @@ typedef struct rf__backward_variant {
     int32_t index_type, offset_type;
     int32_t wide_keys, wide_values; /* of 64 bits */
     int32_t digit_bits, items, entries; /* RF_ITEMS; RF_ENTRIES_... */
-    int32_t grouped; /* entries of equal keys are brought together, in no order of keys */
     int32_t grad_dtype, weight_dtype, emit, round, aligned;
     int32_t vectors; /* 0: the kernel knows */
     int32_t dynamic_shared;

@@ -36,11 +36,6 @@ enum {
     RF_BACKWARD_PLACES_DIGITS = 32, /* of a block of rf_backward_places */
     RF_BACKWARD_MOST_SEGMENTS = 32,
     RF_BACKWARD_MOST_DIGIT_BITS = 11, /* of a pass */
-    RF_BACKWARD_DIGIT_ENTRIES = 512, /* lookups of a digit, at most and about, where keys are grouped */
-    RF_BACKWARD_ROOM = 2560, /* entries that a block of backward_group.cu sorts at once */
-    RF_BACKWARD_MANY = 1536, /* of a digit that is cut into parts, at least (digits_t) */
-    RF_BACKWARD_MOST_TILE = 1792, /* of a block: a digit that begins among them mostly fits as well */
-    RF_BACKWARD_LEAST_TILE = RF_BACKWARD_MOST_TILE / 4,
     RF_BACKWARD_MOST_ROWS_CHUNK = 512, /* entries a block of rows.cu, at most */
     RF_BACKWARD_ROWS_AT_ONCE = 4, /* entries that a group of it takes at once, at most */
     RF_BACKWARD_MOST_MATRICES = 16, /* of a launch */
@@ -63,16 +58,13 @@ typedef struct rf_backward_feature {
 RF_SIZE_IS(rf_backward_feature, 32);
 
 /* Features follow each other in segments whose rows follow each other as well, so that each segment's entries are sorted
- * by themselves, by keys less its `base`: those have fewer bits than keys of all rows. Where equal keys are only grouped, their
- * order is that of places: such a key times the segment's factor, 32 bits of it. Of keys of b bits the factor has 32 - b zeros
- * behind an odd number, so that different keys have different places. */
+ * by themselves, by keys less its `base`: those have fewer bits than keys of all rows. */
 typedef struct rf_backward_segments {
     rf_i64 bases[RF_BACKWARD_MOST_SEGMENTS];
     rf_u32 slots[RF_BACKWARD_MOST_SEGMENTS]; /* the first bag */
-    rf_u32 factors[RF_BACKWARD_MOST_SEGMENTS];
     rf_i32 count, unused;
 } rf_backward_segments;
-RF_SIZE_IS(rf_backward_segments, 520);
+RF_SIZE_IS(rf_backward_segments, 392);
 
 /* A weight, or where its gradient is written. Of a gradient that is listed, row n of those that are found in all matrices
  * is row n from `weight` on, and its number is listed[n]: both begin so much before the matrix's own memory. */
@@ -122,34 +114,8 @@ typedef struct rf_backward_keys_args {
     rf_u32 slots, bags; /* features * bags */
     rf_backward_segments segments;
     rf_backward_counts counts; /* of the first pass */
-    RF_BACKWARD_ADDRESS(rf_u32) zeros; /* [n_zeros]: what backward_group.cu counts in */
-    rf_i64 n_zeros;
 } rf_backward_keys_args;
-RF_SIZE_IS(rf_backward_keys_args, 680);
-
-/* Parts of all digits, at most: of each that is cut, which has more than RF_BACKWARD_MANY entries, one may have few. */
-#define RF_BACKWARD_MOST_PARTS(lookups) ((lookups) / RF_BACKWARD_ROOM + (lookups) / RF_BACKWARD_MANY)
-
-/* A part of a digit that is cut: RF_BACKWARD_ROOM entries, or those that are left. */
-typedef struct rf_backward_part {
-    rf_u32 begin, end; /* of the digit */
-    rf_u32 first; /* the number of the digit's first part */
-    rf_i32 segment;
-} rf_backward_part;
-RF_SIZE_IS(rf_backward_part, 16);
-
-/* Where groups are, for sort.cu and backward_group.cu. */
-typedef struct rf_backward_groups {
-    RF_BACKWARD_ADDRESS(rf_u32) begins; /* [segments][digits + 1]: where entries of a digit begin */
-    RF_BACKWARD_ADDRESS(rf_backward_part) parts;
-    /* Zeros before: how many parts there are; how many are worked on; [parts] how many of a digit are done, at its first one;
-     * [parts] how many entries of a part are of the digit's frequent key, and one more. */
-    RF_BACKWARD_ADDRESS(rf_u32) n_parts;
-    RF_BACKWARD_ADDRESS(rf_u32) begun;
-    RF_BACKWARD_ADDRESS(rf_u32) done;
-    RF_BACKWARD_ADDRESS(rf_u32) found;
-} rf_backward_groups;
-RF_SIZE_IS(rf_backward_groups, 48);
+RF_SIZE_IS(rf_backward_keys_args, 536);
 
 /* One pass of sort.cu. */
 typedef struct rf_backward_sort_args {
@@ -159,20 +125,8 @@ typedef struct rf_backward_sort_args {
     rf_i64 trash;
     rf_backward_segments segments;
     rf_backward_counts counts;
-    rf_backward_groups groups;
 } rf_backward_sort_args;
-RF_SIZE_IS(rf_backward_sort_args, 640);
-
-/* backward_group.cu, behind one pass of sort.cu. */
-typedef struct rf_backward_group_args {
-    RF_BACKWARD_ADDRESS(rf_backward_entry) entries; /* by digits; those of a part may be moved */
-    RF_BACKWARD_ADDRESS(rf_backward_entry) sorted;
-    rf_backward_segments segments;
-    rf_backward_counts counts;
-    rf_backward_groups groups;
-    rf_i32 part_blocks, tile; /* blocks that take parts, before others; entries of a tile */
-} rf_backward_group_args;
-RF_SIZE_IS(rf_backward_group_args, 632);
+RF_SIZE_IS(rf_backward_sort_args, 464);
 
 /* Shared memory of a block of sort.cu: counts a warp and digit, or entries; two numbers a digit; a few. */
 #define RF_BACKWARD_SORT_SHARED(digits, items, entry_bytes)                                         \

@@ -11,7 +11,6 @@ static const rf__kernel_source sources[RF__BACKWARD_KERNELS] = {
     [RF__BACKWARD_COUNT] = {FOLDER "sort/sort.cu", "rf_backward_count"},
     [RF__BACKWARD_PLACES] = {FOLDER "sort/sort.cu", "rf_backward_places"},
     [RF__BACKWARD_SORT] = {FOLDER "sort/sort.cu", "rf_backward_sort"},
-    [RF__BACKWARD_GROUP] = {FOLDER "sort/backward_group.cu", "rf_backward_group"},
     [RF__BACKWARD_COUNT_ROWS] = {FOLDER "unique.cu", "rf_backward_count_rows"},
     [RF__BACKWARD_SUM_ROWS] = {FOLDER "unique.cu", "rf_backward_sum_rows"},
     [RF__BACKWARD_SPLIT_ROWS] = {FOLDER "unique.cu", "rf_backward_split_rows"},
@@ -26,12 +25,12 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
     options->dynamic_shared = variant->dynamic_shared;
     snprintf(options->defines, sizeof options->defines,
              "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_KEY=%s -DRF_VALUE=%s -DRF_DIGIT_BITS=%d -DRF_ITEMS=%d "
-             "-DRF_ENTRIES=%d -DRF_GROUPED=%d "
+             "-DRF_ENTRIES=%d "
              "-DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_EMIT=%d -DRF_ROUND=%d -DRF_ALIGNED=%d",
              rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
              words[variant->wide_keys], words[variant->wide_values], (int)variant->digit_bits,
-             (int)variant->items, (int)variant->entries, (int)variant->grouped, (int)variant->grad_dtype,
-             (int)variant->weight_dtype, (int)variant->emit, (int)variant->round, (int)variant->aligned);
+             (int)variant->items, (int)variant->entries, (int)variant->grad_dtype, (int)variant->weight_dtype,
+             (int)variant->emit, (int)variant->round, (int)variant->aligned);
     const size_t length = strlen(options->defines);
     if (variant->vectors > 0)
         snprintf(options->defines + length, sizeof options->defines - length, " -DRF_VECTORS=%d",
@@ -49,7 +48,6 @@ static rf__backward_variant canonical_key(const rf__backward_variant *from, rf__
     if (!sorts) to.digit_bits = RF_BACKWARD_MOST_DIGIT_BITS;
     if (!sorts && number != RF__BACKWARD_KEYS) to.items = RF_BACKWARD_MOST_ITEMS;
     if (number != RF__BACKWARD_KEYS && number != RF__BACKWARD_ROWS) to.entries = 0;
-    if (number != RF__BACKWARD_KEYS && !sorts) to.grouped = number == RF__BACKWARD_GROUP;
     if (!pools) to.grad_dtype = to.weight_dtype = to.emit = to.round = to.aligned = to.vectors = 0;
     if (number != RF__BACKWARD_SORT && number != RF__BACKWARD_ROWS) to.dynamic_shared = 0;
     if (number == RF__BACKWARD_JOINS) to.grad_dtype = 0;

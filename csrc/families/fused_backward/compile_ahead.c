@@ -71,14 +71,14 @@ out:
 }
 
 /* All kernels that a problem takes, whatever the sizes of batches: with few bags and with many, of which none or all are too
- * many for the small path; with few lookups, with many, and with too many for groups. */
+ * many for the small path; with few lookups, and with many. */
 static rf_status problem_compile(compiled_kernels *all, rf__backward_problem *problem) {
     static const int64_t bags[] = {1, RF_SMALL_MOST_BAGS, RF_SMALL_MOST_BAGS + 1};
-    static const int64_t lookups[] = {1, 1 << 20, RF__BACKWARD_MOST_GROUPED + 1};
-    for (int32_t i = 0; i < 9; i++) {
+    static const int64_t lookups[] = {1, 1 << 20};
+    for (int32_t i = 0; i < 6; i++) {
         rf__launches launches;
-        problem->call.bags = bags[i / 3];
-        problem->call.lookups = lookups[i % 3];
+        problem->call.bags = bags[i / 2];
+        problem->call.lookups = lookups[i % 2];
         rf__launches_init(&launches, operator_name);
         rf_status status = batch_lower(all->gpu, problem, &launches);
         if (status == RF_OK)

@@ -8,9 +8,6 @@
 #ifndef RF_ITEMS
 #define RF_ITEMS RF_BACKWARD_MOST_ITEMS
 #endif
-#ifndef RF_GROUPED
-#define RF_GROUPED 0
-#endif
 enum { CHUNK_ENTRIES = RF_BACKWARD_SORT_BLOCK * RF_ITEMS };
 
 /* The first entry of [first, behind) whose key is `key` or more. */
@@ -63,35 +60,15 @@ RF_INLINE chunk_t chunk_find(rf_u32 length, rf_u32 number, rf_u32 size = CHUNK_E
     return chunk;
 }
 
-/* What a segment's keys are sorted by: a digit of the pass. Or they are only grouped: by places, of which all keys of a segment
- * have different ones, scattered whatever rows are looked up; a digit is as many of a place's first bits as a segment with so
- * many lookups takes. */
+/* The digit of the pass, of a segment's keys. */
 struct digits_t {
     RF_KEY base;
-    rf_u32 factor; /* of groups */
     int shift, bits;
-    rf_u32 most; /* entries of a digit of groups; one of more, which has a hot row, is cut into parts */
-    RF_INLINE rf_u32 place(RF_KEY key) const { return (rf_u32)(key - base) * factor; }
-    RF_INLINE int least() const { return __ffs((int)factor) - 1; } /* bit of a place that is not 0 */
-    RF_INLINE int of(RF_KEY key) const {
-        return RF_GROUPED ? (int)(place(key) >> shift)
-                          : (int)((RF_KEY)(key - base) >> shift) & ((1 << bits) - 1);
-    }
+    RF_INLINE int of(RF_KEY key) const { return (int)((RF_KEY)(key - base) >> shift) & ((1 << bits) - 1); }
 };
-/* `length`: the segment's lookups. */
-RF_INLINE int bits_of_groups(rf_u32 length, rf_u32 factor) {
-    const int wanted = 32 - __clz((int)((length - 1) / RF_BACKWARD_DIGIT_ENTRIES));
-    return min(max(wanted, 1), min((int)RF_BACKWARD_MOST_DIGIT_BITS, 33 - __ffs((int)factor)));
-}
 RF_INLINE digits_t digits_of(const rf_backward_segments &segments, const rf_backward_counts &counts,
-                             int segment, rf_u32 length) {
-    digits_t digits;
-    digits.base = (RF_KEY)segments.bases[segment];
-    digits.factor = RF_GROUPED ? segments.factors[segment] : 0;
-    digits.bits = RF_GROUPED ? bits_of_groups(length, digits.factor) : counts.bits;
-    digits.shift = RF_GROUPED ? 32 - digits.bits : counts.shift;
-    digits.most = min((rf_u32)RF_BACKWARD_ROOM, max((rf_u32)RF_BACKWARD_MANY, 2 * (length >> digits.bits)));
-    return digits;
+                             int segment) {
+    return {(RF_KEY)segments.bases[segment], counts.shift, counts.bits};
 }
 
 /* The counts of the block's chunk [1 << bits] are in shared memory, and are kept. */

@@ -202,9 +202,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
         args.counts.lengths[thread] = length;
         args.counts.totals[thread] = 0;
     }
-    if (RF_GROUPED)
-        for (rf_i64 i = (rf_i64)blockIdx.x * BLOCK + thread; i < args.n_zeros; i += (rf_i64)gridDim.x * BLOCK)
-            args.zeros[i] = 0;
     if (chunk.size == 0) return;
     RF_INDEX indices[ITEMS];
 #pragma unroll
@@ -237,9 +234,8 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     };
     const rf_u32 first_number = first_slot / args.bags, next_number = (first_number + 1) * args.bags;
     const rf_backward_feature first_feature = feature_load(args, first_number);
-    const digits_t digits = digits_of(args.segments, args.counts, chunk.segment, chunk.length);
+    const digits_t digits = digits_of(args.segments, args.counts, chunk.segment);
     const rf_i64 base = args.segments.bases[chunk.segment];
-    const rf_i64 span = RF_GROUPED ? (rf_i64)1 << (32 - digits.least()) : args.span;
     if (is_near && last_slot < next_number) { /* mostly */
         const RF_KEY rows = (RF_KEY)(first_feature.pooling >= 0 ? first_feature.rows : 0);
         const RF_KEY first_row = (RF_KEY)first_feature.first_row, padding = (RF_KEY)first_feature.padding_idx;
@@ -269,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
             const rf_i64 key = feature.first_row + index;
             const bool is_entry = feature.pooling >= 0 && (rf_u64)index < (rf_u64)feature.rows &&
                                   index != feature.padding_idx && (is_near || holds(args, slot, position)) &&
-                                  (rf_u64)(key - base) < (rf_u64)span;
+                                  (rf_u64)(key - base) < (rf_u64)args.span;
             entry_write(args, shared, feature, position, slot, number, slot - number * args.bags, is_entry,
                         (RF_KEY)key, digits);
         }

@@ -4,17 +4,11 @@
  * by their tables: only by rows inside of them. Where that spares a pass of the sort, neighbouring features are taken
  * together as long as their rows have few enough bits. Features that share rows, or whose rows are not in their order, are of
  * one segment; where that has too many rows, all are.
- *
- * An update takes rows in any order, so that entries of a row need only be neighbours, matrix by matrix: they are grouped (backward_group.cu),
- * where neighbouring rows and their states share no lines of memory. A segment of groups may have any number of rows of one
- * matrix. */
+ */
 #include "core/validate.h"
 #include "families/fused_backward/backward.h"
 
-enum {
-    DIGIT_BITS = 10, /* of a pass; more where that spares one */
-    LINE_BYTES = 128 /* of memory that a GPU reads and writes */
-};
+enum { DIGIT_BITS = 10 /* of a pass; more where that spares one */ };
 
 /* Rows [first, behind) of all, and the first bag. */
 typedef struct segment_t {
@@ -30,76 +24,35 @@ static int32_t least_passes(int32_t bits) {
     return least < passes_of(bits, DIGIT_BITS) ? least : passes_of(bits, DIGIT_BITS);
 }
 
-/* Whether rows [first, behind) are of one matrix. */
-static bool of_one_matrix(const rf__backward_problem *problem, int64_t first, int64_t behind) {
-    int32_t number = 0;
-    while (number + 1 < problem->n_matrices && problem->matrices[number + 1].first_row <= first) number++;
-    return behind <= problem->matrices[number].first_row + problem->matrices[number].rows;
-}
-
-/* Whether rows [first, behind) may be of one segment: of groups those of a matrix, of others `most`. */
-static bool may_be(const rf__backward_problem *problem, int64_t most, bool groups, int64_t first,
-                   int64_t behind) {
-    return groups ? of_one_matrix(problem, first, behind) : behind - first <= most;
-}
-
-/* Writes the segments of at most `most` rows each; those of groups have more where features share rows. Returns how many they
- * are, or 0: there is no such cut. */
+/* Writes the segments of at most `most` rows each. Returns how many they are, or 0: there is no such cut. */
 static int32_t cut(const rf__backward_problem *problem, const rf_backward_feature *features, int64_t most,
-                   bool groups, segment_t *to) {
+                   segment_t *to) {
     int32_t count = 0;
     for (int64_t f = 0; f < problem->call.n_features; f++) {
         if (features[f].pooling < 0) continue;
         segment_t next = {features[f].first_row, features[f].first_row + features[f].rows,
                           f * problem->call.bags};
-        while (count > 0 && (next.first < to[count - 1].behind ||
-                             (next.behind - to[count - 1].first <= most &&
-                              may_be(problem, most, groups, to[count - 1].first, next.behind)))) {
+        while (count > 0 &&
+               (next.first < to[count - 1].behind || next.behind - to[count - 1].first <= most)) {
             const segment_t *last = &to[--count];
             if (last->first < next.first) next.first = last->first;
             if (last->behind > next.behind) next.behind = last->behind;
             next.slot = last->slot;
         }
-        if (count == RF_BACKWARD_MOST_SEGMENTS || !may_be(problem, most, groups, next.first, next.behind))
-            return 0;
+        if (count == RF_BACKWARD_MOST_SEGMENTS || next.behind - next.first > most) return 0;
         to[count++] = next;
     }
     return count;
 }
 
-/* The first bits of the golden ratio: neighbouring numbers times it are far apart, whatever part of the bits is looked at. */
-static uint32_t factor_of(int32_t bits) {
-    const uint32_t ratio = UINT32_C(0x9e3779b9);
-    return (ratio >> (32 - bits) | 1) << (32 - bits);
-}
-
 /* What kernels read of segments. */
-static rf_backward_segments described_as(const segment_t *segments, int32_t count, bool groups) {
+static rf_backward_segments described_as(const segment_t *segments, int32_t count) {
     rf_backward_segments to = {.count = count};
     for (int32_t s = 0; s < count; s++) {
         to.bases[s] = segments[s].first;
         to.slots[s] = (uint32_t)segments[s].slot;
-        if (groups) to.factors[s] = factor_of(bits_of(segments[s].behind - segments[s].first));
     }
     return to;
-}
-
-/* Whether rows may come in any order, and none is better. Row-wise Adagrad has the states of many rows in a line. */
-static bool in_any_order(const rf__backward_problem *problem) {
-    bool any = problem->emit != RF_EMIT_GRADIENT && problem->emit != RF_ROWWISE_ADAGRAD + 1 &&
-               (problem->left_out & RF__BACKWARD_WITHOUT_GROUPS) == 0;
-    for (int32_t i = 0; i < problem->n_matrices; i++)
-        any &= problem->matrices[i].dim * rf__dtype_bytes(problem->dtype) >= LINE_BYTES;
-    return any;
-}
-
-static void groups_find(const rf__backward_problem *problem, rf__backward_features *described) {
-    segment_t segments[RF_BACKWARD_MOST_SEGMENTS];
-    int32_t count = 0;
-    if (in_any_order(problem) && described->passes > 1 && described->rows < INT32_MAX)
-        for (int64_t most = 1; most < 2 * described->rows && count == 0; most *= 2)
-            count = cut(problem, described->features, most, true, segments);
-    described->groups = described_as(segments, count, true);
 }
 
 void rf__backward_segment(const rf__backward_problem *problem, rf__backward_features *described) {
@@ -108,8 +61,8 @@ void rf__backward_segment(const rf__backward_problem *problem, rf__backward_feat
     const int32_t passes = least_passes(bits_of(described->rows));
     int32_t count = 0;
     for (int32_t fewer = 1; fewer < passes && count == 0; fewer++)
-        count = cut(problem, described->features, INT64_C(1) << fewer * RF_BACKWARD_MOST_DIGIT_BITS, false,
-                    segments);
+        count =
+            cut(problem, described->features, INT64_C(1) << fewer * RF_BACKWARD_MOST_DIGIT_BITS, segments);
     if (count == 0) {
         count = 1;
         segments[0] = (segment_t){0, described->rows, 0};
@@ -117,8 +70,7 @@ void rf__backward_segment(const rf__backward_problem *problem, rf__backward_feat
     for (int32_t s = 0; s < count; s++)
         if (segments[s].behind - segments[s].first > largest)
             largest = segments[s].behind - segments[s].first;
-    described->segments = described_as(segments, count, false);
+    described->segments = described_as(segments, count);
     described->passes = least_passes(bits_of(largest));
     described->digit_bits = passes_of(bits_of(largest), described->passes);
-    groups_find(problem, described);
 }

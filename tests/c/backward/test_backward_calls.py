@@ -19,7 +19,7 @@ from support.backward.calls import (
     KINDS,
     STATES,
     Call,
-    check_grouped_calls,
+    check_repeated_calls,
     features_of,
     numbers_of,
 )
@@ -330,6 +330,6 @@ def test_bags_that_are_as_long_as_one_another(each: int, call_of: Any) -> None:
 
 
 @pytest.mark.parametrize("name", HOT)
-def test_rows_are_grouped_alike_each_time(name: str, call_of: Any) -> None:
+def test_rows_are_sorted_alike_each_time(name: str, call_of: Any) -> None:
     """Several tiles of a table; the threads of each run come in another order."""
-    check_grouped_calls(call_of, name, bags=100, longest=160)
+    check_repeated_calls(call_of, name, bags=100, longest=160)

@@ -54,7 +54,6 @@ FILES = {
         f"{wide('u32', value)} -DRF_DIGIT_BITS=11 -DRF_ITEMS={items} -DRF_GROUPED=1"
         for value, items in itertools.product(("u32", "u64"), (4, 8))
     ],
-    "sort/backward_group.cu": [wide("u32", value) for value in ("u32", "u64")],
     "rows.cu": [
         f"{emitting(emit, *dtypes)} {wide('u32', 'u32')} -DRF_ENTRIES={entries}"
         for emit, (entries, dtypes) in itertools.product(EMITS, ((0, DTYPES[0]), (1, DTYPES[2])))
@@ -67,7 +66,6 @@ FILES = {
 
 # Bytes that may be spilled: once a chunk or a task; and what is seldom needed of a feature.
 FEW = {("sort/sort.cu", arch): 32 for arch in ("sm_80", "sm_90a")}
-FEW |= {("sort/backward_group.cu", arch): 80 for arch in ("sm_80", "sm_90a")}  # of digits with many entries
 FEW |= {("small/small_rows.cu", arch): 16 for arch in ("sm_80", "sm_90a")}
 FEW |= {("small/lists.cu", "sm_80"): 128, ("small/lists.cu", "sm_90a"): 160}
 

@@ -16,8 +16,8 @@ from support.backward.calls import (
     HOT,
     KINDS,
     Call,
-    check_grouped_calls,
     check_random_calls,
+    check_repeated_calls,
     features_of,
     numbers_of,
     there,
@@ -132,8 +132,8 @@ def test_a_million_lookups_of_one_row(rows: int, kind: int) -> None:
 
 @pytest.mark.parametrize("longest", (40, 400))
 @pytest.mark.parametrize("name", HOT)
-def test_rows_are_grouped_alike_each_time(name: str, longest: int) -> None:
-    check_grouped_calls(Call, name, bags=1500, longest=longest)
+def test_rows_are_sorted_alike_each_time(name: str, longest: int) -> None:
+    check_repeated_calls(Call, name, bags=1500, longest=longest)
 
 
 SHAPES = {  # rows, dims, bags, longest bag: either side of what decides how a table is worked on

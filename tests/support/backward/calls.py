@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from support import gpu
-from support.backward.lookups import factor_of
 from support.fused import POOLING, Groups
 from support.reference import DTYPES, Feature, Hyper, assert_close_to_reference, updated
 
@@ -196,8 +195,8 @@ def features_of(tables: int, summed: bool) -> list[Feature]:
 
 
 def crowded(rows: int) -> Tensor:
-    """Rows of a table whose places begin with the same nine bits (segments.c): so they are of one digit."""
-    return (torch.arange(rows) * factor_of(rows) % 2**32 >> 23 == 5).nonzero()[:, 0]
+    """Rows of a table that end with the same nine bits: the first pass of the sort has them in one digit."""
+    return torch.arange(5, rows, 512)
 
 
 def drawn(size: int, most: int) -> Tensor:
@@ -216,7 +215,7 @@ HOT = {  # which rows so many lookups want: digits with as many entries as there
 }
 
 
-def check_grouped_calls(make: Any, name: str, bags: int, longest: int) -> None:
+def check_repeated_calls(make: Any, name: str, bags: int, longest: int) -> None:
     """The same call twice; `make`: Call, or what is like it. The bits are the same."""
     torch.manual_seed(8)
     rows = 300_000, 4100, 3

@@ -7,14 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-RATIO = 0x9E3779B9
-
-
-def factor_of(rows: int) -> int:
-    """What keys of so many rows are multiplied by to be grouped (segments.c)."""
-    bits = max((rows - 1).bit_length(), 1)
-    return (RATIO >> (32 - bits) | 1) << (32 - bits)
-
 
 def spoil(draw: np.random.Generator, bad: str, indices: NDArray[Any], offsets: NDArray[Any]) -> None:
     """Makes some of them bad, if "index" or "offset" is in `bad`."""

@@ -20,13 +20,10 @@ static void places_bind(rf__launches *launches, const size_t *at, size_t count) 
     }
 }
 
-/* Places of rf_backward_counts and rf_backward_groups that are fields of some arguments. */
+/* Places of rf_backward_counts that are fields of some arguments. */
 #define COUNTS(type)                                                                              \
     offsetof(type, counts.lengths), offsetof(type, counts.totals), offsetof(type, counts.digits), \
         offsetof(type, counts.places)
-#define GROUPS(type)                                                                             \
-    offsetof(type, groups.begins), offsetof(type, groups.parts), offsetof(type, groups.n_parts), \
-        offsetof(type, groups.begun), offsetof(type, groups.done), offsetof(type, groups.found)
 
 /* Counts of a pass. Entries of a segment are fewer than its lookups; the first pass finds out how many. */
 static rf_backward_counts counts_of(const rf__backward_layout *layout, int32_t pass) {
@@ -37,17 +34,6 @@ static rf_backward_counts counts_of(const rf__backward_layout *layout, int32_t p
                                 .places = (uint64_t)layout->places,
                                 .shift = pass * layout->variant.digit_bits,
                                 .bits = layout->variant.digit_bits};
-}
-
-static rf_backward_groups groups_of(const rf__backward_layout *layout) {
-    const uint64_t counts = (uint64_t)layout->part_counts;
-    if (layout->variant.grouped == 0) return (rf_backward_groups){0};
-    return (rf_backward_groups){.begins = (uint64_t)layout->begins,
-                                .parts = (uint64_t)layout->part_list,
-                                .n_parts = counts,
-                                .begun = counts + WORD,
-                                .done = counts + 2 * WORD,
-                                .found = counts + (2 + (uint64_t)layout->parts) * WORD};
 }
 
 static int64_t all_entries_bytes(const rf__backward_layout *layout) {
@@ -77,9 +63,7 @@ static rf_status keys_lower(const rf__backward_problem *problem, const rf__backw
                                         .slots = (uint32_t)layout->slots,
                                         .bags = (uint32_t)call->bags,
                                         .segments = *layout->segments,
-                                        .counts = counts_of(layout, 0),
-                                        .zeros = (uint64_t)layout->part_counts,
-                                        .n_zeros = rf__backward_part_words(layout)};
+                                        .counts = counts_of(layout, 0)};
     const int64_t read = layout->lookups * (call->index_type == RF_INT64 ? 8 : 4) +
                          (layout->slots + 1) * (call->offset_type == RF_INT64 ? 8 : 4);
     const rf__kernel_launch factors = {.grid = {(uint32_t)((layout->slots + BAGS - 1) / BAGS), 1},
@@ -98,7 +82,7 @@ static rf_status keys_lower(const rf__backward_problem *problem, const rf__backw
     rf__launches_bind_upload(launches, 0, offsetof(rf_backward_keys_args, features));
     BIND(launches, offsetof(rf_backward_keys_args, entries), offsetof(rf_backward_keys_args, sources),
          offsetof(rf_backward_keys_args, factors), offsetof(rf_backward_keys_args, bag_factors),
-         offsetof(rf_backward_keys_args, zeros), COUNTS(rf_backward_keys_args));
+         COUNTS(rf_backward_keys_args));
     return RF_OK;
 }
 
@@ -112,8 +96,7 @@ static rf_status pass_lower(const rf__backward_layout *layout, int32_t pass, rf_
                                         .count = (uint64_t)layout->count,
                                         .trash = layout->trash,
                                         .segments = *layout->segments,
-                                        .counts = counts_of(layout, pass),
-                                        .groups = groups_of(layout)};
+                                        .counts = counts_of(layout, pass)};
     const rf__kernel_launch count = {
         .grid = {(uint32_t)layout->chunks, 1}, .read_bytes = entries, .written_bytes = places};
     const rf__kernel_launch scan = {
@@ -130,40 +113,20 @@ static rf_status pass_lower(const rf__backward_layout *layout, int32_t pass, rf_
     RF_CHECK(rf__backward_launch_add(launches, variant, RF__BACKWARD_PLACES, &scan, pass > 0 ? NULL : &args,
                                      sizeof args));
     BIND(launches, offsetof(rf_backward_sort_args, entries), offsetof(rf_backward_sort_args, sorted),
-         offsetof(rf_backward_sort_args, count), COUNTS(rf_backward_sort_args),
-         GROUPS(rf_backward_sort_args));
+         offsetof(rf_backward_sort_args, count), COUNTS(rf_backward_sort_args));
     return rf__backward_launch_add(launches, variant, RF__BACKWARD_SORT, &sort, NULL, 0);
-}
-
-static rf_status group_lower(const rf__backward_layout *layout, rf__launches *launches) {
-    const int64_t entries = all_entries_bytes(layout);
-    const rf_backward_group_args args = {.entries = (uint64_t)layout->entries[1],
-                                         .sorted = (uint64_t)layout->entries[0],
-                                         .segments = *layout->segments,
-                                         .counts = counts_of(layout, 0),
-                                         .groups = groups_of(layout),
-                                         .part_blocks = layout->part_blocks,
-                                         .tile = layout->tile};
-    const rf__kernel_launch group = {.grid = {(uint32_t)(layout->part_blocks + layout->tiles), 1},
-                                     .read_bytes = entries,
-                                     .written_bytes = entries};
-    RF_CHECK(
-        rf__backward_launch_add(launches, &layout->variant, RF__BACKWARD_GROUP, &group, &args, sizeof args));
-    BIND(launches, offsetof(rf_backward_group_args, entries), offsetof(rf_backward_group_args, sorted),
-         COUNTS(rf_backward_group_args), GROUPS(rf_backward_group_args));
-    return RF_OK;
 }
 
 rf_status rf__backward_entries_lower(const rf__backward_problem *problem, const rf__backward_layout *layout,
                                      rf__launches *launches) {
     RF_CHECK(keys_lower(problem, layout, launches));
     for (int32_t pass = 0; pass < layout->passes; pass++) RF_CHECK(pass_lower(layout, pass, launches));
-    return layout->variant.grouped != 0 ? group_lower(layout, launches) : RF_OK;
+    return RF_OK;
 }
 
-/* Of two arrays that passes and groups read and write in turns, the last one. */
+/* The last of two arrays that passes read and write in turns. */
 static uint64_t sorted_entries(const rf__backward_layout *layout) {
-    return (uint64_t)layout->entries[(layout->passes + layout->variant.grouped) % 2];
+    return (uint64_t)layout->entries[layout->passes % 2];
 }
 
 /* Arguments of unique.cu, rows.cu and joins.cu. */

@@ -4,25 +4,16 @@
 
 #include "families/fused_backward/backward.h"
 
-enum {
-    /* Most digits of so many entries fit in shared memory also where all are of one segment: they have some more or less. */
-    RF__BACKWARD_DIGIT_ENTRIES = 2048,
-    RF__BACKWARD_MOST_GROUPED = RF__BACKWARD_DIGIT_ENTRIES << RF_BACKWARD_MOST_DIGIT_BITS /* lookups */
-};
-
 /* Sizes, and places of the parts of the workspace; 0: there is no such part. */
 typedef struct rf__backward_layout {
     rf__backward_variant variant;
     const rf_backward_segments *segments; /* the features' */
     int64_t lookups, slots, trash;
     int32_t passes, chunks; /* of the sort */
-    int32_t tile, tiles, parts,
-        part_blocks; /* of backward_group.cu: entries of a tile; how many there are, at most */
     int32_t rows_chunk, rows_chunks, slices, pitch;
     int64_t entries[2], sources, factors, bag_factors, partials, bases, count;
     int64_t sums; /* of the sort: lengths, totals, digits */
     int64_t places;
-    int64_t begins, part_list, part_counts; /* of groups */
     int64_t bytes;
 } rf__backward_layout;
 
@@ -32,10 +23,6 @@ rf_status rf__backward_layout_of(const rf__gpu *gpu, const char *operator_name,
                                  int64_t begin, rf__backward_layout *to);
 /* Keys and values are of like size. */
 int64_t rf__backward_entry_bytes(const rf__backward_variant *variant);
-/* Zeros of rf_backward_groups. */
-static inline int64_t rf__backward_part_words(const rf__backward_layout *layout) {
-    return 2 + 2 * (int64_t)layout->parts;
-}
 /* The place of the number of rows found, and behind it of those before each matrix: uint32. */
 static inline int64_t rf__backward_counts_at(const rf__backward_layout *layout) {
     return layout->bases + layout->rows_chunks * (int64_t)sizeof(uint32_t);

@@ -7,13 +7,10 @@ enum {
     LEAST_CHUNK = 64, /* entries a block of rows.cu */
     ROWS_BLOCKS = 8, /* of an SM, wanted */
     SORT_BLOCKS = 2, /* of an SM, at once */
-    GROUP_BLOCKS = 4, /* the same */
     WIDEST_VECTORS = 4, /* that a lane has at once */
     COLUMNS = 4 * RF_BACKWARD_LANES /* of a vector of each lane of a warp */
 };
 static const int64_t MOST_ENTRIES = INT64_C(1) << 31; /* their places are numbers of 32 bits */
-_Static_assert(RF__BACKWARD_DIGIT_ENTRIES + RF__BACKWARD_DIGIT_ENTRIES / 8 <= RF_BACKWARD_ROOM,
-               "by chance some have more");
 
 static int64_t part(rf__backward_layout *to, int64_t bytes) {
     const int64_t at = to->bytes;
@@ -50,37 +47,24 @@ static rf__backward_variant variant_of(const rf__gpu *gpu, const rf__backward_pr
     const rf_fused_backward_params *call = &problem->call;
     /* Where all chunks run at once anyway, they are smaller: each takes less time. */
     const int64_t at_once = (int64_t)SORT_BLOCKS * gpu->sms * RF_BACKWARD_SORT_BLOCK;
-    const bool grouped = described->groups.count > 0 && call->lookups <= RF__BACKWARD_MOST_GROUPED;
-    rf__backward_variant variant = {
-        .index_type = (int32_t)call->index_type,
-        .offset_type = (int32_t)call->offset_type,
-        .wide_keys = described->rows >= INT32_MAX,
-        .wide_values = call->bags * call->output_dim >= UINT32_MAX,
-        .digit_bits = grouped ? RF_BACKWARD_MOST_DIGIT_BITS : described->digit_bits,
-        .items =
-            call->lookups > at_once * RF_BACKWARD_FEW_ITEMS ? RF_BACKWARD_MOST_ITEMS : RF_BACKWARD_FEW_ITEMS,
-        .entries = described->entries,
-        .grouped = grouped,
-        .grad_dtype = (int32_t)call->grad_dtype,
-        .weight_dtype = (int32_t)problem->dtype,
-        .emit = problem->emit,
-        .round = rf__backward_rounds(problem),
-        .aligned = described->aligned,
-        .vectors = 1};
+    rf__backward_variant variant = {.index_type = (int32_t)call->index_type,
+                                    .offset_type = (int32_t)call->offset_type,
+                                    .wide_keys = described->rows >= INT32_MAX,
+                                    .wide_values = call->bags * call->output_dim >= UINT32_MAX,
+                                    .digit_bits = described->digit_bits,
+                                    .items = call->lookups > at_once * RF_BACKWARD_FEW_ITEMS
+                                                 ? RF_BACKWARD_MOST_ITEMS
+                                                 : RF_BACKWARD_FEW_ITEMS,
+                                    .entries = described->entries,
+                                    .grad_dtype = (int32_t)call->grad_dtype,
+                                    .weight_dtype = (int32_t)problem->dtype,
+                                    .emit = problem->emit,
+                                    .round = rf__backward_rounds(problem),
+                                    .aligned = described->aligned,
+                                    .vectors = 1};
     while (variant.vectors < WIDEST_VECTORS && COLUMNS * variant.vectors < described->dim)
         variant.vectors *= 2;
     return variant;
-}
-
-static void groups_place(const rf__gpu *gpu, int64_t digits, rf__backward_layout *to) {
-    const int64_t word = (int64_t)sizeof(uint32_t), sms = gpu->sms;
-    to->tile = chunk_of(to->lookups, sms * GROUP_BLOCKS / 2, RF_BACKWARD_MOST_TILE, RF_BACKWARD_LEAST_TILE);
-    to->tiles = ceil_div(to->lookups, to->tile) + to->segments->count - 1;
-    to->parts = (int32_t)RF_BACKWARD_MOST_PARTS(to->lookups);
-    to->part_blocks = (int32_t)(to->parts < sms * GROUP_BLOCKS ? to->parts : sms * GROUP_BLOCKS);
-    to->begins = part(to, to->segments->count * (digits + 1) * word);
-    to->part_list = part(to, to->parts * (int64_t)sizeof(rf_backward_part));
-    to->part_counts = part(to, rf__backward_part_words(to) * word);
 }
 
 rf_status rf__backward_layout_of(const rf__gpu *gpu, const char *operator_name,
@@ -90,13 +74,12 @@ rf_status rf__backward_layout_of(const rf__gpu *gpu, const char *operator_name,
     const int64_t word = (int64_t)sizeof(uint32_t);
     RF_CHECK(check_limits(operator_name, call));
     const rf__backward_variant variant = variant_of(gpu, problem, described);
-    const bool grouped = variant.grouped != 0;
     *to = (rf__backward_layout){.variant = variant,
-                                .segments = grouped ? &described->groups : &described->segments,
+                                .segments = &described->segments,
                                 .lookups = call->lookups,
                                 .slots = call->n_features * call->bags,
                                 .trash = described->rows,
-                                .passes = grouped ? 1 : described->passes,
+                                .passes = described->passes,
                                 .slices = ceil_div(described->dim, COLUMNS * variant.vectors),
                                 .pitch = ceil_div(described->dim, 4) * 4,
                                 .bytes = begin};
@@ -122,6 +105,5 @@ rf_status rf__backward_layout_of(const rf__gpu *gpu, const char *operator_name,
     to->bases = part(to, ((int64_t)to->rows_chunks + 1 + problem->n_matrices) * word);
     to->sums = part(to, (2 * RF_BACKWARD_MOST_SEGMENTS + to->segments->count * digits) * word);
     to->places = part(to, digits * to->chunks * word);
-    if (grouped) groups_place(gpu, digits, to);
     return RF_OK;
 }

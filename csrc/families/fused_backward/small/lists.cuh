@@ -13,7 +13,7 @@ enum {
     UNIT = STEPS * 32, /* neighbouring lookups that a warp takes at once */
     UNIT_BITS = 7,
     MOST_MARKS = 1024,
-    NEAR_LOOKUPS = 65536, /* in which RF_SMALL_NEAR_BAGS are found by bits in shared memory */
+    NEAR_LOOKUPS = 65536, /* in which bags are found by bits in shared memory */
     TILE = 512, /* bytes of counters that a warp sums up at once */
     MOST_TURNS = 4 /* that list what does not fit at once */
 };
@@ -126,8 +126,7 @@ RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int
     room.cells = (rf_u32 *)memory;
     int used = room.cells_bytes;
     const int near_bytes = rounded_up((int)words_of(feature) * 6 + feature.bags * 2, 16);
-    room.near = feature.sound && feature.bags <= RF_SMALL_NEAR_BAGS && feature.count <= NEAR_LOOKUPS &&
-                used + near_bytes <= bytes;
+    room.near = feature.sound && feature.count <= NEAR_LOOKUPS && used + near_bytes <= bytes;
     room.begins = (rf_u32 *)(memory + used);
     room.before = (rf_u16 *)(room.begins + units * STEPS);
     room.numbers = room.before + units * STEPS;

@@ -48,8 +48,6 @@ static bool call_fits(const rf_fused_backward_params *call) {
 }
 
 static bool feature_fits(const rf__backward_problem *problem, const rf_backward_feature *feature) {
-    const bool by_parts = feature->rows <= RF_SMALL_FEW_ROWS || problem->call.bags > RF_SMALL_NEAR_BAGS;
-    if (by_parts && (problem->left_out & RF__BACKWARD_WITHOUT_PARTS) != 0) return false;
     return (feature->pooling == RF_SUM || feature->pooling == RF_MEAN) && feature->rows > 0 &&
            feature->rows <= RF_SMALL_MOST_ROWS && feature->output_column % VECTOR == 0 &&
            matrix_fits(problem, &problem->matrices[matrix_of(problem, feature->first_row)]);

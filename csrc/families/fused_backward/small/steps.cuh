@@ -61,8 +61,7 @@ struct steps_t {
 
 /* Whether a feature is listed by steps, where there is room. Lanes of few rows would count one after another. */
 RF_INLINE bool is_for_steps(const feature_t &feature) {
-    return feature.sound && feature.bags <= RF_SMALL_NEAR_BAGS && feature.count < NEAR_LOOKUPS &&
-           feature.rows > RF_SMALL_FEW_ROWS;
+    return feature.sound && feature.count < NEAR_LOOKUPS && feature.rows > RF_SMALL_FEW_ROWS;
 }
 
 /* Divides shared memory. Returns whether there is room. */

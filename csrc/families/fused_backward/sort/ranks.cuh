@@ -1,4 +1,4 @@
-/* Ranks of a block's entries among those that have the same digit, in their order: what sort.cu and backward_group.cu share. */
+/* Ranks of a block's entries among those that have the same digit, in their order: of sort.cu. */
 #ifndef RECFUSE_CUDA_BACKWARD_RANKS_CUH
 #define RECFUSE_CUDA_BACKWARD_RANKS_CUH
 

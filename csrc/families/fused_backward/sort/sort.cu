@@ -1,5 +1,4 @@
-/* One pass of a stable radix sort of entries by key: inside their segment they go by RF_DIGIT_BITS bits of it, or, RF_GROUPED, by
- * as many of the first bits of their places as there are lookups for, and backward_group.cu does the rest. Three launches:
+/* One pass of a stable radix sort of entries by key: inside their segment they go by RF_DIGIT_BITS bits of it. Three launches:
  * rf_backward_count counts the digits of each chunk of entries (keys.cu does it for the first pass),
  * rf_backward_places sums them up, chunk by chunk, rf_backward_sort sums up digits and takes the entries to their places.
  * (One sweep with decoupled look-back, as in Adinets and Merrill, "Onesweep", 2022, is slower here: all chunks run at once,
@@ -43,9 +42,9 @@ static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, ITEMS, sizeof(
 RF_INLINE chunk_t chunk_of(const rf_backward_sort_args &args) {
     return chunk_find(rf_load(args.counts.lengths + threadIdx.x % 32), blockIdx.x);
 }
-RF_INLINE digits_t digits_of(const rf_backward_sort_args &args, int segment, rf_u32 length) {
-    digits_t digits = digits_of(args.segments, args.counts, segment, length);
-    if (!RF_GROUPED) digits.bits = RF_DIGIT_BITS;
+RF_INLINE digits_t digits_of(const rf_backward_sort_args &args, int segment) {
+    digits_t digits = digits_of(args.segments, args.counts, segment);
+    digits.bits = RF_DIGIT_BITS;
     return digits;
 }
 
@@ -57,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     rf_wait_for_previous_kernel();
     const chunk_t chunk = chunk_of(args);
     if (chunk.size == 0) return;
-    const digits_t digits = digits_of(args, chunk.segment, chunk.length);
+    const digits_t digits = digits_of(args, chunk.segment);
     RF_KEY keys[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
@@ -90,13 +89,12 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     const int segment = (int)blockIdx.x / blocks, digit = (int)blockIdx.x % blocks * BLOCK_DIGITS + lane;
     const rf_u32 length = rf_load(args.counts.lengths + lane);
     const chunks_t chunks = chunks_of(length);
-    const digits_t digits = digits_of(args, segment, __shfl_sync(RF_FULL_WARP, length, segment));
-    if (digit - lane >= 1 << digits.bits) return;
+    if (digit - lane >= DIGITS) return;
     const int behind = (int)__shfl_sync(RF_FULL_WARP, chunks.upto, segment);
     const int count = (int)__shfl_sync(RF_FULL_WARP, chunks.own, segment);
     const int share = (count + WARPS - 1) / WARPS, begin = behind - count + warp * share;
     const int end = min(begin + share, behind);
-    const bool any = digit < 1 << digits.bits;
+    const bool any = digit < DIGITS;
     rf_u32 *const places = args.counts.places + digit;
     rf_u32 sum = 0;
     for (int start = begin; start < end; start += AT_ONCE) {
@@ -160,23 +158,6 @@ RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *of_digits, int digits)
     return (int)(rf_u32)all;
 }
 
-/* Where the digits of a segment begin, by its first chunk, before which no other has entries; `end`: of the segment. Digits of
- * too many entries are cut into parts. */
-RF_INLINE void groups_write(const rf_backward_groups &to, const shared_t &shared, int segment,
-                            const digits_t &digits, rf_u32 end) {
-    const int count = 1 << digits.bits;
-    rf_u32 *const begins = to.begins + (rf_i64)segment * (DIGITS + 1);
-    for (int digit = threadIdx.x; digit <= count; digit += BLOCK) {
-        const rf_u32 begin = digit < count ? shared.places[digit] + shared.begins[digit] : end;
-        const rf_u32 behind = digit + 1 < count ? shared.places[digit + 1] + shared.begins[digit + 1] : end;
-        begins[digit] = begin;
-        if (behind - begin <= digits.most) continue;
-        const rf_u32 parts = (behind - begin + RF_BACKWARD_ROOM - 1) / RF_BACKWARD_ROOM;
-        const rf_u32 first = atomicAdd(to.n_parts, parts);
-        for (rf_u32 i = 0; i < parts; i++) to.parts[first + i] = {begin, behind, first, segment};
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     rf_backward_sort(const __grid_constant__ rf_backward_sort_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
@@ -189,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     const rf_u32 total = rf_load(args.counts.totals + lane), upto = rf_sum_of_lanes_to(total);
     if (blockIdx.x == 0 && thread == 31) *args.count = (rf_i64)upto;
     if (chunk.size == 0) return;
-    const digits_t digits = digits_of(args, chunk.segment, chunk.length);
+    const digits_t digits = digits_of(args, chunk.segment);
     const rf_u32 begin = __shfl_sync(RF_FULL_WARP, upto - total, chunk.segment);
     const RF_KEY trash = (RF_KEY)args.trash;
     RF_KEY keys[ITEMS];
@@ -210,9 +191,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     __syncthreads();
     const int size =
         digits_scan(shared, args.counts.digits + (rf_i64)chunk.segment * DIGITS, 1 << digits.bits);
-    if (RF_GROUPED && chunk.number == 0)
-        groups_write(args.groups, shared, chunk.segment, digits,
-                     begin + rf_load(args.counts.totals + chunk.segment));
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const rf_u32 digit = ranks[i] >> 16;
