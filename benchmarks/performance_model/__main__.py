@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from performance_model.live import Recorder
+from performance_model.live import PARTS, Recorder
 from recfuse.perf.calibrating.run import Calibrator
 
 
@@ -27,6 +27,7 @@ def main() -> None:
     )
     parser.add_argument("--measure", metavar="FILE", type=Path, help="measure held-out steps into a file")
     parser.add_argument("--seconds", type=float, help="the most that each takes (default: 180, 240)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what --measure measures")
     parser.add_argument("--tiny", action="store_true", help="few and small sizes: shows that it runs")
     arguments = parser.parse_args()
     if arguments.calibrate:
@@ -37,7 +38,7 @@ def main() -> None:
         )
     if arguments.measure:
         recorder = Recorder(arguments.device, arguments.measure, arguments.seconds or 240.0, arguments.tiny)
-        recorder.run()
+        recorder.run(arguments.parts)
         counts = {name: len(value) for name, value in recorder.record.items() if isinstance(value, list)}
         print(f"{counts}, {sum(map(len, recorder.record['held'].values()))} kernels held out")
         for what, error in recorder.record["errors"]:

@@ -7,8 +7,9 @@ import json
 import random
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tqdm import tqdm
 
 import recfuse
 from performance_model.targets import NAMED, Target, named, random_targets
+from recfuse._progress import hidden
 from recfuse.perf.calibrating.calls import Calls, groups
 from recfuse.perf.calibrating.clock import DeviceClock, graphed
 from recfuse.perf.calibrating.fused import random_collection
@@ -29,6 +31,7 @@ from recfuse.perf.tracing.operators import Operator
 from recfuse.perf.tracing.tracer import Tracer, run_traced
 from recfuse.perf.tracing.unallocated import unallocated
 
+PARTS = ("held", "named", "swaps", "compiled", "random")
 _HELD_OUT = 3000  # where the held-out points of the low-discrepancy sequence begin
 
 
@@ -81,24 +84,27 @@ class Recorder:
         if self.clock.is_cuda:
             torch.cuda.empty_cache()
 
-    def run(self) -> None:
-        """Measure kernels of held-out sizes, named models, swaps, compiled models, random models."""
-        self.attempt("held", self.held)
-        self.save()
+    def run(self, parts: Sequence[str] = PARTS) -> None:
+        """Measure the parts in their order, until the time is over."""
+        if "held" in parts:
+            self.attempt("held", self.held)
+            self.save()
         targets = named(200 if self.tiny else 200_000, (64,)) if not self.clock.is_cuda else named()
         randoms = random_targets(3 if self.tiny else 30, self.tiny)
-        plan: list[tuple[str, float, Callable[[], None]]] = [
-            (f"{one.name} {one.batch}", 0.45, lambda one=one: self.target(one))
-            for one in targets  # type: ignore[misc]
-        ]
-        plan += [(f"swap {number}", 0.62, lambda number=number: self.swap(number))  # type: ignore[misc]
-                 for number in range(2 if self.tiny else 24)]  # fmt: skip
-        if self.clock.is_cuda:
-            plan += [(f"compiled {name}", 0.75, lambda name=name: self.compiled(name)) for name in NAMED]  # type: ignore[misc]
-        plan += [(f"{one.name}", 1.0, lambda one=one: self.target(one)) for one in randoms]  # type: ignore[misc]
-        for what, share, call in tqdm(plan, desc="measuring", leave=False):
-            if time.monotonic() - self.began > share * self.seconds:
-                continue
+        plans: dict[str, list[tuple[str, Callable[[], None]]]] = {
+            "named": [(f"{one.name} {one.batch}", partial(self.target, one)) for one in targets],
+            "random": [(one.name, partial(self.target, one)) for one in randoms],
+            "swaps": [
+                (f"swap {number}", partial(self.swap, number)) for number in range(2 if self.tiny else 24)
+            ],
+            "compiled": [(f"compiled {name}", partial(self.compiled, name)) for name in NAMED],
+        }
+        if not self.clock.is_cuda:
+            plans["compiled"].clear()
+        plan = [one for part in parts for one in plans.get(part, ())]
+        for what, call in tqdm(plan, desc="measuring", leave=False, disable=hidden()):
+            if self.left() < 0:
+                break
             self.attempt(what, call)
             self.save()
 
@@ -160,6 +166,8 @@ class Recorder:
         for _ in range(2):
             step()
         self.clock.sync()
+        torch._C._cuda_clearCublasWorkspaces()  # one a stream, of earlier graphs
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         step()
         self.clock.sync()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recfuse import _C
 from recfuse._arguments import integers_on
 from recfuse._codes import INTEGERS
 from recfuse._storage import check_storages, join_offsets
@@ -96,7 +97,7 @@ def _joined(offsets: Tensor, indices: Tensor | Sequence[Tensor], where: str) -> 
     else:
         lengths = [own.shape[0] for own in indices]
         ends = integers_on([0, *itertools.accumulate(lengths)], offsets.device)
-    if offsets.is_cuda:
+    if offsets.is_cuda or (not torch.compiler.is_compiling() and _C.explain_lowers()):
         return _moved_on_gpu(offsets, ends)
     _check_first(offsets, where)
     return torch.cat(((offsets + ends[:-1, None]).reshape(-1), ends[-1:]))

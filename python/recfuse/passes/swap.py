@@ -14,7 +14,7 @@ from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentValueError, a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.memory import advise_huge_pages
-from recfuse.nn.packed.fusable import gradient_hooks, has_hooks, why_not_fusable
+from recfuse.nn.packed.fusable import gradient_hooks, has_hooks, is_fake_parameter, why_not_fusable
 from recfuse.nn.packed.holders import check_optimizers
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizers import Move
@@ -240,7 +240,7 @@ def _why_not_packed(
     for number, table in enumerate(tables):
         if reason := _why_not_replaceable(table) or gradient_hooks(table.weight):
             return f"table {number}: {reason}"
-        if type(table.weight) is not Parameter:
+        if type(table.weight) is not Parameter and not is_fake_parameter(table.weight):
             return f"table {number} has a weight that is {a_type(table.weight)}"
         if table.weight.device != tables[0].weight.device:
             return (

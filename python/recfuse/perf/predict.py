@@ -24,7 +24,7 @@ from recfuse.perf.models.regimes import (
     graph_us,
     timed,
 )
-from recfuse.perf.prediction import Prediction, unknown_note
+from recfuse.perf.prediction import Prediction, outside_note, unknown_note
 from recfuse.perf.tracing.kept_state import KeptState
 from recfuse.perf.tracing.operators import Operator
 from recfuse.perf.tracing.tracer import Tracer, run_traced
@@ -169,11 +169,7 @@ def from_operators(
     notes = [*chosen.notes]
     if unknown_indices:
         notes.append("indices are unknown: taken as uniform over the rows")
-    outside = {one.operator.kind for one in times if one.kernel.kernels and not one.kernel.inside}
-    if outside:
-        notes.append(f"sizes beyond those measured: {', '.join(sorted(map(str, outside))[:4])}")
-    if note := unknown_note(times):
-        notes.append(note)
+    notes += filter(None, (outside_note(times), unknown_note(times)))
     return Prediction(
         calibration.gpu, calibration.torch, training, step, compiled, graph,
         Estimate.of(active, kernels_spread), host_us * 1e-6, sum(one.kernel.kernels for one in times),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import html
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from recfuse.perf.drawing import figure_of, write_trace
 from recfuse.perf.models.regimes import Estimate, Timed
 from recfuse.perf.tracing.operators import Operator
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _WIDTH = 100
 _ROWS = 12
@@ -117,6 +122,19 @@ class Prediction:
             ]  # fmt: skip
         return record
 
+    def plot(self) -> Figure:
+        """Return a figure of the regimes and kinds; needs matplotlib (the extra `bench`)."""
+        return figure_of(self)
+
+    def save_trace(self, path: str | os.PathLike[str], beside: str | os.PathLike[str] | None = None) -> None:
+        """Write the eager step for Perfetto: a row of the host and one of the device.
+
+        Args:
+            path: the file.
+            beside: a trace of torch.profiler, whose events go into the file as well.
+        """
+        write_trace(self, path, beside)
+
     def _heads(self) -> list[str]:
         what = "training step" if self.training else "inference"
         lines = [f"{what} on {self.gpu}, calibrated with torch {self.torch}"]
@@ -162,6 +180,18 @@ def _bytes(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     raise AssertionError
+
+
+def outside_note(times: Sequence[Timed]) -> str | None:
+    """Return a note on the kinds whose sizes lie beyond those measured, from 5 % of the time on."""
+    total = sum(one.kernel.us for one in times)
+    outside: dict[str, float] = defaultdict(float)
+    for one in times:
+        if not one.kernel.inside:
+            outside[str(one.operator.kind)] += one.kernel.us
+    if not total or sum(outside.values()) < _MOST_UNKNOWN * total:
+        return None
+    return f"sizes beyond those measured: {', '.join(sorted(outside, key=lambda kind: -outside[kind])[:4])}"
 
 
 def unknown_note(times: Sequence[Timed]) -> str | None:

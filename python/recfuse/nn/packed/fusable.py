@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
 from recfuse._codes import MODES
@@ -85,6 +86,11 @@ def _why_not_packable(table: Any) -> str | None:
     if table.sparse and table.mode == "max":
         return 'has sparse gradients with mode "max"'
     return None
+
+
+def is_fake_parameter(weight: Any) -> bool:
+    """Whether a weight is a Parameter that has shapes alone, of a model that is traced."""
+    return isinstance(weight, FakeTensor) and isinstance(weight, Parameter)
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -192,6 +192,19 @@ class Calls:
         )
         yield self.read(lambda: table.add_(gradient, alpha=-1e-30), None, "add_", of)
 
+    def sparse(self, rows: int, dim: int, count: int) -> Iterator[Measured]:
+        """Yield what Adagrad does to a sparse gradient: its rows once, and those rows of its state."""
+        if count * dim + rows * dim > self.extent.buffer * 0.9:
+            return
+        self.rewind()
+        table, values = self.tensor(rows, dim), self.tensor(count, dim)
+        indices = torch.randint(rows, (count,), generator=self.generator, device=self.device)
+        of = lookups_of(indices, count, count, table, rows, dim)
+        gradient = torch.sparse_coo_tensor(indices[None], values, (rows, dim), check_invariants=False)
+        mask = gradient.coalesce()
+        yield self.read(lambda: aten._coalesce(gradient), values, "_coalesce", of)
+        yield self.read(lambda: table.sparse_mask(mask), None, "sparse_mask", of)
+
     def attention(self, heads: int, queries: int, keys: int, dim: int) -> Iterator[Measured]:
         """Yield attention of one batch."""
         if (
@@ -240,7 +253,15 @@ def groups(calls: Calls, skip: int = 20, share: float = 1.0) -> dict[str, Iterat
                 between(a, 2, 512), between(b, 16, 512), between(c, 16, 1024), choice(c, (32, 64, 128))
             )
 
-    return {"products": linears(), "interactions": interactions(), "bags": bags(), "others": others()}
+    def sparse() -> Iterator[Iterator[Measured]]:
+        for a, b, c in points(extent.others * 2, 3):
+            rows, count = between(a, *extent.rows), between(b, extent.batch[0], extent.gathered // 256)
+            yield calls.sparse(rows, choice(c, extent.dims), count)
+
+    return {
+        "products": linears(), "interactions": interactions(), "bags": bags(), "others": others(),
+        "sparse": sparse(),
+    }  # fmt: skip
 
 
 def usual(calls: Calls) -> Iterator[Iterator[Measured]]:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recfuse.nn import FusedEmbeddingBagList
+
 Batch = tuple[Tensor, list[Tensor], list[Tensor], Tensor]
 _HASH = 2654435761
 
@@ -42,8 +44,13 @@ class Dlrm:
 
     def model(self, device: str = "cpu") -> DlrmModel:
         """Return the model."""
-        with torch.device(device):
-            return DlrmModel(self).to(getattr(torch, self.dtype))
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(getattr(torch, self.dtype))
+        try:
+            with torch.device(device):
+                return DlrmModel(self)
+        finally:
+            torch.set_default_dtype(before)
 
     def batch(self, size: int, seed: int = 0, device: str = "cpu") -> Batch:
         """Return dense features, offsets, indices and labels."""
@@ -100,6 +107,25 @@ class DlrmModel(nn.Module):
         t = torch.cat([x, *pooled], dim=1).view(x.shape[0], -1, x.shape[1])
         z = torch.bmm(t, t.transpose(1, 2))[:, self.li, self.lj]
         return self.top_l(torch.cat([x, z], dim=1))  # type: ignore[no-any-return]
+
+
+class PooledDlrmModel(nn.Module):
+    """The same with all tables in one call of recfuse."""
+
+    def __init__(self, model: DlrmModel) -> None:
+        """From a model, which it takes the tables of."""
+        super().__init__()
+        self.model = model
+        self.tables = FusedEmbeddingBagList(list(model.emb_l))  # type: ignore[arg-type]
+        model.emb_l = nn.ModuleList()
+        model.apply_emb = self._pool  # type: ignore[method-assign]
+
+    def _pool(self, lS_o: Any, lS_i: Any, emb_l: Any, v_W_l: Any) -> list[Tensor]:
+        return self.tables.pool(lS_o, lS_i)
+
+    def forward(self, dense: Tensor, offsets: list[Tensor], indices: list[Tensor]) -> Tensor:
+        """Probability of a click, ``[batch, 1]``."""
+        return self.model(dense, offsets, indices)  # type: ignore[no-any-return]
 
 
 def _mlp(widths: Sequence[int], sigmoid_last: bool) -> nn.Sequential:

@@ -19,18 +19,21 @@ from recfuse.errors import ArgumentValueError
 from recfuse.perf.calibrating.calls import Calls, Measured, groups, usual
 from recfuse.perf.calibrating.clock import DeviceClock, graphed
 from recfuse.perf.calibrating.fused import fused_samples
-from recfuse.perf.calibrating.probes import Step, random_probe
+from recfuse.perf.calibrating.probes import Dlrm, PooledDlrmModel, Step, random_probe
 from recfuse.perf.calibrating.sizes import EXTENTS, Extent
 from recfuse.perf.calibration import Calibration, torch_minor
-from recfuse.perf.known import facts_here, name_here
+from recfuse.perf.known import facts_here, gpu_names, name_here
 from recfuse.perf.models.host import counts_of
 from recfuse.perf.models.regimes import Gaps
 from recfuse.perf.tracing.kept_state import KeptState
 from recfuse.perf.tracing.operators import Operator
 from recfuse.perf.tracing.tracer import Tracer, run_traced
 
-_CHUNK = {"products": 500, "usual": 500, "interactions": 240, "bags": 60, "others": 120}
+_CHUNK = {"products": 500, "usual": 500, "interactions": 240, "bags": 60, "others": 120, "sparse": 60}
 _PROBES, _TINY_PROBES = 30, 4
+_FURTHER = (("sparse", "float32", 1.0), ("others", "float32", 2.0), ("interactions", "float32", 0.4),
+            ("products", "bfloat16", 0.5), ("interactions", "bfloat16", 0.4))  # fmt: skip
+_SKIP = 1000  # where the points of further groups begin
 _SHARES = {"float32": 1.0, "bfloat16": 0.4, "tf32": 0.35}
 MOST_SPREAD = 5.0
 """Median spread of a point over its rounds, in percent, from which on the device is not quiet."""
@@ -76,6 +79,10 @@ class Calibrator:
                     group, form, share
                 )  # type: ignore[misc]
         plan["usual float32"] = lambda: self._points("usual", "float32", 1.0)
+        for group, form, share in _FURTHER if self.clock.is_cuda else ():
+            plan[f"{group} {form}, further"] = lambda group=group, form=form, share=share: self._points(  # type: ignore[misc]
+                group, form, share, _SKIP
+            )
         plan["probes"] = self._probes
         if self.clock.is_cuda:
             plan["graphs"], plan["compiled"] = self._graphs, self._compiled
@@ -105,14 +112,14 @@ class Calibrator:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.calibration.save(self.path)
 
-    def _points(self, group: str, form: str, share: float) -> None:
+    def _points(self, group: str, form: str, share: float, skip: int = 20) -> None:
         tf32 = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = form == "tf32"
         try:
             calls = Calls(
                 str(self.clock.device), self.extent, torch.bfloat16 if form == "bfloat16" else torch.float32
             )
-            made = usual(calls) if group == "usual" else groups(calls, share=share)[group]
+            made = usual(calls) if group == "usual" else groups(calls, skip, share)[group]
             for kind, sizes, sample in measured(self.clock, made, _CHUNK[group]):
                 self.calibration.add(kind, sizes, sample.us, sample.kernels)
                 self.spreads.append(sample.spread)
@@ -139,6 +146,17 @@ class Calibrator:
                 traced = Step(described, [sizes.batch(batch)], name)
                 operators, _ = run_traced(Tracer(None, training, KeptState()), traced, described)
                 yield Step(model, batches, name), operators, training
+            if len(modes) > 1 and number % 3 == 0:
+                yield self._pooled(sizes, batch)
+
+    def _pooled(self, sizes: Dlrm, batch: int) -> tuple[Step, list[Operator], bool]:
+        """Inference of a small model whose tables recfuse pools in one call."""
+        device = str(self.clock.device)
+        own, described = (PooledDlrmModel(sizes.model(where)) for where in (device, "cpu"))
+        gpu = self.calibration.gpu if self.clock.is_cuda and self.calibration.gpu in gpu_names() else None
+        traced = Step(described, [sizes.batch(batch)])
+        operators, _ = run_traced(Tracer(gpu, False, KeptState()), traced, described)
+        return Step(own, [sizes.batch(batch, seed, device) for seed in range(2)]), operators, False
 
     def _probes(self) -> None:
         found = []

@@ -1,7 +1,8 @@
 """Kernels of a compiled step, by a stated rule.
 
 Operators of memory (pointwise, cat, index, reductions) that follow each other without another kernel between
-them become one kernel, if each reads or writes a tensor of the group. Matrix products, bags and updates stay
+them become one kernel, if each reads or writes a tensor of the group. A cat of more than eight tensors copies
+each result of another kernel by a kernel of its own. Matrix products, bags and updates stay
 kernels of their own; views vanish. A fused kernel moves the bytes that the group reads from outside and
 writes to the outside.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recfuse.perf.tracing.operators import Operator
+
+_MOST_CAT = 8  # inputs of a cat that is a kernel of its own
 
 
 def fuse(operators: Sequence[Operator]) -> list[Operator]:
@@ -25,10 +28,21 @@ def fuse(operators: Sequence[Operator]) -> list[Operator]:
             group.clear()
             touched.clear()
 
+    whole: set[int] = set()  # what kernels that are not fused have written
     for operator in operators:
+        if not operator.fusable and operator.kind is not None:
+            whole.update(operator.writes)
         if operator.kind is None:  # a view: its storage stays that of its source
             if touched & {*operator.reads}:
                 touched.update(operator.writes)
+            continue
+        if operator.kind == "cat" and len(operator.reads) > _MOST_CAT:
+            close()
+            copied = [storage for storage in operator.reads if storage in whole]
+            words = operator.sizes[0] / len(operator.reads)
+            fused += [Operator("copy", operator.phase, "pointwise_1", (words,), operator.module)] * len(
+                copied
+            )
             continue
         if not operator.fusable:
             close()

@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 Points = Mapping[str, Sequence[Sequence[float]]]
 """kind -> rows of sizes, microseconds, number of kernels."""
 
-NEAREST = 12
+NEAREST = 16
 _LEAST_US = 0.5
 _SAME = 1e-6  # distance in log2 under which sizes are the same
 _UNKNOWN_SPREAD = 0.5  # of a kind without points, in logarithms

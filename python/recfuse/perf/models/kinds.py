@@ -34,8 +34,18 @@ class Kind:
     compute: bool = False
 
 
+_TILE = 128.0  # rows and columns of a result that one block computes, where both are large
+
+
 def _product(x: Array) -> Array:
     return x.sum(-1)
+
+
+def _tiles(x: Array) -> Array:
+    """Multiplications, with rows and columns of the result rounded up to whole tiles."""
+    m, k, n = (2.0 ** x[..., at] for at in (-3, -2, -1))
+    tiled = np.ceil(m / _TILE - 1e-6) * np.ceil(n / _TILE - 1e-6) * _TILE**2 * k
+    return x[..., :-3].sum(-1) + np.log2(tiled)
 
 
 def _first(count: int) -> Callable[[Array], Array]:
@@ -48,9 +58,9 @@ def _dense_backward(x: Array) -> Array:
 
 
 KINDS: dict[str, Kind] = {
-    "addmm": Kind(("m", "k", "n"), _product, True),
-    "mm": Kind(("m", "k", "n"), _product, True),
-    "bmm": Kind(("batch", "m", "k", "n"), _product, True),
+    "addmm": Kind(("m", "k", "n"), _tiles, True),
+    "mm": Kind(("m", "k", "n"), _tiles, True),
+    "bmm": Kind(("batch", "m", "k", "n"), _tiles, True),
     "attention": Kind(("heads", "queries", "keys", "dim"), _product, True),
     "attention_backward": Kind(("heads", "queries", "keys", "dim"), _product, True),
     "bag": Kind(("bags", "pooling", "row words", "unique"), _first(3)),
@@ -58,6 +68,7 @@ KINDS: dict[str, Kind] = {
     "bag_backward_dense": Kind(("lookups", "row words", "unique", "rows"), _dense_backward),
     "sparse_step": Kind(("lookups", "row words", "unique", "hottest"), _first(2)),
     "coalesce": Kind(("lookups", "row words", "unique"), _first(2)),
+    "sparse_mask": Kind(("lookups", "row words", "unique"), _first(2)),
     "cat": Kind(("words", "inputs"), _first(1)),
     "index": Kind(("rows", "row words"), _product),
     "index_select": Kind(("rows", "row words"), _product),
@@ -85,6 +96,7 @@ VIEWS = frozenset(
 FILLS = frozenset(
     "new_zeros zeros zeros_like ones_like ones fill_ zero_ full full_like new_full new_ones".split()  # noqa: SIM905
 )
+_LISTS = (("addc", 3), ("add", 2), ("lerp", 2), ("sub", 2))  # lists of tensors that foreach operators read
 _REDUCTIONS = frozenset(("sum", "mean", "amax", "max", "min", "amin", "linalg_vector_norm", "norm"))
 
 
@@ -105,14 +117,18 @@ def _suffix(dtype: torch.dtype) -> str:
 
 
 def _product_kind(name: str, a: TensorFacts, b: TensorFacts, tf32: bool) -> tuple[str, tuple[float, ...]]:
-    """Kind and sizes of a matrix product: its layout, its dimensions of one, its alignment to 16 bytes."""
+    """Kind and sizes of a matrix product: its layout, its dimensions of one, its alignment to 16 bytes.
+
+    "odd" has rows of an operand that are not aligned, "odd_out" rows of the result.
+    """
     m, k = a.shape[-2:]
     n = b.shape[-1]
     layout = "".join("t" if matrix.is_transposed else "n" for matrix in (a, b))
     ones = "".join(letter for letter, size in zip("mkn", (m, k, n), strict=True) if size == 1)
     leading = [m if a.is_transposed else k, k if b.is_transposed else n]
-    aligned = all(size * a.itemsize % 16 == 0 for size in leading)
-    kind = f"{name}_{layout}_" + (f"1{ones}" if ones else "aligned" if aligned else "odd")
+    aligned, out_aligned = ([size * a.itemsize % 16 == 0 for size in sizes] for sizes in (leading, [n]))
+    label = "odd" if not all(aligned) else "aligned" if all(out_aligned) else "odd_out"
+    kind = f"{name}_{layout}_" + (f"1{ones}" if ones else label)
     suffix = "_tf32" if tf32 and a.dtype is torch.float32 and not ones else _suffix(a.dtype)
     return kind + suffix, (*a.shape[:-2], m, k, n)
 
@@ -130,8 +146,8 @@ def _lookup_kind(name: str, ins: Sequence[TensorFacts], of: Lookups) -> tuple[st
         return "index_select", (of.count, of.row_words)
     if name == "add_" and len(ins) > 1 and ins[1].sparse:
         return f"sparse_step{suffix}", (of.count, of.row_words, of.unique, of.hottest)
-    if name in ("coalesce", "_coalesce"):
-        return "coalesce", (of.count, of.row_words, of.unique)
+    if name in ("coalesce", "_coalesce", "sparse_mask"):
+        return name.strip("_"), (of.count, of.row_words, of.unique)
     return None
 
 
@@ -168,7 +184,8 @@ def _memory_kind(
 ) -> tuple[str, tuple[float, ...]] | None:
     """Kind and sizes of an operator whose bytes bound it."""
     if name.startswith("_foreach"):
-        return "foreach", (sum(facts.words for facts in ins if not facts.sparse), max(len(ins), 1))
+        lists = next((count for part, count in _LISTS if part in name), 1)
+        return f"foreach_{lists}", (sum(facts.words for facts in ins if not facts.sparse), max(len(ins), 1))
     results = [facts for facts in outs if not facts.sparse]
     first = results[0] if results else ins[0] if ins else None
     if first is None or first.numel == 0:

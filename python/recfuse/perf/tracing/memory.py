@@ -48,7 +48,7 @@ class MemoryCount:
         self.bytes += size
         self.resident += size
         self.peak = max(self.peak, self.bytes)
-        weakref.finalize(holder, self._free, key, True)
+        weakref.finalize(holder, self._free, key)
 
     def add(self, tensor: Tensor, sparse_bytes: int = 0) -> None:
         """Count a new tensor until it is freed."""
@@ -59,7 +59,7 @@ class MemoryCount:
         self._live[key] = _rounded(nbytes)
         self.bytes += self._live[key]
         self.peak = max(self.peak, self.bytes)
-        weakref.finalize(holder, self._free, key, False)
+        weakref.finalize(holder, self._free, key)
 
     def used(self, tensor: Tensor) -> bool:
         """Return whether the trace has met a tensor from before."""
@@ -81,11 +81,9 @@ class MemoryCount:
         """Return whether the tensor is counted."""
         return self._key(tensor)[0] in self._live
 
-    def _free(self, key: object, resident: bool) -> None:
+    def _free(self, key: object) -> None:
         size = self._live.pop(key, 0)
         self.bytes -= size
-        if resident:
-            self.resident -= size
 
 
 def _rounded(nbytes: int) -> int:

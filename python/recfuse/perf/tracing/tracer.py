@@ -64,6 +64,8 @@ class Tracer(TorchDispatchMode):
         self.names: dict[int, str] = {}  # modules by id
         self.tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
         self._foreigners: dict[int, Tensor] = {}
+        self._sparse_of: dict[int, Lookups] = {}
+        self._coalesced: set[int] = set()
         self._keep: list[Any] = []  # what ids below refer to
         self._repetition: dict[Any, Lookups] = {}
         self._lookups_of: dict[int, Lookups] = {}
@@ -156,6 +158,7 @@ class Tracer(TorchDispatchMode):
                 self.memory.note(one)
         out = self._run(func, name, args, kwargs, is_fake)
         results = [one for one in pytree.tree_leaves(out) if isinstance(one, Tensor)]
+        self._note_sparse(name, lookups, tensors, results)
         if is_fake:
             self._count_memory(name, lookups, tensors, results)
         if name not in _UNCOUNTED and not (name == "clone" and facts and facts[0].sparse):
@@ -204,9 +207,7 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         try:
             with self.fake:
-                if name == "sparse_mask":  # which has no function of shapes; the mask has the result's shape
-                    return args[1].clone()
-                return func(*args, **kwargs)
+                return self._of_sparse_call(func, name, args, kwargs)
         except UnsupportedOperatorException as error:
             raise ArgumentValueError(
                 f"recfuse.predict: torch knows no shapes of the results of {name}{self._where}; "
@@ -216,6 +217,48 @@ class Tracer(TorchDispatchMode):
             raise self._data_read(name) from error
         except DynamicOutputShapeException as error:
             raise self._data_read(name) from error
+
+    def _of_sparse_call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Run an operator on fakes; elements of the lookups stand for those that fake sparse tensors lack."""
+        first = args[0] if args else None
+        if name == "add_" and isinstance(args[1], Tensor) and args[1].is_sparse:
+            return first
+        if not isinstance(first, Tensor) or not (first.is_sparse or name == "sparse_mask"):
+            return func(*args, **kwargs)
+        if name == "sparse_mask":  # which has no function of shapes; the mask has the result's shape
+            return self._coalesced_clone(args[1])
+        if name == "_coalesce":
+            return self._coalesced_clone(first)
+        if name == "is_coalesced":
+            return id(first) in self._coalesced
+        of = self._of_sparse(first)
+        if name in ("_values", "_indices") and of is not None:
+            count = max(int(of.unique if id(first) in self._coalesced else of.count), 1)
+            if name == "_values":
+                return torch.empty((count, of.dim), dtype=first.dtype, device=first.device)
+            return torch.empty((1, count), dtype=torch.int64, device=first.device)
+        return func(*args, **kwargs)
+
+    def _coalesced_clone(self, tensor: Tensor) -> Tensor:
+        clone = tensor.clone()
+        self._coalesced.add(id(clone))
+        weakref.finalize(clone, self._coalesced.discard, id(clone))
+        return clone
+
+    def _note_sparse(
+        self, name: str, lookups: Lookups | None, tensors: Sequence[Tensor], results: Sequence[Tensor]
+    ) -> None:
+        """Remember the lookups whose rows a sparse result has."""
+        of = lookups or next(
+            (self._sparse_of[id(one)] for one in tensors if id(one) in self._sparse_of), None
+        )
+        if name.startswith("_sparse_coo_tensor") and len(tensors) == 2 and tensors[1].dim() == 2:
+            count, dim = tensors[1].shape
+            of = Lookups(count, count, dim, results[0].shape[0], count, 1.0, tensors[1].element_size())
+        for one in results:
+            if one.is_sparse and of is not None and id(one) not in self._sparse_of:
+                self._sparse_of[id(one)] = of
+                weakref.finalize(one, self._sparse_of.pop, id(one), None)
 
     @property
     def _where(self) -> str:
@@ -253,8 +296,10 @@ class Tracer(TorchDispatchMode):
             return self._facts(
                 indices, indices.numel(), indices.numel(), grad, int(rows), grad.shape[-1], True
             )
-        elif name == "add_" and len(args) > 1 and isinstance(args[1], Tensor) and args[1].is_sparse:
-            return self._lookups_of.get(id(args[0]))
+        elif name == "sparse_mask" or (
+            name == "add_" and len(args) > 1 and isinstance(args[1], Tensor) and args[1].is_sparse
+        ):
+            return self._of_sparse(args[1])
         elif args and isinstance(args[0], Tensor) and args[0].is_sparse:
             return self._of_sparse(args[0])
         else:
@@ -264,7 +309,9 @@ class Tracer(TorchDispatchMode):
         return found
 
     def _of_sparse(self, tensor: Tensor) -> Lookups | None:
-        """Facts of a sparse gradient by its shape; the last table of the shape where several have it."""
+        """Facts of a sparse tensor: its own, else those of the last table of its shape."""
+        if id(tensor) in self._sparse_of:
+            return self._sparse_of[id(tensor)]
         shape = tuple(tensor.shape)
         return next((of for of in reversed(self._lookups_of.values()) if (of.rows, of.dim) == shape), None)
 

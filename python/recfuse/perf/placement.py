@@ -1,0 +1,359 @@
+"""Which tables go on which of several GPUs: longest first, then exchanges.
+
+Each rank pools its tables for the samples of all ranks, then pooled rows go to the ranks of their samples. A
+step waits for the slowest rank, so that the largest sum of pooling and exchange counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recfuse._arguments import integer
+from recfuse.errors import ArgumentValueError
+from recfuse.perf.calibration import Calibration
+from recfuse.perf.choosing import choose
+from recfuse.perf.models.kernels import KernelModel
+from recfuse.perf.tracing.operators import Operator
+
+_EXCHANGE_US, _EXCHANGE_BYTES_PER_US = 45.0, 277e3  # of an all-to-all by NCCL over NVLink: measured on H100s
+_LEAST_COLUMNS = 4
+_MOST_SPLITS = 6
+_MOST_EXCHANGES = 2000
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to place.
+
+    Attributes:
+        name: its name.
+        rows, dim: its size.
+        pooling: lookups of a bag.
+        itemsize: bytes of an element.
+        unique: different rows among the lookups of a step; None: of uniform lookups.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    pooling: float = 1.0
+    itemsize: int = 4
+    unique: float | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Memory of its weights."""
+        return self.rows * self.dim * self.itemsize
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Columns of a table on a rank."""
+
+    table: str
+    rank: int
+    first_column: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where tables are placed, and what that costs.
+
+    Attributes:
+        shards: a table's columns and their rank; a table that was cut has several.
+        pooling_us: microseconds that each rank pools.
+        exchange_us: microseconds that each rank's pooled rows take to the other ranks.
+        bytes: memory of each rank's tables.
+        training: whether gradients and their steps count.
+    """
+
+    shards: tuple[Shard, ...]
+    pooling_us: tuple[float, ...]
+    exchange_us: tuple[float, ...]
+    bytes: tuple[int, ...]
+    training: bool = False
+
+    @property
+    def rank_us(self) -> tuple[float, ...]:
+        """Microseconds of each rank."""
+        return tuple(map(sum, zip(self.pooling_us, self.exchange_us, strict=True)))
+
+    @property
+    def us(self) -> float:
+        """Microseconds of the slowest rank."""
+        return max(self.rank_us)
+
+    def ranks_of(self, table: str) -> list[int]:
+        """Return the ranks of a table's shards, in the order of their columns."""
+        own = sorted((one for one in self.shards if one.table == table), key=lambda one: one.first_column)
+        return [one.rank for one in own]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "shards": [asdict(one) for one in self.shards], "rank_us": list(self.rank_us),
+            "pooling_us": list(self.pooling_us), "exchange_us": list(self.exchange_us),
+            "bytes": list(self.bytes), "training": self.training,
+        }  # fmt: skip
+
+    def torchrec_constraints(self) -> dict[str, Any]:
+        """Return TorchRec's ``ParameterConstraints`` by table: whole or cut into columns, and how wide."""
+        from torchrec.distributed.planner.types import ParameterConstraints
+        from torchrec.distributed.types import ShardingType
+
+        found = {}
+        for table in dict.fromkeys(one.table for one in self.shards):
+            own = [one for one in self.shards if one.table == table]
+            kind = ShardingType.COLUMN_WISE if len(own) > 1 else ShardingType.TABLE_WISE
+            least = min(one.columns for one in own) if len(own) > 1 else None
+            found[table] = ParameterConstraints(sharding_types=[kind.value], min_partition=least)
+        return found
+
+    def torchrec_sharding(self) -> dict[str, Any]:
+        """Return generators for TorchRec's ``construct_module_sharding_plan``, with the ranks."""
+        from torchrec.distributed.sharding_plan import column_wise, table_wise
+
+        ranks = {table: self.ranks_of(table) for table in dict.fromkeys(one.table for one in self.shards)}
+        return {
+            table: table_wise(rank=own[0]) if len(own) == 1 else column_wise(ranks=own)
+            for table, own in ranks.items()
+        }
+
+    def __str__(self) -> str:
+        """A line a rank."""
+        lines = [f"{'rank':>4} {'tables':>7} {'memory':>10} {'pooling':>10} {'exchange':>10} {'sum':>10}"]
+        for rank, us in enumerate(self.rank_us):
+            count = sum(one.rank == rank for one in self.shards)
+            lines.append(
+                f"{rank:>4} {count:>7} {self.bytes[rank] / 1e9:>7.2f} GB {self.pooling_us[rank]:>7.1f} us "
+                f"{self.exchange_us[rank]:>7.1f} us {us:>7.1f} us"
+            )
+        cut = sorted({one.table for one in self.shards if one.first_column})
+        if cut:
+            lines.append(f"cut into columns: {', '.join(cut)}")
+        return "\n".join([*lines, f"slowest rank: {self.us:.1f} us"])
+
+
+def place(
+    tables: Iterable[Table | Mapping[str, Any]],
+    gpus: int,
+    memory: float | None = None,
+    *,
+    batch: int = 2048,
+    gpu: str | None = None,
+    training: bool = False,
+    calibration: Calibration | str | None = None,
+) -> Placement:
+    """Return which tables go on which of several GPUs of one host.
+
+    Args:
+        tables: the tables, or dicts of the fields of `Table`.
+        gpus: number of GPUs.
+        memory: bytes for tables on each. Default: 85 % of what the calibration's GPU has.
+        batch: samples of a step on each GPU.
+        gpu, calibration: as of `recfuse.predict`.
+        training: gradients and their steps count as well.
+
+    Returns:
+        The placement with the costs that are predicted.
+
+    Raises:
+        ValueError: no table, two of one name, or tables that do not fit.
+    """
+    count = integer("recfuse place: gpus", gpus, 1, 4096)
+    samples = integer("recfuse place: batch", batch, 1, 1 << 24) * count
+    found = [one if isinstance(one, Table) else _table_of(one) for one in tables]
+    _check(found)
+    chosen = choose(gpu, calibration)
+    room = memory or 0.85 * float(chosen.calibration.facts.get("memory_bytes", 80e9))
+    costs = _Costs(chosen.calibration.kernels, samples, count, training)
+    parts = [part for table in found for part in _fitting(table, room)]
+    if sum(table.bytes for table, _ in parts) > room * count:
+        raise ArgumentValueError(
+            f"recfuse place: the tables have {sum(table.bytes for table in found) / 1e9:.1f} GB, "
+            f"{count} GPUs have room for {room * count / 1e9:.1f} GB; use more GPUs, or narrower types"
+        )
+    best = _arranged(parts, costs, count, room)
+    for _ in range(_MOST_SPLITS):
+        cut = _cut_slowest(parts, best, costs)
+        if cut is None:
+            break
+        other = _arranged(cut, costs, count, room)
+        if other.us >= best.us * 0.995:
+            break
+        parts, best = cut, other
+    return best
+
+
+def _table_of(record: Mapping[str, Any]) -> Table:
+    try:
+        table = Table(**record)
+    except TypeError as error:
+        raise ArgumentValueError(
+            f"recfuse place: a table is {dict(record)!r}, must have name, rows and dim, and may have "
+            "pooling, itemsize and unique"
+        ) from error
+    integer(f"recfuse place: rows of {table.name!r}", table.rows, 1, 1 << 48)
+    integer(f"recfuse place: dim of {table.name!r}", table.dim, 1, 1 << 20)
+    return table
+
+
+def _check(tables: Sequence[Table]) -> None:
+    if not tables:
+        raise ArgumentValueError("recfuse place: there is no table; give at least one")
+    names = [table.name for table in tables]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ArgumentValueError(f"recfuse place: two tables are named {twice!r}; names must differ")
+
+
+_Part = tuple[Table, int]  # a table of some columns of another, and its first column
+
+
+class _Costs:
+    """Microseconds of a part: what it adds to its rank beside the launch."""
+
+    def __init__(self, kernels: KernelModel, samples: int, gpus: int, training: bool) -> None:
+        self.kernels, self.samples, self.gpus, self.training = kernels, samples, gpus, training
+        self._known: dict[tuple[Any, ...], float] = {}
+
+    def pooling(self, table: Table) -> float:
+        key = (table.rows, table.dim, table.pooling, table.itemsize, table.unique)
+        if key not in self._known:
+            self._known[key] = self._pooling(table)
+        return self._known[key]
+
+    def _pooling(self, table: Table) -> float:
+        count = max(self.samples * table.pooling, 1.0)
+        rows = table.rows
+        unique = table.unique or rows * -np.expm1(count * np.log1p(-1.0 / rows) if rows > 1 else -1.0)
+        words = table.dim * table.itemsize / 4
+        sizes = (self.samples, table.pooling, words, max(float(unique), 1.0))
+        operators = [Operator("bag", "inference", "bag", sizes)]
+        if self.training:
+            operators += [
+                Operator("bag_backward", "backward", "bag_backward", sizes),
+                Operator(
+                    "add_", "optimizer", "sparse_step", (count, words, sizes[3], max(count / sizes[3], 1.0))
+                ),
+            ]
+        return sum(max(self.kernels.time(one).us - self.floor(one), 0.2) for one in operators)
+
+    def floor(self, operator: Operator) -> float:
+        kind = self.kernels.nearest_kind(operator.kind or "")
+        return self.kernels.kinds[kind].floor if kind else 0.0
+
+    def exchange(self, columns: float) -> float:
+        """Microseconds of an all-to-all of a rank's pooled rows; twice for gradients."""
+        if self.gpus == 1:
+            return 0.0
+        sent = self.samples / self.gpus * (self.gpus - 1) * columns * 4
+        return (2 if self.training else 1) * (_EXCHANGE_US + sent / _EXCHANGE_BYTES_PER_US)
+
+    def of_column(self) -> float:
+        """Microseconds that a column adds to its rank's exchange."""
+        return self.exchange(1) - self.exchange(0)
+
+
+def _fitting(table: Table, room: float) -> list[_Part]:
+    """The table, or its columns halved until each part fits."""
+    pieces = 1
+    while table.bytes / pieces > room:
+        pieces *= 2
+        if table.dim % pieces or table.dim // pieces < _LEAST_COLUMNS:
+            raise ArgumentValueError(
+                f"recfuse place: table {table.name!r} has {table.bytes / 1e9:.1f} GB; even parts of its "
+                f"{table.dim} columns do not fit in {room / 1e9:.1f} GB. Give more memory"
+            )
+    return _pieces(table, 0, pieces)
+
+
+def _pieces(table: Table, first: int, pieces: int) -> list[_Part]:
+    width = table.dim // pieces
+    return [(replace(table, dim=width), first + number * width) for number in range(pieces)]
+
+
+def _cut_slowest(parts: Sequence[_Part], best: Placement, costs: _Costs) -> list[_Part] | None:
+    """The parts with the costliest one of the slowest rank halved; None where it has no halves."""
+    slowest = best.rank_us.index(best.us)
+    on_it = {(one.table, one.first_column) for one in best.shards if one.rank == slowest}
+    own = [number for number, (table, first) in enumerate(parts) if (table.name, first) in on_it]
+    number = max(own, key=lambda at: costs.pooling(parts[at][0]))
+    table, first = parts[number]
+    if table.dim % 2 or table.dim // 2 < _LEAST_COLUMNS:
+        return None
+    return [*parts[:number], *_pieces(table, first, 2), *parts[number + 1 :]]
+
+
+def _arranged(parts: Sequence[_Part], costs: _Costs, gpus: int, room: float) -> Placement:
+    """Longest first to the rank that is least loaded, then exchanges with the slowest rank."""
+    pooling = np.array([costs.pooling(table) for table, _ in parts])
+    load = pooling + costs.of_column() * np.array([table.dim for table, _ in parts])
+    size = np.array([float(table.bytes) for table, _ in parts])
+    rank_of = _longest_first(load, size, gpus, room)
+    _exchange(rank_of, load, size, gpus, room)
+    columns = [
+        sum(table.dim for (table, _), rank in zip(parts, rank_of, strict=True) if rank == at)
+        for at in range(gpus)
+    ]
+    return Placement(
+        tuple(Shard(table.name, int(rank), first, table.dim)
+              for (table, first), rank in zip(parts, rank_of, strict=True)),
+        tuple(float(pooling[rank_of == rank].sum()) + 2.0 for rank in range(gpus)),
+        tuple(costs.exchange(width) for width in columns),
+        tuple(int(size[rank_of == rank].sum()) for rank in range(gpus)),
+        costs.training,
+    )  # fmt: skip
+
+
+def _longest_first(load: Any, size: Any, gpus: int, room: float) -> Any:
+    rank_of = np.zeros(len(load), np.int64)
+    used = np.zeros(gpus)
+    queue = [(0.0, rank) for rank in range(gpus)]
+    for part in np.lexsort((-size, -load)) if size.sum() < 0.8 * room * gpus else np.argsort(-size):
+        waiting = []
+        while queue and used[queue[0][1]] + size[part] > room:
+            waiting.append(heapq.heappop(queue))
+        if not queue:
+            raise ArgumentValueError(
+                f"recfuse place: a part of {size[part] / 1e9:.1f} GB fits on no GPU beside the others; "
+                "give more memory"
+            )
+        cost, rank = heapq.heappop(queue)
+        rank_of[part] = rank
+        used[rank] += size[part]
+        for one in (*waiting, (cost + float(load[part]), rank)):
+            heapq.heappush(queue, one)
+    return rank_of
+
+
+def _exchange(rank_of: Any, load: Any, size: Any, gpus: int, room: float) -> None:
+    """Move a part of the slowest rank, or exchange it with another, while that lowers the larger of both."""
+    total = np.bincount(rank_of, load, gpus)
+    used = np.bincount(rank_of, size, gpus)
+    for _ in range(_MOST_EXCHANGES):
+        slow = int(total.argmax())
+        own, others = np.flatnonzero(rank_of == slow), np.flatnonzero(rank_of != slow)
+        ranks = np.concatenate([rank_of[others], np.arange(gpus)])
+        loads = np.concatenate([load[others], np.zeros(gpus)])  # the last: a move, for nothing
+        sizes = np.concatenate([size[others], np.zeros(gpus)])
+        moved = load[own][:, None] - loads
+        fits = (used[ranks] + size[own][:, None] - sizes <= room) & (
+            used[slow] - size[own][:, None] + sizes <= room
+        )
+        worst = np.maximum(total[slow] - moved, total[ranks] + moved)
+        worst[~fits | (ranks == slow)] = np.inf
+        if not worst.size or worst.min() >= total[slow] * (1 - 1e-9):
+            return
+        one, other = np.unravel_index(int(worst.argmin()), worst.shape)
+        target = int(ranks[other])
+        rank_of[own[one]] = target
+        if other < len(others):
+            rank_of[others[other]] = slow
+        total, used = np.bincount(rank_of, load, gpus), np.bincount(rank_of, size, gpus)
