@@ -194,6 +194,29 @@ def test_integers_may_be_read():
     assert [one.sizes[0] for one in found.operators if one.name == "index" and one.kind == "index"][-1] == 5
 
 
+def test_integers_that_a_step_makes_may_be_written():
+    def lookups(x: Tensor, given: Tensor) -> Tensor:
+        own = torch.zeros(4, dtype=torch.long)
+        own[1:] = given[:3]
+        given.add_(1)
+        return x[own[own > 0]]
+
+    given = torch.tensor([1, 0, 2])
+    found = recfuse.predict(lookups, (torch.randn(10, 4), given), gpu="H100")
+    assert found.operators[-1].sizes == (2, 4.0) and given.tolist() == [1, 0, 2]
+
+
+def test_sparse_gradients_are_coalesced_where_a_real_step_does():
+    _, step = made("adagrad")
+    names = Counter(one.name for one in predict(step, True).operators)
+    step()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        step()
+    seen = Counter(one.name for one in profiler.events())
+    assert names["_coalesce"] == seen["aten::_coalesce"] == 3
+    assert names["sparse_mask"] == seen["aten::sparse_mask"] == 3
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "error", "message"),
     [

@@ -5,35 +5,31 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recfuse._files import parsing, write_json
 from recfuse.errors import FileFormatError
+from recfuse.perf.models.regimes import Estimate, Timed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from recfuse.perf.prediction import Prediction
 
 _HOST, _DEVICE = 1, 2
 _PROCESS = 1_000_000  # above the numbers of processes, so that it stands beside a recorded trace
 _BARS = 10
 
 
-def trace_events(prediction: Prediction) -> list[dict[str, Any]]:
-    """Return the step as events of Chrome's trace format: a row of the host and a row of the device."""
-    return list(_events(prediction))
+def trace_events(gpu: str, times: Sequence[Timed]) -> Iterator[dict[str, Any]]:
+    """Yield the step as events of Chrome's trace format: a row of the host and a row of the device."""
 
-
-def _events(prediction: Prediction) -> Iterator[dict[str, Any]]:
     def name(kind: str, text: str, row: int = 0) -> dict[str, Any]:
         return {"ph": "M", "pid": _PROCESS, "tid": row, "name": kind, "args": {"name": text}}
 
-    yield name("process_name", f"predicted: {prediction.gpu}")
+    yield name("process_name", f"predicted: {gpu}")
     yield name("thread_name", "host", _HOST)
     yield name("thread_name", "device", _DEVICE)
-    for one in prediction.times:
+    for one in times:
         common = {"ph": "X", "pid": _PROCESS}
         facts = {"phase": one.operator.phase, "module": one.operator.module}
         yield {
@@ -51,14 +47,17 @@ def _events(prediction: Prediction) -> Iterator[dict[str, Any]]:
 
 
 def write_trace(
-    prediction: Prediction, path: str | os.PathLike[str], beside: str | os.PathLike[str] | None = None
+    gpu: str,
+    times: Sequence[Timed],
+    path: str | os.PathLike[str],
+    beside: str | os.PathLike[str] | None = None,
 ) -> None:
     """Write the step as a trace; ``beside``: a trace of torch.profiler, whose events go in as well.
 
     Raises:
         recfuse.errors.FileFormatError: ``beside`` is no trace.
     """
-    events = trace_events(prediction)
+    events = list(trace_events(gpu, times))
     if beside is not None:
         recorded = _recorded(os.fspath(beside))
         begin = min((one["ts"] for one in recorded if one.get("ph") == "X"), default=0)
@@ -76,23 +75,20 @@ def _recorded(path: str) -> list[dict[str, Any]]:
         return events
 
 
-def figure_of(prediction: Prediction) -> Figure:
-    """Return the regimes with their intervals, and the kinds that take longest."""
+def figure_of(gpu: str, regimes: Mapping[str, Estimate], kinds: Mapping[str, float]) -> Figure:
+    """Return the regimes with their intervals, and the seconds of the kinds that take longest."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    names = list(prediction.regimes)
-    values = [prediction.regimes[name] for name in names]
-    seconds = [one.seconds * 1e3 for one in values]
-    errors = [
-        [(one.seconds - one.low) * 1e3 for one in values],
-        [(one.high - one.seconds) * 1e3 for one in values],
-    ]
-    left.bar(names, seconds, yerr=errors, capsize=6, color=["#4477aa", "#66ccee", "#228833"][: len(names)])
-    left.set(ylabel="ms a step", title=f"{prediction.gpu}: 80 % intervals")
-    kinds = list(prediction.by_kind().items())[:_BARS][::-1]
-    right.barh([kind for kind, _ in kinds], [1e6 * value for _, (_, value) in kinds], color="#ccbb44")
+    values = list(regimes.values())
+    low = [(one.seconds - one.low) * 1e3 for one in values]
+    high = [(one.high - one.seconds) * 1e3 for one in values]
+    colors = ["#4477aa", "#66ccee", "#228833"][: len(values)]
+    left.bar(list(regimes), [one.seconds * 1e3 for one in values], yerr=[low, high], capsize=6, color=colors)
+    left.set(ylabel="ms a step", title=f"{gpu}: 80 % intervals")
+    longest = list(kinds.items())[:_BARS][::-1]
+    right.barh([kind for kind, _ in longest], [1e6 * seconds for _, seconds in longest], color="#ccbb44")
     right.set(xlabel="µs of kernels", title="kinds of kernels")
     right.tick_params(axis="y", labelsize="small")
     return figure

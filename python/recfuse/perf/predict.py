@@ -89,7 +89,7 @@ def operators_of(
             "that is not empty"
         )
     idle = sum(one.numel() * one.element_size() for one in _tensors_of(module) if not memory.used(one))
-    return operators, memory.peak + idle, memory.resident + idle, tracer.unknown_indices
+    return operators, memory.peak + idle, memory.resident + idle, tracer.rows.unknown
 
 
 def _tensors_of(module: Any) -> Iterator[Tensor]:

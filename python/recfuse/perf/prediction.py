@@ -124,7 +124,7 @@ class Prediction:
 
     def plot(self) -> Figure:
         """Return a figure of the regimes and kinds; needs matplotlib (the extra `bench`)."""
-        return figure_of(self)
+        return figure_of(self.gpu, self.regimes, {kind: one for kind, (_, one) in self.by_kind().items()})
 
     def save_trace(self, path: str | os.PathLike[str], beside: str | os.PathLike[str] | None = None) -> None:
         """Write the eager step for Perfetto: a row of the host and one of the device.
@@ -133,7 +133,7 @@ class Prediction:
             path: the file.
             beside: a trace of torch.profiler, whose events go into the file as well.
         """
-        write_trace(self, path, beside)
+        write_trace(self.gpu, self.times, path, beside)
 
     def _heads(self) -> list[str]:
         what = "training step" if self.training else "inference"

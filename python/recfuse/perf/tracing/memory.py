@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -77,10 +76,6 @@ class MemoryCount:
         """Return the bytes counted for a tensor."""
         return self._live.get(self._key(tensor)[0], 0)
 
-    def knows(self, tensor: Tensor) -> bool:
-        """Return whether the tensor is counted."""
-        return self._key(tensor)[0] in self._live
-
     def _free(self, key: object) -> None:
         size = self._live.pop(key, 0)
         self.bytes -= size
@@ -88,13 +83,3 @@ class MemoryCount:
 
 def _rounded(nbytes: int) -> int:
     return (nbytes + _BLOCK - 1) // _BLOCK * _BLOCK
-
-
-def total_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of tensors, each storage once."""
-    seen: dict[int, int] = {}
-    for tensor in tensors:
-        if not tensor.is_sparse:
-            storage = tensor.untyped_storage()
-            seen[storage._cdata] = _rounded(storage.nbytes())
-    return sum(seen.values())

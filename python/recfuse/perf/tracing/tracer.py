@@ -27,7 +27,8 @@ from recfuse.perf.models.kinds import classify, is_fusable
 from recfuse.perf.tracing.kept_state import KeptState
 from recfuse.perf.tracing.memory import MemoryCount
 from recfuse.perf.tracing.native_calls import NativeCalls
-from recfuse.perf.tracing.operators import Lookups, Operator, TensorFacts, lookups_of
+from recfuse.perf.tracing.operators import Lookups, Operator, TensorFacts
+from recfuse.perf.tracing.sparse_rows import SparseRows
 
 # Operators that a dispatch mode itself adds, or that are too small to count.
 _UNCOUNTED = frozenset(("device", "_record_function_enter_new", "_record_function_exit", "detach", "_indices",
@@ -51,7 +52,7 @@ class Tracer(TorchDispatchMode):
     Attributes:
         operators: the operators, in their order.
         memory: bytes of the tensors.
-        unknown_indices: whether indices of a lookup were unknown.
+        rows: the lookups, and the rows of sparse tensors.
     """
 
     def __init__(self, gpu: str | None, training: bool, state: KeptState) -> None:
@@ -64,11 +65,9 @@ class Tracer(TorchDispatchMode):
         self.names: dict[int, str] = {}  # modules by id
         self.tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
         self._foreigners: dict[int, Tensor] = {}
-        self._sparse_of: dict[int, Lookups] = {}
-        self._coalesced: set[int] = set()
+        self.rows = SparseRows()
+        self._created: set[int] = set()
         self._keep: list[Any] = []  # what ids below refer to
-        self._repetition: dict[Any, Lookups] = {}
-        self._lookups_of: dict[int, Lookups] = {}
         self._modules: list[Any] = []
         self._storages: dict[int, int] = {}
         self._numbers = itertools.count()
@@ -77,7 +76,7 @@ class Tracer(TorchDispatchMode):
     def restart(self) -> None:
         """Forget the operators, and measure the peak from here on."""
         self.operators: list[Operator] = []
-        self.unknown_indices = False
+        self.rows.unknown = False
         self._optimizing = False
         self.memory.restart()
 
@@ -148,19 +147,19 @@ class Tracer(TorchDispatchMode):
         elif name == "_record_function_exit":
             self._optimizing = False
         given = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        lookups = self._lookups(name, args, kwargs)
+        lookups = self.rows.lookups(name, args)
         native = self.native.explain(func, args, kwargs) if self._is_native(func) else None
         args, kwargs, is_fake = self._converted(func, name, args, kwargs, given)
         tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         facts = [TensorFacts(one) for one in tensors]
-        if is_fake:
-            for one in tensors:
+        for one in tensors:
+            if one.dim() or is_fake:
                 self.memory.note(one)
         out = self._run(func, name, args, kwargs, is_fake)
         results = [one for one in pytree.tree_leaves(out) if isinstance(one, Tensor)]
-        self._note_sparse(name, lookups, tensors, results)
-        if is_fake:
-            self._count_memory(name, lookups, tensors, results)
+        self.rows.note(name, lookups, tensors, results)
+        self._note_created(tensors, results)
+        self._count_memory(name, lookups, tensors, [one for one in results if one.dim() or is_fake])
         if name not in _UNCOUNTED and not (name == "clone" and facts and facts[0].sparse):
             name = _canonical(name, self._phase)
             outs = [TensorFacts(one) for one in results]
@@ -207,7 +206,7 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         try:
             with self.fake:
-                return self._of_sparse_call(func, name, args, kwargs)
+                return self.rows.run(func, name, args, kwargs)
         except UnsupportedOperatorException as error:
             raise ArgumentValueError(
                 f"recfuse.predict: torch knows no shapes of the results of {name}{self._where}; "
@@ -217,48 +216,6 @@ class Tracer(TorchDispatchMode):
             raise self._data_read(name) from error
         except DynamicOutputShapeException as error:
             raise self._data_read(name) from error
-
-    def _of_sparse_call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Run an operator on fakes; elements of the lookups stand for those that fake sparse tensors lack."""
-        first = args[0] if args else None
-        if name == "add_" and isinstance(args[1], Tensor) and args[1].is_sparse:
-            return first
-        if not isinstance(first, Tensor) or not (first.is_sparse or name == "sparse_mask"):
-            return func(*args, **kwargs)
-        if name == "sparse_mask":  # which has no function of shapes; the mask has the result's shape
-            return self._coalesced_clone(args[1])
-        if name == "_coalesce":
-            return self._coalesced_clone(first)
-        if name == "is_coalesced":
-            return id(first) in self._coalesced
-        of = self._of_sparse(first)
-        if name in ("_values", "_indices") and of is not None:
-            count = max(int(of.unique if id(first) in self._coalesced else of.count), 1)
-            if name == "_values":
-                return torch.empty((count, of.dim), dtype=first.dtype, device=first.device)
-            return torch.empty((1, count), dtype=torch.int64, device=first.device)
-        return func(*args, **kwargs)
-
-    def _coalesced_clone(self, tensor: Tensor) -> Tensor:
-        clone = tensor.clone()
-        self._coalesced.add(id(clone))
-        weakref.finalize(clone, self._coalesced.discard, id(clone))
-        return clone
-
-    def _note_sparse(
-        self, name: str, lookups: Lookups | None, tensors: Sequence[Tensor], results: Sequence[Tensor]
-    ) -> None:
-        """Remember the lookups whose rows a sparse result has."""
-        of = lookups or next(
-            (self._sparse_of[id(one)] for one in tensors if id(one) in self._sparse_of), None
-        )
-        if name.startswith("_sparse_coo_tensor") and len(tensors) == 2 and tensors[1].dim() == 2:
-            count, dim = tensors[1].shape
-            of = Lookups(count, count, dim, results[0].shape[0], count, 1.0, tensors[1].element_size())
-        for one in results:
-            if one.is_sparse and of is not None and id(one) not in self._sparse_of:
-                self._sparse_of[id(one)] = of
-                weakref.finalize(one, self._sparse_of.pop, id(one), None)
 
     @property
     def _where(self) -> str:
@@ -272,61 +229,21 @@ class Tracer(TorchDispatchMode):
         )
 
     def _on_copies(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator that writes into its arguments on copies of those from before the trace."""
-        if self.memory.knows(args[0]) if args and isinstance(args[0], Tensor) else True:
+        """Run an operator that writes into its first argument on a copy of that, if it is from before."""
+        own = args and isinstance(args[0], Tensor) and args[0].untyped_storage()._cdata not in self._created
+        if not own:
             return func(*args, **kwargs)
         first, *rest = args
         func(first.clone(), *rest, **kwargs)
         return first
 
-    def _lookups(self, name: str, args: Any, kwargs: Any) -> Lookups | None:
-        """Facts of the lookups that an operator reads or whose gradient it has."""
-        if name in ("_embedding_bag", "_embedding_bag_forward_only"):
-            weight, indices, offsets = args[:3]
-            found = self._facts(indices, indices.numel(), offsets.numel(), weight, *weight.shape)
-        elif name == "embedding":
-            weight, indices = args[:2]
-            found = self._facts(indices, indices.numel(), indices.numel(), weight, *weight.shape)
-        elif name == "_embedding_bag_backward":
-            grad, indices, offsets = args[:3]
-            sizes = indices.numel(), offsets.numel(), grad, int(args[6]), grad.shape[1]
-            return self._facts(indices, *sizes, dense=not args[9])
-        elif name == "embedding_dense_backward":
-            grad, indices, rows = args[:3]
-            return self._facts(
-                indices, indices.numel(), indices.numel(), grad, int(rows), grad.shape[-1], True
-            )
-        elif name == "sparse_mask" or (
-            name == "add_" and len(args) > 1 and isinstance(args[1], Tensor) and args[1].is_sparse
-        ):
-            return self._of_sparse(args[1])
-        elif args and isinstance(args[0], Tensor) and args[0].is_sparse:
-            return self._of_sparse(args[0])
-        else:
-            return None
-        self._lookups_of[id(weight)] = found
-        self._keep.append(weight)
-        return found
-
-    def _of_sparse(self, tensor: Tensor) -> Lookups | None:
-        """Facts of a sparse tensor: its own, else those of the last table of its shape."""
-        if id(tensor) in self._sparse_of:
-            return self._sparse_of[id(tensor)]
-        shape = tuple(tensor.shape)
-        return next((of for of in reversed(self._lookups_of.values()) if (of.rows, of.dim) == shape), None)
-
-    def _facts(
-        self, indices: Any, count: int, bags: int, weight: Tensor, rows: int, dim: int, dense: bool = False
-    ) -> Lookups:
-        known = isinstance(indices, Tensor) and not isinstance(indices, FakeTensor)
-        key = (indices.data_ptr() if known else None, count, bags, rows, dim, dense)
-        if key not in self._repetition:
-            source = indices if known else None
-            self._repetition[key] = lookups_of(source, count, bags, weight, rows, dim, dense)
-            self._keep.append(indices)
-        found = self._repetition[key]
-        self.unknown_indices |= not found.known
-        return found
+    def _note_created(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """Remember the storages that the trace itself has made: writes change these alone."""
+        before = {one.untyped_storage()._cdata for one in tensors if not one.is_sparse}
+        for one in results:
+            if not one.is_sparse and (key := one.untyped_storage()._cdata) not in before:
+                self._created.add(key)
+                weakref.finalize(one.untyped_storage(), self._created.discard, key)
 
     def _count_memory(
         self, name: str, lookups: Lookups | None, tensors: Sequence[Tensor], results: Sequence[Tensor]
