@@ -34,7 +34,7 @@ BELOW = {
     "nn": {*LEAVES, "_library", "data", "ops"},
     "optim": {*LEAVES, "ops", "nn"},
     "torchrec": {"errors", "nn", "optim", "ops"},
-    "passes": {*LEAVES, "data", "ops", "nn", "optim"},
+    "passes": {*LEAVES, "data", "ops", "nn", "optim", "perf"},
     "plan": {*LEAVES, "_library", "_clock", "info", "data", "ops", "nn"},
     "tuner": {*LEAVES, "_clock", "info", "timing", "data", "ops", "nn", "plan"},
     "perf": {*LEAVES, "ops", "nn", "optim", "plan", "tuner"},

@@ -1,4 +1,4 @@
-"""The command `recfuse`: `info`, `tune`, `compile` and `explain`."""
+"""The command `recfuse`: `info`, `tune`, `compile`, `explain`, `predict` and `place`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ERRORS = OSError, ValueError, TypeError, IndexError, MemoryError, NotImplemente
 
 def _parser() -> argparse.ArgumentParser:
     from recfuse._library import VERSION
-    from recfuse.cli import compile, explain, info, tune
+    from recfuse.cli import compile, explain, info, place, predict, tune
 
     parser = argparse.ArgumentParser(
         prog="recfuse", description="Embedding operators for recommendation models."
     )
     parser.add_argument("--version", action="version", version=f"recfuse {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (info, tune, compile, explain):
+    for command in (info, tune, compile, explain, predict, place):
         command.add_parser(commands)
     return parser
 

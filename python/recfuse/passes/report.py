@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from recfuse.optim.base import FusedOptimizer
+
+if TYPE_CHECKING:
+    from recfuse.perf.gain import Gain
 
 _NEXT = (
     "next: recfuse.nn.FusedEmbeddingBagList(bags) pools them in one call, fuse_optimizers=True updates them "
@@ -49,6 +53,8 @@ class SwapReport:
     entries: list[SwapEntry] = field(default_factory=list)
     fused_optimizers: list[FusedOptimizer] = field(default_factory=list)
     """With ``fuse_optimizers``: of each optimizer that has tables, the one that updates them."""
+    gain: Gain | None = None
+    """With ``predict``: the model before and after, predicted."""
 
     def add(self, name: str, kind: str, action: str, detail: str, pattern: str = "") -> None:
         """Append an entry."""
@@ -132,6 +138,8 @@ class SwapReport:
         if any(entry.pattern for entry in self.entries):
             return "\n".join([*lines, f"{len(self.swapped)} swapped, {len(self.left)} left"])
         lines.append(numbers + already)
+        if self.gain is not None:
+            lines.append(str(self.gain))
         if len(self.replaced) > 1:
             lines.append(_NEXT)
         return "\n".join(lines)

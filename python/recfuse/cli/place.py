@@ -1,0 +1,64 @@
+"""`recfuse place`: which tables go on which of several GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from typing import Any
+
+_UNITS = {"": 1.0, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_MOST_BYTES, _MOST_VALUES = 32 << 20, 2_000_000
+
+
+def memory(text: str) -> float:
+    """Returns bytes of a text such as "70GB"."""
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(MB|GB|TB|)\s*", text)
+    if not found or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, must be such as 70GB")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "place",
+        help="place tables on several GPUs, so that the slowest is as fast as possible",
+        description="Reads tables as JSON, a list of objects with name, rows, dim, and as they like pooling, itemsize "
+        "and unique (rows that a step reads), and prints what each GPU pools and how long. Needs no GPU. In Python: "
+        "recfuse.perf.placement.place(tables, gpus, memory).",
+    )
+    add = parser.add_argument
+    add("tables", metavar="FILE", help="the tables, as JSON")
+    add("--gpus", type=int, default=2, help="number of GPUs of one host (default: 2)")
+    add(
+        "--memory",
+        type=memory,
+        metavar="SIZE",
+        help="for tables on each, such as 70GB (default: 85 %% of the GPU's)",
+    )
+    add("--batch", type=int, default=2048, help="samples of a step on each GPU (default: 2048)")
+    add("--gpu", help="by name (default: the GPU that is here, else H100)")
+    add("--training", action="store_true", help="gradients and their steps count as well")
+    add("--calibration", metavar="FILE", help="what was measured (default: from the cache, or as shipped)")
+    add("--json", metavar="FILE", help="write the placement to a file as well")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Places and prints."""
+    from recfuse._files import read_json, write_json
+    from recfuse.perf.placement import place
+
+    tables = read_json(arguments.tables, "recfuse place", _MOST_BYTES, _MOST_VALUES)
+    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+        raise ValueError(f"{arguments.tables} must be a list of objects with name, rows and dim")
+    found = place(
+        tables, arguments.gpus, arguments.memory, batch=arguments.batch, gpu=arguments.gpu,
+        training=arguments.training, calibration=arguments.calibration,
+    )  # fmt: skip
+    print(found)
+    if arguments.json:
+        write_json(arguments.json, found.to_json(), "recfuse place")
+        print(f"written to {arguments.json}", file=sys.stderr)
+    return 0

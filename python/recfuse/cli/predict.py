@@ -1,0 +1,226 @@
+"""`recfuse predict`: time and memory of a model's step on a GPU, without one; and the calibration of a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recfuse.perf.calibration import Calibration
+    from recfuse.perf.prediction import Prediction
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_MOST_SPREAD = 5.0
+
+
+def duration(text: str) -> float:
+    """Returns seconds of a text such as "5ms"."""
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*", text)
+    if not found or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration, must be such as 5ms, 800us or 1s")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "predict",
+        help="predict time and memory of a model's step on a GPU, without running it",
+        description="Calls make(batch) of a file or module, which returns (model, inputs) or, with --training, a "
+        "step without arguments, and predicts the step eager, compiled and as a CUDA graph, and its peak memory. "
+        "Needs no GPU; large new tensors take no memory. In Python: recfuse.predict(model, inputs, gpu=...).",
+    )
+    add = parser.add_argument
+    add("make", nargs="?", metavar="FILE:FUNCTION", help="such as model.py:make or package.module:make")
+    add("--batch", nargs="+", type=int, default=[2048], help="batches (default: 2048)")
+    add("--gpu", nargs="+", help="GPUs by name, or cpu (default: the GPU that is here, else H100)")
+    add("--training", action="store_true", help="make returns a training step, or a model to train")
+    add("--swap", action="store_true", help="predict the model after recfuse.swap beside it")
+    add("--slo", type=duration, metavar="TIME", help="the largest batch under a latency such as 5ms")
+    add("--calibration", metavar="FILE", help="what was measured (default: from the cache, or as shipped)")
+    add("--json", metavar="FILE", help="write the predictions to a file as well")
+    add("--trace", metavar="FILE", help="write the last prediction for Perfetto")
+    add("--beside", metavar="FILE", help="a trace of torch.profiler, whose events go into --trace as well")
+    add("--plot", metavar="FILE", help="draw the last prediction (needs matplotlib)")
+    add("--calibrate", action="store_true", help="measure the device instead: three minutes at most")
+    add("--device", help="of --calibrate: cuda or cpu (default: cuda where there is one)")
+    add("--seconds", type=float, default=180.0, help="the most that --calibrate takes (default: 180)")
+    add("--force", action="store_true", help="keep a calibration of a device that was not quiet")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predicts, or calibrates."""
+    if arguments.calibrate:
+        return _calibrate(arguments)
+    if not arguments.make:
+        raise ValueError("there is no FILE:FUNCTION; give one such as model.py:make, or --calibrate")
+    if min(arguments.batch) < 1:
+        raise ValueError(f"--batch is {min(arguments.batch)}, must be >= 1")
+    make = load_function(arguments.make)
+    records: list[dict[str, Any]] = []
+    last: Prediction | None = None
+    for gpu in arguments.gpu or [None]:
+        for batch in arguments.batch:
+            last = _predict(arguments, make, gpu, batch, records)
+        if arguments.slo:
+            _largest(arguments, make, gpu, records)
+    if last is not None:
+        _write(arguments, last, records)
+    return 0
+
+
+def load_function(text: str) -> Callable[[int], Any]:
+    """Returns the function that "FILE:FUNCTION" names.
+
+    ValueError: there is no such file, module or function.
+    """
+    source, separator, name = text.rpartition(":")
+    if not separator or not source or not name:
+        raise ValueError(f"{text!r} is no FILE:FUNCTION, must be such as model.py:make")
+    if source.endswith(".py"):
+        path = Path(source)
+        if not path.is_file():
+            raise ValueError(f"{source} is no file")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(path.resolve().parent))
+        spec.loader.exec_module(module)
+    else:
+        try:
+            module = importlib.import_module(source)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"there is no module {source!r}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(
+            f"{source} has no function {name!r}; it must take a batch and return (model, inputs)"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def made(make: Callable[[int], Any], batch: int, training: bool) -> tuple[Any, Any]:
+    """Returns the model and its inputs of a batch; None for inputs of a step without arguments."""
+    from recfuse.perf.tracing.unallocated import unallocated
+
+    with unallocated():
+        found = make(batch)
+    if isinstance(found, tuple) and len(found) == 2:
+        return found
+    if callable(found) and training:
+        return found, None
+    raise ValueError(
+        f"make({batch}) returns a {type(found).__name__}, must return (model, inputs), or with --training a step "
+        "without arguments"
+    )
+
+
+def _predict(
+    arguments: argparse.Namespace, make: Callable[[int], Any], gpu: str | None, batch: int, records: list[Any]
+) -> Prediction:
+    from recfuse.perf.gain import Gain
+    from recfuse.perf.predict import predict
+
+    model, inputs = made(make, batch, arguments.training)
+    options = {"gpu": gpu, "training": arguments.training, "calibration": arguments.calibration}
+    found = predict(model, inputs, **options)
+    print(f"batch {batch}: {found}\n")
+    records.append({"batch": batch, **found.to_json()})
+    if arguments.swap:
+        swapped = _swapped(model)
+        after = predict(swapped, inputs, **options)
+        print(f"after recfuse.swap, {Gain(found, after)}\n")
+        records.append({"batch": batch, "swapped": True, **after.to_json()})
+    return found
+
+
+def _swapped(model: Any) -> Any:
+    """The model after `recfuse.swap`; the model itself is made anew by each call of make."""
+    import torch
+
+    import recfuse
+    from recfuse.perf.tracing.unallocated import unallocated
+
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError("--swap needs a model that make returns as (model, inputs); a step hides its model")
+    with unallocated():
+        print(recfuse.swap(model))
+    return model
+
+
+def _largest(
+    arguments: argparse.Namespace, make: Callable[[int], Any], gpu: str | None, records: list[Any]
+) -> None:
+    from recfuse.perf.capacity import largest_batches
+    from recfuse.perf.predict import predict
+
+    def at(batch: int) -> Prediction:
+        model, inputs = made(make, batch, arguments.training)
+        return predict(model, inputs, gpu=gpu, training=arguments.training, calibration=arguments.calibration)
+
+    print(f"largest batch under {arguments.slo * 1e3:g} ms:")
+    for one in largest_batches(at, arguments.slo):
+        batch = f"{one.batch:>9,}" if one.batch else "     none"
+        print(f"  {one.regime:<9} {batch}  {one.seconds * 1e3:.4g} ms, limited by {one.by}")
+        records.append({"slo_seconds": arguments.slo, "regime": one.regime, "batch": one.batch,
+                        "seconds": one.seconds, "by": one.by})  # fmt: skip
+
+
+def _write(arguments: argparse.Namespace, last: Prediction, records: list[Any]) -> None:
+    if arguments.json:
+        from recfuse._files import write_json
+
+        write_json(arguments.json, records, "recfuse predict")
+    if arguments.trace:
+        last.save_trace(arguments.trace, arguments.beside)
+    if arguments.plot:
+        last.plot().savefig(arguments.plot, dpi=150)
+    for name in ("json", "trace", "plot"):
+        if path := getattr(arguments, name):
+            print(f"written to {path}", file=sys.stderr)
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from recfuse.perf.calibrating.run import Calibrator
+    from recfuse.perf.calibration import cache_folder
+    from recfuse.perf.choosing import path_of_new
+    from recfuse.perf.known import name_here
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device is {device!r}, but torch {torch.__version__} finds no CUDA device here")
+    if device != "cpu" and not device.startswith("cuda"):
+        raise ValueError(f"--device is {device!r}, must be cpu or cuda")
+    default = path_of_new(name_here(torch.device(device)), cache_folder())
+    path = Path(arguments.calibration or default)
+    calibrator = Calibrator(device, path, seconds=arguments.seconds)
+    found = calibrator.run()
+    missing = [group for group in calibrator.plan() if group not in found.groups]
+    print(f"{found!r}: {json.dumps(found.facts)}")
+    return _report(found, path, missing, arguments.force)
+
+
+def _report(found: Calibration, path: Path, missing: list[str], force: bool) -> int:
+    """Prints where a calibration is, and removes one of a device that was not quiet."""
+    spread = float(found.facts.get("spread", 0.0))
+    if missing:
+        print(f"not measured yet: {', '.join(missing)}; the same command goes on", file=sys.stderr)
+    if spread > _MOST_SPREAD:
+        print(f"points differ by {spread:.1f} % between rounds, more than {_MOST_SPREAD:g} %: another process uses "
+              "the device", file=sys.stderr)  # fmt: skip
+        if not force:
+            path.unlink(missing_ok=True)
+            print("not kept; --force keeps it", file=sys.stderr)
+            return 1
+    print(f"written to {path}")
+    return 0

@@ -1,0 +1,48 @@
+"""What a swap is predicted to gain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from recfuse.perf.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A model before and after a swap, predicted on one GPU.
+
+    Attributes:
+        before, after: the predictions.
+    """
+
+    before: Prediction
+    after: Prediction
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Times faster after the swap, by regime."""
+        after = self.after.regimes
+        return {
+            name: one.seconds / after[name].seconds
+            for name, one in self.before.regimes.items()
+            if name in after
+        }
+
+    def interval(self, regime: str) -> tuple[float, float]:
+        """Return an 80 % interval of the ratio, of independent errors of both predictions."""
+        spreads = [
+            math.log(one.regimes[regime].high / one.regimes[regime].seconds)
+            for one in (self.before, self.after)
+        ]
+        half = math.exp(math.hypot(*spreads))
+        return self.ratios[regime] / half, self.ratios[regime] * half
+
+    def __str__(self) -> str:
+        """A line a regime."""
+        lines = [f"predicted on {self.after.gpu}:"]
+        for name, ratio in self.ratios.items():
+            low, high = self.interval(name)
+            times = f"{self.before.regimes[name].seconds * 1e6:,.0f} us to {self.after.regimes[name].seconds * 1e6:,.0f} us"
+            lines.append(f"  {name:<9} {ratio:5.2f}x  80 %: {low:.2f}x to {high:.2f}x  {times}")
+        return "\n".join(lines)
