@@ -24,9 +24,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "place",
         help="place tables on several GPUs, so that the slowest is as fast as possible",
-        description="Reads tables as JSON, a list of objects with name, rows, dim, and as they like pooling, itemsize "
-        "and unique (rows that a step reads), and prints what each GPU pools and how long. Needs no GPU. In Python: "
-        "recfuse.perf.placement.place(tables, gpus, memory).",
+        description="Reads tables as JSON, a list of objects with name, rows, dim, and as they like pooling, "
+        "itemsize and unique (rows that a step reads), and prints what each GPU pools and how long. Needs no "
+        "GPU. In Python: recfuse.perf.placement.place(tables, gpus, memory).",
     )
     add = parser.add_argument
     add("tables", metavar="FILE", help="the tables, as JSON")
@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
         "--memory",
         type=memory,
         metavar="SIZE",
-        help="for tables on each, such as 70GB (default: 85 %% of the GPU's)",
+        help="for tables on each GPU (default: 85 %% of its own)",
     )
     add("--batch", type=int, default=2048, help="samples of a step on each GPU (default: 2048)")
     add("--gpu", help="by name (default: the GPU that is here, else H100)")

@@ -1,4 +1,4 @@
-"""`recfuse predict`: time and memory of a model's step on a GPU, without one; and the calibration of a GPU."""
+"""`recfuse predict`: time and memory of a model's step on a GPU, and calibration of a GPU."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "predict",
         help="predict time and memory of a model's step on a GPU, without running it",
-        description="Calls make(batch) of a file or module, which returns (model, inputs) or, with --training, a "
-        "step without arguments, and predicts the step eager, compiled and as a CUDA graph, and its peak memory. "
-        "Needs no GPU; large new tensors take no memory. In Python: recfuse.predict(model, inputs, gpu=...).",
+        description="Calls make(batch) of a file or module, which returns (model, inputs) or, with "
+        "--training, a step without arguments, and predicts the step eager, compiled and as a CUDA graph, "
+        "and its peak memory. Needs no GPU; large new tensors take no memory. In Python: "
+        "recfuse.predict(model, inputs, gpu=...).",
     )
     add = parser.add_argument
     add("make", nargs="?", metavar="FILE:FUNCTION", help="such as model.py:make or package.module:make")
@@ -118,8 +119,8 @@ def made(make: Callable[[int], Any], batch: int, training: bool) -> tuple[Any, A
     if callable(found) and training:
         return found, None
     raise ValueError(
-        f"make({batch}) returns a {type(found).__name__}, must return (model, inputs), or with --training a step "
-        "without arguments"
+        f"make({batch}) returns a {type(found).__name__}, must return (model, inputs), or with --training "
+        "a step without arguments"
     )
 
 
@@ -146,13 +147,13 @@ def _swapped(model: Any) -> Any:
     """The model after `recfuse.swap`; the model itself is made anew by each call of make."""
     import torch
 
-    import recfuse
+    from recfuse.passes.swap import swap
     from recfuse.perf.tracing.unallocated import unallocated
 
     if not isinstance(model, torch.nn.Module):
         raise ValueError("--swap needs a model that make returns as (model, inputs); a step hides its model")
     with unallocated():
-        print(recfuse.swap(model))
+        print(swap(model))
     return model
 
 
@@ -216,8 +217,8 @@ def _report(found: Calibration, path: Path, missing: list[str], force: bool) -> 
     if missing:
         print(f"not measured yet: {', '.join(missing)}; the same command goes on", file=sys.stderr)
     if spread > _MOST_SPREAD:
-        print(f"points differ by {spread:.1f} % between rounds, more than {_MOST_SPREAD:g} %: another process uses "
-              "the device", file=sys.stderr)  # fmt: skip
+        reason = f"points differ by {spread:.1f} % between rounds, more than {_MOST_SPREAD:g} %"
+        print(f"{reason}: another process uses the device", file=sys.stderr)
         if not force:
             path.unlink(missing_ok=True)
             print("not kept; --force keeps it", file=sys.stderr)

@@ -45,6 +45,7 @@ def swap(
     fuse_optimizers: bool = False,
     check: Iterable[Any] = (),
     patterns: Sequence[str] | None = None,
+    predict: bool | str = False,
 ) -> SwapReport:
     """Replace embedding tables of a model, or operators in a graph, by recfuse's, in place.
 
@@ -86,10 +87,13 @@ def swap(
             eval mode. Of a graph, a match that changes a result by more than the order of sums is left; of a
             module, everything is.
         patterns: of a graph, the patterns to look for. Default: all.
+        predict: of a module, predict the gain for inference of the first batch of ``check``, on the GPU that
+            is here, else an H100, or on a GPU by its name. See :func:`recfuse.predict`. Default: False.
 
     Returns:
         SwapReport: each module that is an embedding bag, or has the name of one, with its action and the
-        reason; of a graph, each match. ``fused_optimizers`` are the optimizers of ``fuse_optimizers``.
+        reason; of a graph, each match. ``fused_optimizers`` are the optimizers of ``fuse_optimizers``;
+        ``gain`` is what ``predict`` expects.
 
     Raises:
         TypeError: ``model`` is not a torch.nn.Module or a graph, or ``optimizers`` holds no optimizers.
@@ -108,6 +112,8 @@ def swap(
         Tables are fused on the CPU, or on one CUDA device; tables on several devices are replaced one by one.
         Fusing needs memory for two copies of the tables for a moment.
     """
+    if predict:
+        return _swap_predicted(model, fuse, optimizers, fuse_optimizers, list(check), predict)
     if _is_graph(model):
         from recfuse.passes.graph.entry import swap_graph
 
@@ -134,6 +140,28 @@ def swap(
             tried[0].leave("the model's result differs from the original's on the batches of check")
             return tried[0]
     return _swap_modules(model, fuse, optimizers, fuse_optimizers)
+
+
+def _swap_predicted(
+    model: Any, fuse: bool, optimizers: Iterable[torch.optim.Optimizer], fuse_optimizers: bool,
+    check: list[Any], where: bool | str,
+) -> SwapReport:  # fmt: skip
+    """Swap, and predict the model before and after."""
+    from recfuse.passes.graph.checks import call_of
+    from recfuse.perf.gain import Gain
+    from recfuse.perf.predict import predict
+
+    if not isinstance(model, torch.nn.Module) or _is_graph(model) or not check:
+        raise ArgumentValueError(
+            "recfuse.swap: predict needs a module and a batch of its arguments; pass check=[batch]"
+        )
+    args, kwargs = call_of(check[0])
+    inputs = kwargs if kwargs and not args else args
+    gpu = where if isinstance(where, str) else None
+    before = predict(model, inputs, gpu=gpu)
+    report = swap(model, fuse=fuse, optimizers=optimizers, fuse_optimizers=fuse_optimizers, check=check)
+    report.gain = Gain(before, predict(model, inputs, gpu=gpu))
+    return report
 
 
 def _is_graph(model: Any) -> bool:

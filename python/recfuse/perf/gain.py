@@ -43,6 +43,7 @@ class Gain:
         lines = [f"predicted on {self.after.gpu}:"]
         for name, ratio in self.ratios.items():
             low, high = self.interval(name)
-            times = f"{self.before.regimes[name].seconds * 1e6:,.0f} us to {self.after.regimes[name].seconds * 1e6:,.0f} us"
+            us = [1e6 * one.regimes[name].seconds for one in (self.before, self.after)]
+            times = f"{us[0]:,.0f} us to {us[1]:,.0f} us"
             lines.append(f"  {name:<9} {ratio:5.2f}x  80 %: {low:.2f}x to {high:.2f}x  {times}")
         return "\n".join(lines)
