@@ -47,3 +47,8 @@ def test_rates_are_per_1000_words():
     assert total == 80
     assert rates["what"] == rates["ask"] == rates["none, one(s)"] == 125
     assert rates["must"] == 0
+
+
+def test_one_as_a_noun_is_told_from_a_number():
+    _, rates = WORDS["rates"]("One call of one, and one that waits. " * 10)
+    assert (rates["none, one(s)"], rates["as nouns"]) == (375, 250)

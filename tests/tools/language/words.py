@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+# After "one" as a noun: punctuation, or a word that begins no noun phrase.
+FOLLOWS = "of|that|which|who|whose|is|was|has|had|may|in|with|for|to|on|by|from|and|or|than|as|where"
+NOUN = rf"\s*[.,;:)\]]|\s+(?:{FOLLOWS})\b"
 WORDS = {
     "what": "what|whatever",
     "none, one(s)": "none|one|ones",
+    "as nouns": f"none|ones|one(?={NOUN})",
     "behind, ahead, beside": "behind|ahead|beside",
-    "who, nobody": "who|whose|whom|whoever|nobody",
+    "who, nobody": "who|whom|whoever|nobody",
     "ask": "ask|asks|asked|asking",
     "only": "only",
     "must": "must",
