@@ -41,10 +41,10 @@ _VARIANT = re.compile(r"(?P<base>[A-F])(-zipf(?P<skew>\d+(\.\d+)?))?(-rows(?P<ro
 
 @dataclass(frozen=True)
 class Group:
-    """Features that share their bag lengths and absences; a table each.
+    """Features that share their pooling factors and absences, with a table each.
 
-    A bag's length is the floor of a normal (`mean`, `deviation`) truncated to [0, `maximum`], or the
-    mean where the deviation is 0; with probability 1 - `coverage` the bag is empty instead.
+    The pooling factor of a bag is the floor of a normal (`mean`, `deviation`) truncated to [0, `maximum`], or
+    the mean if the deviation is 0. With probability 1 - `coverage` the bag is empty.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """A collection of tables, one a feature, and the distribution of its input. Tables are fp32."""
+    """A collection of float32 tables, one a feature, and the distribution of its input."""
 
     name: str
     seed: int
@@ -88,29 +88,37 @@ class Model:
 
     @property
     def features(self) -> int:
-        """Number of features, which is that of the tables."""
+        """The number of features, equal to that of the tables."""
         return len(self.rows)
 
     @property
     def output_dim(self) -> int:
-        """Columns of the concatenated output."""
+        """The columns of the concatenated output."""
         return sum(self.dims)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all tables in fp32."""
+        """The bytes of all tables in float32."""
         return 4 * sum(rows * dim for rows, dim in zip(self.rows, self.dims, strict=True))
 
     def lengths(self, size: int, seed: int) -> NDArray[np.int32]:
-        """Bag lengths [groups, size] of the batch that `batch(size, seed)` gives."""
+        """Return the pooling factors ``[groups, size]`` of the batch ``batch(size, seed)``."""
         seed, size = _seed(seed), integer("workloads: size", size, 0, _MAX_COUNT)
         return _C.workload_lengths(self._group_array(), size, seed)
 
     def batch(self, size: int, seed: int, dtype: np.typing.DTypeLike = np.int32) -> Batch:
-        """A batch of `size` samples.
+        """Generate a batch.
 
-        `dtype` is int32 or int64, of indices and offsets. Raises ValueError for another, for a negative
-        size or seed, and where int32 cannot hold the number of lookups.
+        Args:
+            size: the number of samples.
+            seed: the seed.
+            dtype: NumPy's int32 or int64, of indices and offsets. Default: int32.
+
+        Returns:
+            Batch: indices and offsets.
+
+        Raises:
+            ValueError: another dtype, a negative size or seed, more lookups than int32 can count.
         """
         try:
             dtype = np.dtype(dtype)
@@ -141,19 +149,28 @@ class Model:
 
 
 def model(name: str, seed: int = 0, skew: float | None = None, rows_scale: int | None = None) -> Model:
-    """One of the models A to F, or a skewed variant of it.
+    """Return one of the models A to F, or a skewed variant.
 
     Args:
-        name: "A" to "F", or a variant such as "A-zipf1.0" or "A-zipf0.9-rows100": Zipf with that
-            exponent over rows, that many times the rows.
-        seed: which of the tables of a group have which of the published dimensions (A to C), and which
-            rows are hot.
-        skew: the exponent by argument instead of by name; None or 0: nearly uniform, as published.
-        rows_scale: the factor on the rows by argument instead of by name.
+        name: "A" to "F", or a variant such as "A-zipf1.0" or "A-zipf0.9-rows100": a Zipf distribution with
+            that exponent over the rows, and that factor of rows.
+        seed: assigns the published dims to tables of a group (A to C), and selects the frequent rows.
+            Default: 0.
+        skew: the exponent as an argument instead of in the name; 0 is nearly uniform, as published.
+        rows_scale: the factor of rows as an argument instead of in the name.
+
+    Returns:
+        Model: the model.
 
     Raises:
-        ValueError: an unknown name, a negative seed, a skew outside [0, 16], a factor below 1 or one
-            that gives more than 2^31 - 1 rows, or a variant given both by name and by argument.
+        ValueError: an unknown name, a negative seed, a skew outside [0, 16], a factor below 1 or with more
+            than 2^31 - 1 rows, a variant both in the name and as an argument.
+
+    Example:
+        >>> recfuse.workloads.model("A").features
+        1000
+
+    Source: Pan et al., RecFlex, SC 2024, section VI-A and its artifact.
     """
     match = _VARIANT.fullmatch(name) if isinstance(name, str) else None
     if match is None:
@@ -193,10 +210,13 @@ def model(name: str, seed: int = 0, skew: float | None = None, rows_scale: int |
 def batch_sizes(
     count: int, seed: int, median: float = 256, spread: float = 128, maximum: int = 512
 ) -> NDArray[np.int64]:
-    """Sizes [count] of the batches that a server sees, as published for the models A to F.
+    """Generate sizes of the batches of a server, as published for the models A to F.
 
-    A request's size is the floor of a lognormal, exp(normal(log `median`, log `spread`)), at least 1;
-    a request above `maximum` is served in pieces of `maximum` and a rest, of which one is picked.
+    A request's size is the floor of a lognormal, exp(normal(log `median`, log `spread`)), at least 1. A
+    request above `maximum` is divided into parts of `maximum` and a rest, of which one is picked.
+
+    Returns:
+        ndarray: integers ``[count]``.
     """
     seed, count = _seed(seed), integer("workloads: count", count, 0, _MAX_COUNT)
     median, spread = real("workloads: median", median), real("workloads: spread", spread)

@@ -104,18 +104,27 @@ _RECIPES = {
 
 
 def generate(hotness: str, rows: int = _ROWS, lookups: int | None = None, seed: int = 0) -> NDArray[np.int64]:
-    """A synthetic trace, int64 [lookups], of rows in [0, `rows`).
+    """Generate a synthetic trace of a level of hotness.
 
     Args:
         hotness: one of `HOTNESS`. "medium" and "low" have the popularity and the bursts of the published
             production traces; "high" has a Zipf popularity of which only the published points are known.
         rows: rows of the table. The number of rows in use grows with it.
-        lookups: length; by default that of the published trace, scaled with `rows`. A shorter trace is
-            the beginning of that one, a longer one reads the same rows more often.
-        seed: the same seed gives the same trace on every platform.
+        lookups: length of the trace. A shorter trace is a prefix of the default; a longer one reads the same
+            rows more often. Default: the length of the published trace, scaled with `rows`.
+        seed: the same seed gives the same trace on every platform. Default: 0.
+
+    Returns:
+        ndarray: int64 ``[lookups]``, rows in [0, `rows`).
 
     Raises:
-        ValueError: an unknown hotness, rows or lookups below 1 or 2^31 - 1 and more, or a bad seed.
+        ValueError: an unknown hotness, rows or lookups outside [1, 2^31 - 1), or a bad seed.
+
+    Example:
+        >>> recfuse.traces.generate("medium", rows=1000, lookups=100).shape
+        (100,)
+
+    Source: Jain et al., MICRO 2024, section III-B.
     """
     if hotness not in HOTNESS:
         raise ArgumentValueError(f"traces: hotness is {hotness!r}, allowed are {', '.join(HOTNESS)}")
@@ -145,11 +154,26 @@ def generate(hotness: str, rows: int = _ROWS, lookups: int | None = None, seed: 
 def bags(
     trace: NDArray[np.integer], batch: int, pooling: int, number: int = 0, include_last_offset: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cuts one batch of equal bags out of a trace: (indices [batch * pooling], offsets [batch]), int64.
+    """Cut one batch of equal bags out of a trace.
 
-    Batch `number` begins `number * batch * pooling` lookups into the trace, which is repeated where it ends.
-    With `include_last_offset` the offsets are [batch + 1]. Raises ValueError for an empty or not
-    one-dimensional trace and for negative numbers.
+    Args:
+        trace: indices ``[lookups]``; repeated at its end.
+        batch: bags of the batch.
+        pooling: lookups of a bag.
+        number: the number of the batch; it begins ``number * batch * pooling`` lookups into the trace.
+        include_last_offset: return offsets ``[batch + 1]`` instead of ``[batch]``.
+
+    Returns:
+        tuple: int64 indices ``[batch * pooling]`` and offsets.
+
+    Raises:
+        ValueError: a trace that is empty or not one-dimensional, a negative number.
+
+    Example:
+        >>> trace = recfuse.traces.generate("random", rows=1000)
+        >>> indices, offsets = recfuse.traces.bags(trace, batch=4, pooling=5)
+        >>> indices.shape, offsets.shape
+        ((20,), (4,))
     """
     trace = row_indices("traces: trace", trace)
     if len(trace) == 0:
@@ -165,9 +189,17 @@ def bags(
 
 
 def hottest(trace: NDArray[np.integer], count: int | None = None) -> NDArray[np.int64]:
-    """The `count` rows that a trace reads most often, all by default, the hottest first, ties by row id.
+    """Return the most frequent rows of a trace, in descending order; ties in the order of rows.
 
-    `statistics(trace).hottest` has them too, beside what takes longer to find out.
+    ``statistics(trace).hottest`` has them too, with statistics that take longer.
+
+    Args:
+        trace: indices ``[lookups]``.
+        count: the number of rows. Default: all.
+
+    Example:
+        >>> recfuse.traces.hottest([5, 2, 5, 7, 5, 2], count=2).tolist()
+        [5, 2]
     """
     rows, counts = np.unique(row_indices("traces: trace", trace), return_counts=True)
     count = None if count is None else integer("traces: count", count, 0, 2**63 - 1)

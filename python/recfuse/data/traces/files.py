@@ -32,15 +32,18 @@ _ROW_BYTES = 16  # of a row id of a text: in a chunk's array, and in the array o
 def read(
     path: str | PathLike[str], table: int | None = None, *, most_bytes: int = MOST_BYTES
 ) -> NDArray[np.int64]:
-    """Row ids, int64 [lookups], of one table of a trace file.
+    """Read the indices of one table of a trace file.
 
     Args:
-        path: a file of any form that `read_tables` reads.
-        table: which of its tables; may be None where it has only one.
-        most_bytes: as in `read_tables`.
+        path: a file of a format that :func:`read_tables` reads.
+        table: the number of the table. Default: the only one.
+        most_bytes: as in :func:`read_tables`.
+
+    Returns:
+        ndarray: int64 ``[lookups]``.
 
     Raises:
-        ValueError: as `read_tables`; several tables and no choice.
+        ValueError: as :func:`read_tables`; several tables and no number.
         IndexError: no such table.
     """
     tables = read_tables(path, most_bytes=most_bytes)
@@ -62,24 +65,27 @@ def read(
 
 
 def read_tables(path: str | PathLike[str], *, most_bytes: int = MOST_BYTES) -> list[Table]:
-    """The tables of a trace file.
+    """Read all tables of a trace file.
 
-    The forms, by the end of the name: `.txt`, `.txt.gz`, one row id a line, one table without bags;
-    `.pt`, `.pt.gz`, the tuple of tensors (indices, offsets, lengths) of facebookresearch/dlrm_datasets: the
-    tables one after another, offsets [tables * batch + 1], lengths [tables, batch] ([batch]: one table).
-    Nothing of a `.pt` file is run. Its tensors are dense, of integers, as torch.save writes them since 1.6.
+    The end of the name gives the format. `.txt`, `.txt.gz`: an index a line, one table without bags. `.pt`,
+    `.pt.gz`: the tuple of tensors (indices, offsets, lengths) of facebookresearch/dlrm_datasets, tables in
+    order, offsets ``[tables * batch + 1]``, lengths ``[tables, batch]`` (``[batch]``: one table). Reading
+    runs no code of a `.pt` file. Its tensors are dense integers, in the format of torch.save since 1.6.
 
     Args:
         path: the file.
-        most_bytes: memory that reading may take, about; checked before the memory is allocated. A file that
-            needs more is refused. 4 GiB by default.
+        most_bytes: about the maximal memory of reading, checked before allocation; a file that needs more is
+            refused. Default: 4 GiB.
+
+    Returns:
+        list: a :class:`Table` for each table.
 
     Raises:
-        recfuse.errors.FileFormatError: a ValueError that names the file and the line, tensor or byte. A form
-            that is not known, no row ids, ids that are negative or no numbers, a damaged or cut file, a tuple
-            that is not as above, a file that needs more memory than `most_bytes`.
+        recfuse.errors.FileFormatError: a ValueError that names the file and the line, tensor or byte: an
+            unknown format, indices that are negative or not numbers, a damaged or cut file, another tuple, a
+            file that needs more memory than `most_bytes`.
         OSError: the file cannot be opened.
-        MemoryError: the memory is within the bound, but not free.
+        MemoryError: not enough free memory within the bound.
     """
     path = Path(path_of(path, "recfuse.data.traces.read"))
     bound = Bound(integer("traces: most_bytes", most_bytes, 0, 2**63 - 1))

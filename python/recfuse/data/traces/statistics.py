@@ -51,18 +51,18 @@ class Statistics:
 
     @property
     def unique(self) -> int:
-        """Rows that occur."""
+        """The number of different rows."""
         return len(self.counts)
 
     @property
     def unique_percent(self) -> float:
-        """Rows that occur, in percent of the rows of the table."""
+        """Different rows, in percent of the rows of the table."""
         return 100 * self.unique / self.rows if self.rows else float("nan")
 
     def coverage(self, percent: float) -> float:
-        """Percent of all lookups that go to the hottest `percent` of the rows that occur (at least one row).
+        """Return the share of lookups that read the first `percent` of rows by frequency, in percent.
 
-        0 for 0 percent, NaN without lookups, ValueError outside of [0, 100].
+        At least one row counts. 0 for 0 percent, NaN without lookups. Raises ValueError outside of [0, 100].
         """
         if not 0 <= percent <= 100:
             raise ValueError(f"traces: percent is {percent}, allowed is [0, 100]")
@@ -70,28 +70,28 @@ class Statistics:
         return 100 * float(hottest.sum()) / self.lookups if self.lookups else float("nan")
 
     def count_at(self, rank: int) -> int:
-        """Lookups of the row at a rank (1 is the hottest); 0 behind the last."""
+        """Return the lookups of the row at a rank (1 is the most frequent); 0 after the last."""
         if rank < 1:
             raise ValueError(f"traces: rank is {rank}, allowed is >= 1")
         return int(self.counts[rank - 1]) if rank <= self.unique else 0
 
     def rows_with(self, occurrences: int) -> int:
-        """Rows that occur exactly so many times, at least 1."""
+        """Return the number of rows with exactly this many lookups, at least 1."""
         return int(np.count_nonzero(self.counts == occurrences))
 
     def gap_percentile(self, percent: float) -> float:
-        """A percentile of the reuse gaps, in lookups; NaN where no row occurs twice."""
+        """Return a percentile of the reuse gaps, in lookups; NaN if no row occurs twice."""
         return float(np.percentile(self.gaps, percent)) if len(self.gaps) else float("nan")
 
     def lru_hit_rate(self, cache_rows: int) -> float:
-        """Share of lookups that hit in an LRU cache of so many rows, empty at first; NaN without lookups."""
+        """Return the hit rate of an LRU cache of this many rows, empty at first; NaN without lookups."""
         if cache_rows < 0:
             raise ValueError(f"traces: cache_rows is {cache_rows}, allowed is >= 0")
         hits = float(self.lru_hits[min(cache_rows, self.unique)])
         return hits / self.lookups if self.lookups else float("nan")
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers at the usual points, for JSON."""
+        """Return the numbers at the usual points, for JSON."""
         return {
             "lookups": self.lookups,
             "rows": self.rows,
@@ -139,7 +139,7 @@ class Statistics:
         return text.getvalue()
 
     def plot(self) -> Figure:
-        """Coverage, reuse gaps and LRU hit rate as three curves; needs matplotlib (the extra `bench`)."""
+        """Draw coverage, reuse gaps and LRU hit rate. Needs matplotlib (the extra `bench`)."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(12, 3.6), layout="constrained")
@@ -160,19 +160,27 @@ class Statistics:
 def statistics(
     trace: NDArray[np.integer], rows: int | None = None, bag: int = 150, window: int = 2048 * 150
 ) -> Statistics:
-    """Statistics of a trace [lookups] of row ids of any integer type.
+    """Compute statistics of a trace.
 
-    Compare with those of `numpy.random.permutation(trace)` to see what the order contributes.
+    Compare with the statistics of `numpy.random.permutation(trace)` to see the effect of the order.
 
     Args:
-        trace: row ids, each in [0, `rows`).
-        rows: rows of the table; by default one more than the largest id.
-        bag: lookups of one bag.
-        window: lookups of one batch.
+        trace: indices ``[lookups]``, integers in [0, `rows`).
+        rows: rows of the table. Default: one more than the largest index.
+        bag: lookups of a bag. Default: 150.
+        window: lookups of a batch. Default: 2048 * 150.
+
+    Returns:
+        Statistics: the statistics.
 
     Raises:
-        TypeError: ids that are not integers.
-        ValueError: a trace that is not one-dimensional or too long, ids out of range, bag or window below 1.
+        TypeError: indices that are not integers.
+        ValueError: a trace that is not one-dimensional or too long, indices out of range, bag or window below
+            1.
+
+    Example:
+        >>> recfuse.traces.statistics([5, 2, 5, 7], rows=10).unique
+        3
     """
     trace = row_indices("traces: trace", trace)
     bag, window = integer("traces: bag", bag, 1, 2**63 - 1), integer("traces: window", window, 1, 2**63 - 1)
