@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import recfuse
-from recfuse.ops import embedding_bag_gradients, gradients
+from recfuse.ops import bags, gradients
 
 
 def sparse_call(weight):
@@ -40,7 +40,7 @@ def made_values(monkeypatch):
         places.append(values.data_ptr())
         return rows, values
 
-    plain = embedding_bag_gradients._plain_gradient
+    plain = bags._plain_gradient
 
     def watched_plain(*arguments):
         found = plain(*arguments)
@@ -55,7 +55,7 @@ def made_values(monkeypatch):
         return pairs
 
     monkeypatch.setattr(gradients, "_sparse_weight_grad", watched)
-    monkeypatch.setattr(embedding_bag_gradients, "_plain_gradient", watched_plain)
+    monkeypatch.setattr(bags, "_plain_gradient", watched_plain)
     monkeypatch.setattr(gradients, "_sparse_weight_grads", watched_together)
     return places
 

@@ -18,17 +18,18 @@ from torch.utils import _pytree as pytree
 from recfuse.ops.library import below_autograd, call_below_autograd, library, needs_derivatives
 
 
+def refuse_jvp(operator: str) -> NoReturn:
+    """Raises NotImplementedError."""
+    raise NotImplementedError(
+        f"recfuse.{operator}: forward-mode derivatives (torch.autograd.forward_ad, torch.func.jvp, "
+        "jacfwd, hessian) are not implemented; use reverse mode: backward(), torch.func.grad, vjp or "
+        "jacrev"
+    )
+
+
 def refused_jvp(operator: str) -> Any:
-    """The ``jvp`` of a Function of the operator, which raises NotImplementedError."""
-
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"recfuse.{operator}: forward-mode derivatives (torch.autograd.forward_ad, torch.func.jvp, "
-            "jacfwd, hessian) are not implemented; use reverse mode: backward(), torch.func.grad, vjp or "
-            "jacrev"
-        )
-
-    return staticmethod(jvp)
+    """The ``jvp`` of a Function of the operator."""
+    return staticmethod(lambda *_: refuse_jvp(operator))
 
 
 def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -54,29 +55,20 @@ def _single_level(function: type[torch.autograd.Function]) -> Any:
     """The same for one level of torch.func's transforms: since torch 2.14 an `autograd.Function` itself
     begins at the outermost, whichever `apply` is called.
     """
-    methods = ("forward", "setup_context", "backward", "jvp")
-    own = {name: staticmethod(getattr(function, name)) for name in methods}
+    own = {name: value for name, value in vars(function).items() if isinstance(value, staticmethod)}
     return type(function.__name__, (torch.autograd.function._SingleLevelFunction,), own)
-
-
-def pooled(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    """Applies a Function, which may give winners too."""
-    found = apply(function, *arguments)
-    return found[0] if isinstance(found, tuple) else found
 
 
 class _Once(torch.autograd.Function):
     """A gradient operator, which refuses derivatives of its own. Arguments flat, as pytree has them."""
 
     @staticmethod
-    def forward(operator: Callable[..., Any], refusal: str, tree: Any, *flat: Any) -> Any:
+    def forward(  # type: ignore[override]
+        ctx: Any, operator: Callable[..., Any], refusal: str, tree: Any, *flat: Any
+    ) -> Any:
         """Calls the operator."""
+        ctx.refusal = refusal
         return call_below_autograd(operator, *pytree.tree_unflatten(flat, tree))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps what to say."""
-        ctx.refusal = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:

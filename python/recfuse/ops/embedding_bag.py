@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from recfuse._codes import DTYPES, MEAN, MODES, SUM
 from recfuse._storage import check_storages
+from recfuse.ops.bag_operators import define_gradients
+from recfuse.ops.bags import Bag, pooled
 from recfuse.ops.embedding_bag_arguments import (
     check_arguments,
     check_integers,
@@ -21,28 +24,27 @@ from recfuse.ops.embedding_bag_arguments import (
     renormalise,
     torch_embedding_bag,
 )
-from recfuse.ops.embedding_bag_gradients import (
-    DEFAULTS,
-    apply_eagerly,
-    apply_plainly,
-    embedding_bag_with_winners,
-    ends_of,
-    feature_of,
-    plain,
-    shape_of,
-)
 from recfuse.ops.library import (
     below_autograd,
+    call_below_autograd,
+    check_1d,
     check_devices,
+    dtype_code,
     is_compiled,
     is_transformed,
+    library,
     needs_derivatives,
+    register_fake,
 )
-from recfuse.ops.updated_calls import Lookups, updated_call
-from recfuse.ops.updated_traces import Family, Updates, define_updated
+from recfuse.ops.pending_updates import update_sinks
+from recfuse.ops.traced_updates import Updates
 from recfuse.ops.updates import check_finished, unfinished, update_of, updates_of
 
-_embedding_bag = torch.ops.recfuse.embedding_bag.default
+_ops = torch.ops.recfuse
+_embedding_bag = _ops.embedding_bag.default
+_pool = partial(call_below_autograd, _embedding_bag)
+plain: Any = _ops._embedding_bag.default._op.__wrapped__  # with no frame of Python; its errors have no class
+library.impl("_embedding_bag", torch.library.fallthrough_kernel, "Autograd")
 _WEIGHTS = torch.nn.Parameter, Tensor  # of a plain call: a subclass is to see the public operator
 
 
@@ -191,16 +193,10 @@ def embedding_bag(
         return _embedding_bag(*arguments)
     if unfinished:
         check_finished((weight,), "a call of tables")
-    if updates is not None:
-        complete = mode == "max" or not input.is_cpu or per_sample_weights is not None
-        ends = ends_of(offsets, input, include_last_offset or not complete)
-        feature = feature_of(weight.shape[0], weight.shape[1], MODES.index(mode), row)
-        flat = input if input.dim() == 1 else input.reshape(-1)
-        lookups = Lookups(feature, flat, ends, weight.shape[1], mode == "max", sparse)
-        return updated_call(_embedding_bag, arguments, lookups, updates, per_sample_weights, (weight,))
-    if needs_derivatives((weight, per_sample_weights)):
-        made = apply_eagerly(*arguments)
-        return made[0] if mode == "max" else made
+    if updates is not None or needs_derivatives((weight, per_sample_weights)):
+        sinks = (sparse,) if updates is None else update_sinks((weight,), updates, sparse)
+        given = _bag_of(*arguments), mode == "max", sinks, None, per_sample_weights, weight
+        return pooled(_pool, arguments, *given)  # type: ignore[no-any-return]
     with below_autograd():
         return _embedding_bag(*arguments)
 
@@ -215,69 +211,90 @@ def _plain_call(
     by_freq: bool,
     sparse: bool,
 ) -> Tensor | None:
-    """The output of a sum or mean on the CPU of which nothing else is asked. None: the call is no such one,
-    or a bad one, and what is wrong is said by those who look at everything. A step of a small bag takes as
-    long as the Python in it, so this looks at little that the operator looks at itself.
+    """The output of a sum or mean on the CPU. A step of a small bag takes as long as the Python in it: so
+    this checks what the operator cannot see, and calls it. None: it is another kind of call, or a bad one,
+    which the checks of all arguments explain.
     """
     if not (
         type(weight) in _WEIGHTS
         and type(input) is Tensor
         and type(offsets) is Tensor
         and weight.is_cpu
-        and input.is_cpu
-        and offsets.is_cpu
         and weight.dtype in DTYPES
         and (mode == "sum" or mode == "mean")
-        and (include_last_offset is False or include_last_offset is True)
-        and (sparse is True or sparse is False)
-        and (by_freq is False or by_freq is True)
-    ):
-        return None
-    derivatives = weight.requires_grad and torch.is_grad_enabled()
-    update = update_of(weight) if derivatives else None
-    if (
-        forward_ad._current_level >= 0
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack()
-        or (update is not None and (by_freq or weight.dim() != 2))
-        or (padding_idx is not None and weight.dim() != 2)
+        and type(sparse) is bool
+        and type(by_freq) is bool
+        and forward_ad._current_level < 0
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._get_tracing_state() is None
+        and not torch._C._len_torch_dispatch_stack()
     ):
         return None
     if unfinished:
         check_finished((weight,), "a call of tables")
-    pooling = SUM if mode == "sum" else MEAN
     try:
         row = -1 if padding_idx is None else padding_row(padding_idx, weight)
-        if update is not None:
-            arguments = weight, input, offsets, pooling, include_last_offset, row
-            rows, dim = weight.shape
-            lookups = Lookups(feature_of(rows, dim, pooling, row), input, offsets, dim, False, sparse)
-            return updated_call(plain, arguments, lookups, (update,), None, (weight,))
-        if derivatives:
-            found: Tensor = apply_plainly(
-                weight, input, offsets, (pooling, include_last_offset, row, by_freq, sparse)
-            )
+        pooling = SUM if mode == "sum" else MEAN
+        call = weight, input, offsets, pooling, include_last_offset, row
+        found: Tensor
+        if not weight.requires_grad or not torch.is_grad_enabled():
+            found = plain(*call)
             return found
-        return plain(weight, input, offsets, pooling, include_last_offset, row)
-    except RuntimeError:
+        update = update_of(weight)
+        if update is not None and by_freq:
+            return None
+        sinks = (sparse,) if update is None else update_sinks((weight,), (update,), sparse)
+        rows, dim = weight.shape
+        bag = rows, dim, DTYPES.index(weight.dtype), pooling, row, include_last_offset, by_freq
+        found = pooled(plain, call, bag, False, sinks, None, None, weight)
+        return found
+    except Exception:
         return None
 
 
-# ---- with a weight that a fused optimizer updates
+# ---- shape and gradients
 
 
-def _lookups_of(*call: Any) -> tuple[tuple[Tensor], Lookups, Tensor | None]:
-    arguments = call + DEFAULTS[len(call) :]
-    weight, indices, offsets, mode, sample_weights, last, padding_idx, _, sparse, *_ = arguments
-    features = feature_of(weight.shape[0], weight.shape[1], MODES.index(mode), padding_idx)
-    ends = ends_of(offsets, indices, last)
-    return (
-        (weight,),
-        Lookups(features, indices.reshape(-1), ends, weight.shape[1], mode == "max", sparse),
-        sample_weights,
+@register_fake("embedding_bag", follows="weight")
+def _shape(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
+    mode: str = "mean",
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    *_: Any,
+) -> Tensor:
+    """An empty output."""
+    torch._check(
+        weight.dim() == 2, lambda: f"recfuse.embedding_bag: weight has {weight.dim()} dimensions, must have 2"
     )
+    if offsets is None:
+        torch._check(
+            indices.dim() == 2 and not include_last_offset,
+            lambda: (
+                f"recfuse.embedding_bag: indices has {indices.dim()} dimensions, must have 2 without offsets"
+            ),
+        )
+        return weight.new_empty((indices.shape[0], weight.shape[1]))
+    check_1d("embedding_bag", indices, offsets)
+    return weight.new_empty((offsets.shape[0] - int(include_last_offset), weight.shape[1]))
 
 
-_family = Family(_embedding_bag, embedding_bag_with_winners, _lookups_of)
-_embedding_bag_updated = define_updated("embedding_bag", _family, shape_of, "weight")
+def _bag_of(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
+    mode: str,
+    sample_weights: Tensor | None,
+    include_last_offset: bool,
+    padding_idx: int,
+    by_freq: bool,
+    *_: Any,
+) -> Bag:
+    rows, dim = weight.shape
+    dtype = dtype_code(weight, "embedding_bag", "weight")
+    return rows, dim, dtype, MODES.index(mode), padding_idx, include_last_offset, by_freq
+
+
+_embedding_bag_updated = define_gradients("embedding_bag", "weight", _shape, _bag_of)

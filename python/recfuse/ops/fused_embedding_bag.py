@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recfuse._codes import MAX
 from recfuse._storage import is_readable
 from recfuse.errors import ArgumentValueError, NotATensorError, a_type
-from recfuse.ops.autograd import eager_apply, pooled, refused_jvp, register
-from recfuse.ops.gradients import (
-    WeightGradCall,
-    bags_of,
-    define_with_winners,
-    find_winners,
-    sample_weights_grad,
-    used_of,
-    weight_grads,
-)
+from recfuse.ops.bag_operators import define_gradients
+from recfuse.ops.bags import pooled, pools_max
+from recfuse.ops.gradients import bags_of
 from recfuse.ops.library import (
     below_autograd,
     call_below_autograd,
     check_1d,
     check_tensor,
-    dtype_code,
     is_compiled,
-    is_traced,
     is_transformed,
     needs_derivatives,
     register_fake,
 )
-from recfuse.ops.updated_calls import Lookups, updated_call
-from recfuse.ops.updated_traces import Family, Updates, define_updated
+from recfuse.ops.pending_updates import update_sinks
+from recfuse.ops.traced_updates import Updates
 from recfuse.ops.updates import check_finished, unfinished, updates_of
 
 _DEFAULTS = (-1, "on", 0)
 _fused_embedding_bag = torch.ops.recfuse.fused_embedding_bag.default
+_pool = partial(call_below_autograd, _fused_embedding_bag)
 
 
 def fused_embedding_bag(
@@ -126,7 +118,7 @@ def fused_embedding_bag(
         _check_tensors(weights, features, indices, offsets, per_sample_weights)
         raise
     if look:
-        any_max = bool((features[:, 4] == MAX).any())
+        any_max = pools_max(features)
         if any_max and sparse:
             raise ArgumentValueError(
                 "recfuse.fused_embedding_bag: sparse is True and a feature pools by max, which has no sparse "
@@ -146,13 +138,11 @@ def fused_embedding_bag(
         else:
             options = options[:4]
     try:
-        if updates is not None:
-            call = weights, *arguments, *options
-            lookups = Lookups(features, indices, offsets, output_dim, any_max, sparse)
-            return updated_call(_fused_embedding_bag, call, lookups, updates, per_sample_weights, weights)
         if derivatives:
-            made = _apply(*arguments, any_max, options, *weights)
-            return made[0] if any_max else made
+            call = weights, *arguments, *options
+            sinks = (sparse,) * len(weights) if updates is None else update_sinks(weights, updates, sparse)
+            found: Tensor = pooled(_pool, call, None, any_max, sinks, None, per_sample_weights, *weights)
+            return found
         if torch.is_inference_mode_enabled():  # autograd is left out already
             return _fused_embedding_bag(weights, *arguments, *options)
         with below_autograd():
@@ -200,110 +190,4 @@ def _shape(
     return like.new_empty((bags_of(features, offsets), output_dim), dtype=dtype)
 
 
-def _fused_winners(*call: Any) -> Tensor:
-    return call_below_autograd(find_winners, *call[:5])
-
-
-_fused_embedding_bag_with_winners = define_with_winners(
-    "fused_embedding_bag", _shape, _fused_winners, "weights"
-)
-
-
-class FusedEmbeddingBag(torch.autograd.Function):
-    """``fused_embedding_bag`` with its gradients; the weights last, since only arguments that are tensors
-    themselves have gradients. ``options`` are the schema's arguments behind ``sparse``.
-    """
-
-    @staticmethod
-    def forward(
-        features: Tensor,
-        indices: Tensor,
-        offsets: Tensor,
-        output_dim: int,
-        sample_weights: Tensor | None,
-        sparse: bool,
-        any_max: bool,
-        options: tuple[Any, ...],
-        *weights: Tensor,
-    ) -> Any:
-        """Pools; with any_max also gives the winners."""
-        call = weights, features, indices, offsets, output_dim, sample_weights, sparse, *options
-        if any_max and is_traced():
-            return call_below_autograd(_fused_embedding_bag_with_winners, *call)
-        output = call_below_autograd(_fused_embedding_bag, *call)
-        return (output, _fused_winners(*call)) if any_max else output
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps what the gradients need: of the weights only shapes, unless factors need a gradient."""
-        features, indices, offsets, _, sample_weights, sparse, any_max, _, *weights = inputs
-        winners = None
-        if any_max:
-            winners = output[1]
-            ctx.set_materialize_grads(False)
-        kept = weights if ctx.needs_input_grad[4] else []
-        ctx.save_for_backward(features, indices, offsets, sample_weights, winners, *kept)
-        ctx.groups = [
-            (*weight.shape, dtype_code(weight, "fused_embedding_bag", "weights")) for weight in weights
-        ]
-        ctx.sparse = sparse
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        """Gradients of per_sample_weights and of the weights."""
-        features, indices, offsets, sample_weights, winners, *weights = ctx.saved_tensors
-        grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-        if grad is None:
-            return tuple(grads)
-        lookups, count = (features, indices, offsets), len(ctx.groups)
-        needed = ctx.needs_input_grad  # computed again each time that it is read
-        places = [group - count for group in range(count) if needed[group - count]]
-        used_lookups = lookups
-        if (used := used_of(ctx, features, grad)) is not None:
-            places = [place for place in places if place + count in used.groups]
-            used_lookups = used.features, indices, offsets
-        calls = [
-            WeightGradCall(grad, *used_lookups, place + count, *ctx.groups[place], sample_weights, winners)
-            for place in places
-        ]
-        found = weight_grads(ctx, calls, [ctx.sparse] * len(calls), places)
-        for place, gradient in zip(places, found, strict=True):
-            grads[place] = gradient
-        if needed[4]:
-            grads[4] = sample_weights_grad(grad, weights, lookups, sample_weights.dtype)
-        return tuple(grads)
-
-    jvp = refused_jvp("fused_embedding_bag")
-
-
-_apply = eager_apply(FusedEmbeddingBag)
-_SCHEMA_DEFAULTS = tuple(argument.default_value for argument in _fused_embedding_bag._schema.arguments)
-
-
-def _autograd(*given: Any) -> Tensor:
-    """The operator's autograd kernel; ``given`` are the arguments that are not the defaults."""
-    weights, *call = given + _SCHEMA_DEFAULTS[len(given) :]
-    if needs_derivatives((*weights, call[4])):  # per_sample_weights
-        features, any_max = call[0], call[-1]
-        if any_max and is_readable(features):
-            any_max = bool((features[:, 4] == MAX).any())
-        return pooled(FusedEmbeddingBag, *call[:6], any_max, tuple(call[6:]), *weights)
-    with below_autograd():
-        return _fused_embedding_bag(*given)
-
-
-register("fused_embedding_bag", _autograd)
-
-
-# ---- with weights that a fused optimizer updates, in compiled programs
-
-
-def _lookups_of(*call: Any) -> tuple[Sequence[Tensor], Lookups, Tensor | None]:
-    weights, features, indices, offsets, output_dim, sample_weights, sparse, *_, any_max = (
-        call + _SCHEMA_DEFAULTS[len(call) :]
-    )
-    return weights, Lookups(features, indices, offsets, output_dim, any_max, sparse), sample_weights
-
-
-_family = Family(_fused_embedding_bag, _fused_embedding_bag_with_winners, _lookups_of)
-_fused_embedding_bag_updated = define_updated("fused_embedding_bag", _family, _shape, "weights")
+_fused_embedding_bag_updated = define_gradients("fused_embedding_bag", "weights", _shape)

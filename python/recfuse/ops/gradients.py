@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from recfuse._codes import DTYPES
 from recfuse._storage import is_readable
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import register
-from recfuse.ops.library import below_autograd, library, register_fake
+from recfuse.ops.library import below_autograd, register_fake
 
 _ops = torch.ops.recfuse
 _dense_weight_grad = _ops.fused_embedding_bag_backward.default
@@ -29,25 +29,19 @@ _sparse_weight_grads = _ops.fused_embedding_bag_sparse_gradients.default
 _sample_weights_grad = _ops.fused_embedding_bag_sample_weights_backward.default
 find_winners = _ops.fused_embedding_bag_winners.default
 
-
-# Of a single bag's sparse gradient: a mark would cost a step more than it saves optimizers that coalesce.
 _FEW_ELEMENTS = 3 << 14
+"""Of a single bag's sparse gradient: a mark would cost a step more than it saves optimizers that coalesce."""
 
 
-class WeightGradCall(NamedTuple):
-    """Arguments of the gradient of one group: a matrix whose rows are those of tables."""
-
-    grad: Tensor  # [bags, columns]
-    features: Tensor  # [features, 7], as fused_embedding_bag has them
-    indices: Tensor
-    offsets: Tensor  # [features * bags + 1]; [bags] of one feature on the CPU
-    group: int
-    rows: int
-    dim: int
-    dtype: int  # its code: how a ScalarType reaches a Python operator depends on torch's version
-    per_sample_weights: Tensor | None
-    winners: Tensor | None  # int64 [bags, columns]
-    scale_grad_by_freq: bool = False
+Form: TypeAlias = tuple[int, int, int, int]
+"""A weight of a call, a matrix whose rows are those of tables: its number in the call, rows, dim, and the
+code of its dtype, since how a ScalarType reaches a Python operator depends on torch's version.
+"""
+OutputGrad: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, bool]
+"""The gradient of a call's output ``[bags, columns]``; features, indices and offsets of the call, the last of
+which may be missing on the CPU where there is one feature; sample weights, winners ``[bags, columns]``, and
+scale_grad_by_freq.
+"""
 
 
 def _gradient(operator: Callable[..., Any], *arguments: Any) -> Any:
@@ -62,59 +56,33 @@ def _gradient(operator: Callable[..., Any], *arguments: Any) -> Any:
         return operator(*arguments)
 
 
-def weight_grad(
-    ctx: Any, call: WeightGradCall, sparse: bool, argument: int, mark_small: bool = True
-) -> Tensor:
-    """Gradient of a group, dense or coalesced COO; of the tensor `argument` of the Function, among those that
-    are tensors. `mark_small`: a Parameter's is marked as coalesced even where it has few elements.
+def dense_grad(output: OutputGrad, weight: Form) -> Tensor:
+    """Returns the gradient of a weight as a dense tensor."""
+    return _gradient(_dense_weight_grad, *output[:4], *weight, *output[4:])
+
+
+def sparse_grads(output: OutputGrad, weights: Sequence[Form]) -> list[tuple[Tensor, Tensor]]:
+    """Returns gradients of weights of one call as rows, int64 ``[rows]`` that ascend, and values ``[rows,
+    dim]``. A GPU sorts the lookups of all at once; in a program that is traced each is an operator of its
+    own, whose outputs have sizes that only the contents tell.
     """
-    if not sparse:
-        return _gradient(_dense_weight_grad, *call)
-    if call.scale_grad_by_freq:
+    grad, *_, by_freq = output
+    if by_freq:
         raise ArgumentValueError(
             "recfuse.embedding_bag: scale_grad_by_freq is True with sparse, which has no such gradient; pass "
             "sparse=False"
         )
-    return _listed(ctx, call, *_gradient(_sparse_weight_grad, *call[:-1]), argument, mark_small)
+    where, factors = output[:4], output[4:6]
+    if len(weights) < 2 or not is_readable(grad):
+        return [_gradient(_sparse_weight_grad, *where, *weight, *factors) for weight in weights]
+    forms = map(list, zip(*weights, strict=True))
+    found = _gradient(_sparse_weight_grads, *where, *forms, *factors)
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
-def weight_grads(
-    ctx: Any, calls: Sequence[WeightGradCall], sparse: Sequence[bool], arguments: Sequence[int]
-) -> list[Tensor]:
-    """Gradients of several groups of one call, as `weight_grad` gives them. A GPU sorts the lookups of all
-    sparse ones at once; in a program that is traced each is an operator of its own, whose outputs have sizes
-    that only the contents tell.
-    """
-    together = [number for number, is_sparse in enumerate(sparse) if is_sparse]
-    if len(together) < 2 or not is_readable(calls[0].grad):
-        return [weight_grad(ctx, *each) for each in zip(calls, sparse, arguments, strict=True)]
-    first, *forms = calls[0], *zip(*(calls[number][4:8] for number in together), strict=True)
-    lookups = first.grad, first.features, first.indices, first.offsets
-    found = _gradient(_sparse_weight_grads, *lookups, *forms, first.per_sample_weights, first.winners)
-    listed = dict(zip(together, zip(found[::2], found[1::2], strict=True), strict=True))
-    return [
-        _listed(ctx, call, *listed[number], arguments[number])
-        if number in listed
-        else weight_grad(ctx, call, False, arguments[number])
-        for number, call in enumerate(calls)
-    ]
-
-
-def _listed(
-    ctx: Any, call: WeightGradCall, rows: Tensor, values: Tensor, argument: int, mark_small: bool = True
-) -> Tensor:
-    """Rows and values as a coalesced tensor, see `weight_grad`."""
-    shape = call.rows, call.dim
-    found = torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False, is_coalesced=True)
-    if (
-        is_readable(values)
-        and (mark_small or values.numel() > _FEW_ELEMENTS)
-        and (nodes := getattr(ctx, "next_functions", None)) is not None
-    ):
-        leaf = getattr(nodes[argument][0], "variable", None)  # of an AccumulateGrad
-        if leaf is not None:
-            _mark_later(leaf, rows, values)
-    return found
+def coalesced(weight: Form, rows: Tensor, values: Tensor) -> Tensor:
+    """Returns a gradient of :func:`sparse_grads` as a COO tensor."""
+    return torch.sparse_coo_tensor(rows[None], values, weight[1:3], check_invariants=False, is_coalesced=True)
 
 
 class Used(NamedTuple):
@@ -133,19 +101,21 @@ def used_of(ctx: Any, features: Tensor, grad: Tensor) -> Used | None:
     return None if mask is None else Used(mask(features, grad), told["used_groups"])
 
 
-def mark_large(leaf: Tensor, grad: Tensor, dim: int) -> None:
-    """Has a single bag's sparse gradient marked, unless it has few elements."""
-    if grad._nnz() * dim > _FEW_ELEMENTS:
-        _mark_later(leaf, grad._indices(), grad._values())
+def are_few(elements: int) -> bool:
+    """Whether a single bag's sparse gradient has so few elements that a mark does not pay."""
+    return elements <= _FEW_ELEMENTS
 
 
-def _mark_later(leaf: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Has `leaf.grad` marked behind what others queue in this backward pass: DistributedDataParallel waits
-    there for threads that coalesce the gradient. Marked just then, one failed in its thread, and other
-    processes waited for ever.
+def mark_later(ctx: Any, rows: Tensor, values: Tensor, argument: int) -> None:
+    """Has ``.grad`` of a Parameter, the tensor ``argument`` of the Function, marked as coalesced, behind what
+    others queue in this backward pass: DistributedDataParallel waits there for threads that coalesce the
+    gradient. Marked just then, one failed in its thread, and other processes waited for ever.
     """
-    queue = torch.autograd.Variable._execution_engine.queue_callback
-    queue(partial(queue, partial(_mark_coalesced, leaf, rows, values)))
+    nodes = getattr(ctx, "next_functions", None)
+    leaf = None if nodes is None else getattr(nodes[argument][0], "variable", None)  # of an AccumulateGrad
+    if leaf is not None:
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        queue(partial(queue, partial(_mark_coalesced, leaf, rows, values)))
 
 
 def _mark_coalesced(leaf: Tensor, rows: Tensor, values: Tensor) -> None:
@@ -170,38 +140,17 @@ def sample_weights_grad(
     return _gradient(_sample_weights_grad, grad, weights, *lookups).to(dtype)
 
 
-def define_with_winners(
-    name: str, shape: Callable[..., Tensor], winners: Callable[..., Tensor], follows: str
-) -> Any:
-    """Defines an operator like `name` that gives the winners beside the output: a compiled program computes
-    what only its backward asks for in its backward, from weights that may have changed by then.
-    """
-    operator, both = getattr(_ops, name).default, f"_{name}_with_winners"
-    arguments = str(operator._schema).partition("(")[2].rpartition(" -> ")[0]
-    library.define(f"{both}({arguments} -> (Tensor, Tensor)")
-    for key in ("CPU", "CUDA"):
-        library.impl(both, lambda *given: (operator(*given), winners(*given)), key)
-
-    @register_fake(both, follows)
-    def _(*given: Any) -> tuple[Tensor, Tensor]:
-        output = shape(*given)
-        return output, output.new_empty(output.shape, dtype=torch.int64)
-
-    return getattr(_ops, both).default
-
-
 @register_fake("fused_embedding_bag_backward", follows="grad")
-def _(*arguments: Any) -> Tensor:
-    call = WeightGradCall(*arguments)
-    return call.grad.new_empty((call.rows, call.dim), dtype=DTYPES[call.dtype])
+def _(grad: Tensor, features: Tensor, indices: Tensor, offsets: Tensor, *call: Any) -> Tensor:
+    _, rows, dim, dtype, *_ = call
+    return grad.new_empty((rows, dim), dtype=DTYPES[dtype])
 
 
 @register_fake("fused_embedding_bag_sparse_backward", follows="grad")
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    call = WeightGradCall(*arguments)
-    count = _rows_found(call.indices)
-    rows = call.grad.new_empty((count,), dtype=torch.int64)
-    return rows, call.grad.new_empty((count, call.dim), dtype=DTYPES[call.dtype])
+def _(grad: Tensor, features: Tensor, indices: Tensor, offsets: Tensor, *call: Any) -> tuple[Tensor, Tensor]:
+    _, _, dim, dtype, *_ = call
+    count = _rows_found(indices)
+    return grad.new_empty((count,), dtype=torch.int64), grad.new_empty((count, dim), dtype=DTYPES[dtype])
 
 
 def _rows_found(indices: Tensor) -> Any:

@@ -127,12 +127,13 @@ def call_below_autograd(operator: Callable[..., Any], *arguments: Any, **options
 
 def dtype_code(tensor: Tensor, operator: str, argument: str) -> int:
     """The code of a dtype; the compiler asks for it before the operator has looked at its arguments."""
-    if tensor.dtype not in DTYPES:
+    try:
+        return DTYPES.index(tensor.dtype)
+    except ValueError:
         name = str(tensor.dtype).removeprefix("torch.")
         raise ArgumentTypeError(
             f"recfuse.{operator}: {argument} is {name}, must be float32, float16 or bfloat16"
-        )
-    return DTYPES.index(tensor.dtype)
+        ) from None
 
 
 def public_name(operator: str) -> str:

@@ -20,11 +20,12 @@ from torch import Tensor
 from recfuse import _C
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import register
+from recfuse.ops.gradients import OutputGrad
 from recfuse.ops.library import below_autograd, register_fake
 from recfuse.ops.training.applied_gradients import AppliedGradient
 
 _ops = torch.ops.recfuse
-_fused_update = _ops.fused_embedding_bag_update.default
+fused_update_operator = _ops.fused_embedding_bag_update.default
 _rows_update = _ops.rows_update.default
 
 OPTIMIZERS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam")  # in the order of rf_optimizer
@@ -335,33 +336,15 @@ def updates_of(weights: Sequence[Tensor]) -> list[Update | None] | None:
     return None
 
 
-def fused_update(
-    grad: Tensor,
-    weights: Sequence[Tensor],
-    updates: Sequence[Update],
-    lookups: tuple[Tensor, Tensor, Tensor],
-    sample_weights: Tensor | None,
-    winners: Tensor | None,
-) -> None:
-    """Updates weights that share an updater by a call's gradient; ``lookups``: features, whose first column
-    are numbers of ``weights`` or -1, indices, offsets.
+def fused_update(output: OutputGrad, weights: Sequence[Tensor], updates: Sequence[Update]) -> None:
+    """Updates weights that share an updater by a call's gradient. The first column of its features has
+    positions in ``weights``, or -1.
     """
     updater = updates[0].updater
     states = [state for update in updates for state in update.states]
-    rounding = updater.stochastic_rounding, updater.seed
+    how: tuple[Any, ...] = updater.numbers, [], updater.kind, updater.stochastic_rounding, updater.seed
     with below_autograd():
-        _fused_update(
-            grad,
-            weights,
-            states,
-            *lookups,
-            sample_weights,
-            winners,
-            updater.numbers,
-            [],
-            updater.kind,
-            *rounding,
-        )
+        fused_update_operator(output[0], weights, states, *output[1:6], *how)
     note(weights, updates)
 
 

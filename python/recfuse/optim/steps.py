@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
+from recfuse.ops.pending_updates import check_hooks
 from recfuse.ops.training.compilers import with_old_compiler
-from recfuse.ops.updated_calls import check_hooks
 from recfuse.ops.updates import Update, rows_update, unfinished
 from recfuse.optim.surroundings import check_scaler
 

@@ -27,7 +27,8 @@ class IKBOAttention(torch.autograd.Function):
     """The operators that give log-sum-exps, which their gradients need."""
 
     @staticmethod
-    def forward(
+    def forward(  # type: ignore[override]
+        ctx: Any,
         scale: float | None,
         options: dict[str, str],
         q_user: Tensor | None,
@@ -38,24 +39,20 @@ class IKBOAttention(torch.autograd.Function):
         kv_lengths: Tensor | None,
         kv_offsets: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """Calls the operator; outputs of users' queries and of candidates', and their log-sum-exps."""
+        """Calls the operator: outputs of users' queries and of candidates', and their log-sum-exps."""
         queries = (q,) if q_user is None else (q_user, q)
-        return call_below_autograd(
+        output: tuple[Tensor, ...] = call_below_autograd(
             operator_of(q_user, True), *queries, k, v, cand_to_user, scale, kv_lengths,
             kv_offsets=kv_offsets, **options,
         )  # fmt: skip
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keeps all of them."""
-        scale, _, *tensors = inputs
-        dim = tensors[1].shape[-1]
+        dim = q.shape[-1]
         ctx.scale = scale if scale is not None else dim**-0.5 if dim else 1.0
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(q_user, q, k, v, cand_to_user, kv_lengths, kv_offsets, *output)
         ctx.set_materialize_grads(False)
+        return output
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Gradients of queries, keys and values, all in one call: queries as rows that each have a user."""
         q_user, q, k, v, cand_to_user, kv_lengths, kv_offsets, *outputs = ctx.saved_tensors
         sides = len(outputs) // 2

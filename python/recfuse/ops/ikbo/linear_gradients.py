@@ -27,18 +27,14 @@ class IKBOLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(chain: bool, levels: int, options: dict[str, str], *tensors: Tensor | None) -> Tensor:
-        """Calls the operator."""
+    def forward(  # type: ignore[override]
+        ctx: Any, chain: bool, levels: int, options: dict[str, str], *tensors: Tensor | None
+    ) -> Tensor:
+        """Calls the operator; keeps the factors of what needs a gradient."""
         *rest, bias = tensors
-        if not chain:
-            return call_below_autograd(_linear, *rest, bias, **options)
         lists = rest[:levels], rest[levels : 2 * levels], rest[2 * levels :]
-        return call_below_autograd(_chain, *lists, bias, **options)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps the factors of what needs a gradient."""
-        _, levels, options, *tensors = inputs
+        operator, given = (_chain, lists) if chain else (_linear, rest)
+        output = call_below_autograd(operator, *given, bias, **options)
         needs = ctx.needs_input_grad[3:]
         kept: list[Tensor | None] = list(tensors[:-1])
         for level in range(levels):
@@ -48,10 +44,11 @@ class IKBOLinear(torch.autograd.Function):
                 kept[levels + level] = None
         ctx.save_for_backward(*kept)
         ctx.levels, ctx.checked = levels, options.get("bounds_check", "on") == "on"
-        ctx.items = [given.shape[0] for given in tensors[levels : 2 * levels]]
+        ctx.items = [given.shape[0] for given in lists[1]]
+        return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Gradients of weights, inputs and bias, from the last level to the first."""
         levels, needs = ctx.levels, ctx.needs_input_grad[3:]
         saved = ctx.saved_tensors

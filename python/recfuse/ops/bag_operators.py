@@ -1,0 +1,98 @@
+"""Operators that pool tables, for compiled programs and for torch.func: their autograd kernels, and operators
+like them.
+
+``recfuse::_X_with_winners`` also returns the rows that win each element of a bag of mode max. A compiled
+program computes what its backward alone asks for in its backward, from weights that may have changed by then.
+
+``recfuse::_X_updated`` takes what fused optimizers keep of the weights, then the arguments of ``X``. It
+returns what ``X`` does, and updates the weights in the backward graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse._storage import is_readable
+from recfuse.ops.autograd import apply, register
+from recfuse.ops.bags import Bag, PooledBags, Sink, pools_max, winners_of
+from recfuse.ops.library import (
+    below_autograd,
+    call_below_autograd,
+    is_traced,
+    library,
+    needs_derivatives,
+    register_fake,
+)
+from recfuse.ops.traced_updates import ARGUMENTS, Updates, sinks_of
+
+
+def define_gradients(
+    name: str,
+    follows: str,
+    shape: Callable[..., Tensor],
+    bag_of: Callable[..., Bag] | None = None,
+) -> Callable[..., Tensor]:
+    """Registers the gradients of an operator, and defines those like it. ``shape`` computes the fake output,
+    which is where the argument ``follows`` is; ``bag_of`` takes all arguments. Returns ``_X_updated``.
+    """
+    operator = getattr(torch.ops.recfuse, name).default
+    names = [argument.name for argument in operator._schema.arguments]
+    defaults = tuple(argument.default_value for argument in operator._schema.arguments)
+    at_sparse, at_sample_weights = names.index("sparse"), names.index("per_sample_weights")
+    arguments = str(operator._schema).partition("(")[2].rpartition(" -> ")[0]
+    both, updated = f"_{name}_with_winners", f"_{name}_updated"
+    library.define(f"{both}({arguments} -> (Tensor, Tensor)")
+    library.define(f"{updated}({ARGUMENTS}, {arguments} -> Tensor")
+
+    def weights_of(call: tuple[Any, ...]) -> Sequence[Tensor]:
+        return call[0] if isinstance(call[0], (list, tuple)) else call[:1]
+
+    def pool_with_winners(*call: Any) -> tuple[Tensor, Tensor]:
+        bag = bag_of(*call, *defaults[len(call) :]) if bag_of else None
+        return operator(*call), winners_of(bag, weights_of(call), call)
+
+    def differentiate(call: tuple[Any, ...], updates: Updates | None = None) -> Tensor:
+        given = *call, *defaults[len(call) :]
+        weights, sparse, sample_weights = weights_of(call), given[at_sparse], given[at_sample_weights]
+        if not needs_derivatives((*weights, sample_weights)):
+            with below_autograd():
+                return operator(*call)
+        if bag_of is not None:
+            bag: Bag | None = bag_of(*given)
+            any_max = given[3] == "max"
+        else:
+            bag, any_max = None, given[-1]
+            if any_max and is_readable(call[1]):
+                any_max = pools_max(call[1])
+        pool = with_winners if any_max and is_traced() else operator
+        sinks: Sequence[Sink] = [sparse] * len(weights)
+        anchors: Sequence[Tensor] = ()
+        if updates is not None:
+            sinks, anchors = sinks_of(updates, sparse), updates.anchors
+        run = partial(call_below_autograd, pool)
+        traced = updates if anchors else None
+        return apply(PooledBags, run, call, bag, any_max, sinks, traced, sample_weights, *anchors, *weights)
+
+    def differentiate_updated(*given: Any) -> Tensor:
+        states, numbers, anchors, updater_of, options, *call = given
+        updates = Updates(states, numbers, anchors, tuple(updater_of), tuple(options))
+        return differentiate(tuple(call), updates)
+
+    @register_fake(both, follows)
+    def _(*call: Any) -> tuple[Tensor, Tensor]:
+        output = shape(*call)
+        return output, output.new_empty(output.shape, dtype=torch.int64)
+
+    for key in ("CPU", "CUDA"):
+        library.impl(both, pool_with_winners, key)
+        library.impl(updated, lambda *given: operator(*given[5:]), key)
+    with_winners = getattr(torch.ops.recfuse, both).default
+    register_fake(updated, follows)(lambda *given: shape(*given[5:]))
+    library.impl(updated, differentiate_updated, "Autograd")
+    register(name, lambda *call: differentiate(call))
+    return getattr(torch.ops.recfuse, updated).default

@@ -1,0 +1,195 @@
+"""Updates inside eager backward passes.
+
+The updates that a backward pass asks for are made at its end, when nothing in it reads a weight any more: not
+the recomputed forward of torch.utils.checkpoint, and not a second call of the same tables. A Parameter of one
+call is updated by one operator; one of several calls (two towers, tied tables) by their sparse gradients,
+summed first, as torch would.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from recfuse.errors import ArgumentValueError
+from recfuse.ops.gradients import OutputGrad, coalesced, sparse_grads
+from recfuse.ops.training.scaled_losses import check_unscaled
+from recfuse.ops.training.update_features import matrices_only
+from recfuse.ops.updates import Update, fused_update, rows_update
+
+_FLOAT32 = 0  # its code
+
+UpdateSink: TypeAlias = tuple[Tensor, Update]
+"""A weight that a fused optimizer updates."""
+
+
+def check_hooks(weights: Sequence[Tensor], updates: Sequence[Update | None]) -> None:
+    """Raises where a weight without a gradient has a hook that waits for one."""
+    for weight, update in zip(weights, updates, strict=True):
+        if update is None or update.updater.deferred:
+            continue
+        if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+            raise ArgumentValueError(
+                "recfuse.optim: a Parameter that a fused optimizer updates inside backward() has a hook, "
+                "which would never run, since the Parameter has no gradient: remove it, or make the "
+                "optimizer with deferred=True"
+            )
+
+
+def update_sinks(
+    weights: Sequence[Tensor], updates: Sequence[Update | None], sparse: bool
+) -> list[bool | UpdateSink]:
+    """Returns the sinks of a call's gradients; ``sparse``: of weights without an optimizer. Raises where
+    hooks, or the DistributedDataParallel whose forward pass calls, wait for gradients of weights that are
+    updated; or where the backward pass that recomputes this call has updated them.
+    """
+    check_hooks(weights, updates)
+    if (wrapper := DistributedDataParallel._get_active_ddp_module()) is not None:
+        for update in updates:
+            if update is not None and (owner := update.updater.owner) is not None:
+                owner._check_wrapper(wrapper)
+    if torch._C._current_graph_task_id() != -1:
+        _check_recomputed(updates)
+    pairs = zip(weights, updates, strict=True)
+    return [sparse if update is None else (weight, update) for weight, update in pairs]
+
+
+def _check_recomputed(updates: Sequence[Update | None]) -> None:
+    """Raises where a forward pass inside a backward pass would read rows that this has updated already. What
+    torch.utils.checkpoint recomputes with use_reentrant=True has a backward pass of its own, at whose end it
+    updates, while the outer one may recompute more.
+    """
+    if any(update is not None and update.updated for update in updates):
+        raise ArgumentValueError(
+            "recfuse.optim: a forward pass inside a backward pass would read rows that the same backward() "
+            "has updated already. If this is torch.utils.checkpoint, use use_reentrant=False; else make the "
+            "optimizer with deferred=True"
+        )
+
+
+def is_deferred(sink: UpdateSink) -> bool:
+    """Whether the gradient of a weight is left to ``step()``. Raises where its optimizer cannot go on."""
+    weight, update = sink
+    updater = update.updater
+    if (owner := updater.owner) is not None:
+        owner._before_update(weight, updater)
+    return updater.deferred
+
+
+def is_due(sink: UpdateSink, node: Any) -> bool:
+    """Whether the running backward pass updates the weight, whose gradients ``node`` accumulates: not one of
+    torch.autograd.grad, or of backward(inputs=...) for others. Raises where it must not.
+    """
+    weight, update = sink
+    if not weight.requires_grad:  # frozen since the forward pass
+        return False
+    try:
+        if not torch._C._will_engine_execute_node(node):
+            return False
+    except RuntimeError:  # torch.autograd.grad, of leaves
+        return False
+    update.check()
+    return True
+
+
+class _PendingUpdate(NamedTuple):
+    """Updates of the weights of one call."""
+
+    output: OutputGrad
+    sinks: dict[int, UpdateSink]  # by the numbers of the weights in the call
+    weights: int  # of the call
+    stream: tuple[int, int, int] | None  # of the GPU that has the gradient; see _stream_of
+
+    def wait(self) -> None:
+        """Makes the current stream wait for the gradient, where another one has it."""
+        grad, _, *rest, _ = self.output
+        if self.stream is None or self.stream == _stream_of(grad):
+            return
+        number, device, kind = self.stream
+        here = torch.cuda.current_stream(device)
+        here.wait_stream(torch.cuda.Stream(stream_id=number, device_index=device, device_type=kind))
+        for tensor in (grad, *rest):
+            if tensor is not None:
+                tensor.record_stream(here)
+
+    def run(self, numbers: Sequence[int]) -> None:
+        """Updates some of the weights, which share an updater."""
+        output = self.output
+        if len(numbers) < self.weights:
+            output = output[0], matrices_only(output[1], numbers), *output[2:]
+        fused_update(output, *zip(*(self.sinks[number] for number in numbers), strict=True))
+
+    def gradient(self, number: int) -> Tensor:
+        """Returns the sparse gradient of one weight, in float32."""
+        form = number, *self.sinks[number][0].shape, _FLOAT32
+        with torch.no_grad():
+            ((rows, values),) = sparse_grads(self.output, [form])
+            return coalesced(form, rows, values)
+
+
+def _stream_of(tensor: Tensor) -> tuple[int, int, int] | None:
+    """Returns number, device and kind of device of the current stream of a tensor's GPU. A Stream of these
+    takes longer to create.
+    """
+    return torch._C._cuda_getCurrentStream(tensor.get_device()) if tensor.is_cuda else None
+
+
+class _Pass:
+    """A backward pass, and the updates that its end makes."""
+
+    def __init__(self) -> None:
+        self.pending: list[_PendingUpdate] = []
+
+    def finish(self) -> None:
+        """Makes the updates. The engine calls it, on the caller's stream, unless the pass has failed."""
+        pending, self.pending = self.pending, []
+        uses: dict[int, int] = {}
+        for call in pending:
+            call.wait()
+            for weight, update in call.sinks.values():
+                update.check()
+                uses[id(weight)] = uses.get(id(weight), 0) + 1
+        several: dict[int, list[tuple[_PendingUpdate, int]]] = {}
+        for call in pending:
+            groups: dict[int, list[int]] = {}
+            for number, (weight, update) in call.sinks.items():
+                if uses[id(weight)] == 1:
+                    groups.setdefault(id(update.updater), []).append(number)
+                else:
+                    several.setdefault(id(weight), []).append((call, number))
+            for numbers in groups.values():
+                call.run(numbers)
+        for calls in several.values():
+            first, number = calls[0]
+            total = functools.reduce(torch.add, (call.gradient(at) for call, at in calls)).coalesce()
+            rows_update(*first.sinks[number], total.indices()[0], total.values())
+        owners = {id(u.updater.owner): u.updater.owner for call in pending for _, u in call.sinks.values()}
+        for owner in owners.values():
+            owner._pass_finished()
+
+
+_passes: dict[int, weakref.ref[_Pass]] = {}
+"""The passes that run now, by the engine's number of them; the engine keeps each until its end."""
+
+
+def update_later(output: OutputGrad, sinks: dict[int, UpdateSink], count: int) -> None:
+    """Has the running backward pass make updates at its end; ``sinks``: by the numbers of the weights in a
+    call of ``count`` weights.
+    """
+    task = torch._C._current_graph_task_id()
+    found = _passes.get(task)
+    running = None if found is None else found()
+    if running is None:
+        check_unscaled(next(iter(sinks.values()))[1].updater.owner)
+        for old in [number for number, ref in list(_passes.items()) if ref() is None]:
+            _passes.pop(old, None)
+        running = _Pass()
+        _passes[task] = weakref.ref(running)
+        torch.autograd.Variable._execution_engine.queue_callback(running.finish)
+    running.pending.append(_PendingUpdate(output, sinks, count, _stream_of(output[0])))
