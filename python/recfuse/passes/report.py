@@ -42,6 +42,7 @@ class SwapReport:
         entries: all entries, in the order of the model.
         fused_optimizers: with ``fuse_optimizers``, the optimizer that updates the tables of each given
             optimizer.
+        gain: with ``predict``, the model before and after the swap, predicted.
 
     Example:
         >>> print(recfuse.swap(torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4))))
@@ -54,7 +55,6 @@ class SwapReport:
     fused_optimizers: list[FusedOptimizer] = field(default_factory=list)
     """With ``fuse_optimizers``: of each optimizer that has tables, the one that updates them."""
     gain: Gain | None = None
-    """With ``predict``: the model before and after, predicted."""
 
     def add(self, name: str, kind: str, action: str, detail: str, pattern: str = "") -> None:
         """Append an entry."""

@@ -175,7 +175,8 @@ class KernelModel:
         source, known = self.nearest_kind(kind), True
         if source is None:
             source, known = self.nearest_kind("pointwise_2"), False
-            sizes = [max(math.prod(sizes), 1.0)] if form_of(kind) is not KINDS["recfuse"] else [sizes[0] / 4]
+            work = float(form_of(kind).work(log_sizes(np.array(sizes, float))))
+            sizes = [2.0**work / (4 if form_of(kind) is KINDS["recfuse"] else 1)]
         if source is None:
             return KernelTime(_LEAST_US, 1.0, 2 * _UNKNOWN_SPREAD, known=False)
         model = self.kinds[source]

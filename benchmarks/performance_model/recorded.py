@@ -1,0 +1,136 @@
+"""Predictions against recorded measurements, without a GPU."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recfuse.perf.calibration import Calibration, available
+from recfuse.perf.choosing import Chosen
+from recfuse.perf.models.fusion import fuse
+from recfuse.perf.predict import from_operators
+from recfuse.perf.prediction import Prediction
+from recfuse.perf.tracing.operators import Operator
+
+RECORD = Path(__file__).with_name("recorded_h100.json.gz")
+_SHORT_US = 5.0
+
+
+def read() -> dict[str, Any]:
+    """Return the record."""
+    with gzip.open(RECORD, "rt") as file:
+        return json.load(file)  # type: ignore[no-any-return]
+
+
+def calibration() -> Calibration:
+    """Return the shipped calibration of the record's GPU."""
+    return Calibration.load(available()["H100", "2.11"])
+
+
+def operators_of(listed: Iterable[Sequence[Any]]) -> list[Operator]:
+    """Return operators of a record."""
+    found = []
+    for name, phase, kind, sizes, *graph in listed:
+        operator = Operator(name, phase, kind, tuple(sizes))
+        if graph:
+            operator.fusable, operator.reads, operator.writes = (
+                bool(graph[0]),
+                tuple(graph[1]),
+                tuple(graph[2]),
+            )
+        found.append(operator)
+    return found
+
+
+def errors(record: Mapping[str, Any], chosen: Chosen) -> dict[str, list[float]]:
+    """Return relative errors, or 1 and 0 for what is right and wrong, by what they are of."""
+    found: dict[str, list[float]] = defaultdict(list)
+    _of_kernels(record, chosen, found)
+    for target in record["targets"]:
+        _of_target(target, chosen, found)
+    for swap in record["swaps"]:
+        _of_swap(swap, chosen, found)
+    for one in record["compiled"]:
+        operators = operators_of(one["ops"])
+        predicted = from_operators(operators, chosen, False, exact=False)
+        assert predicted.compiled is not None
+        found["compiled step"].append(predicted.compiled.seconds * 1e6 / one["us"] - 1)
+        kernels = sum(operator.kind is not None for operator in fuse(operators))
+        found["compiled kernels, number"].append(kernels / one["kernels"] - 1)
+    return found
+
+
+def _of_kernels(record: Mapping[str, Any], chosen: Chosen, found: dict[str, list[float]]) -> None:
+    kernels = chosen.calibration.kernels
+    for kind, rows in record["held"].items():
+        for *sizes, us, _ in rows:
+            predicted = kernels.time(Operator("", "inference", kind, tuple(sizes)), exact=False).us
+            if us >= _SHORT_US:
+                found["kernels of 5 us and more"].append(predicted / us - 1)
+            else:
+                found["shorter kernels within .5 us"].append(float(abs(predicted - us) <= 0.5))
+
+
+def _of_target(target: Mapping[str, Any], chosen: Chosen, found: dict[str, list[float]]) -> None:
+    training = target["optimizer"] is not None
+    predicted = from_operators(operators_of(target["ops"]), chosen, training, target["peak"], exact=False)
+    group = "named" if not target["model"].startswith("random") else f"random {target['dtype']}"
+    mode = "training" if training else "inference"
+    label = "Adam, Adagrad" if target["optimizer"] in ("adam", "adagrad") else group
+    found[f"active, {label}"].append(predicted.active.seconds * 1e6 / target["active_us"] - 1)
+    found[f"eager {mode}"].append(predicted.eager.seconds * 1e6 / target["us"] - 1)
+    found[f"eager {mode}: measured again"].append(target["again_us"] / target["us"] - 1)
+    found[f"eager {mode}: sum of kernels"].append(predicted.active.seconds * 1e6 / target["us"] - 1)
+    _hold(found, predicted, target)
+    bound = "host" if target["us"] > 1.1 * target["active_us"] else "device"
+    found["host- or device-bound right"].append(float(predicted.bound == bound))
+    if "graph_us" in target:
+        assert predicted.graph is not None
+        found[f"graph, {group}"].append(predicted.graph.seconds * 1e6 / target["graph_us"] - 1)
+        faster = (predicted.graph.seconds < predicted.eager.seconds) == (target["graph_us"] < target["us"])
+        found["faster of eager and graph right"].append(float(faster))
+
+
+def _hold(found: dict[str, list[float]], predicted: Prediction, target: Mapping[str, Any]) -> None:
+    for name, estimate, key in (("active", predicted.active, "active_us"), ("eager", predicted.eager, "us"),
+                                ("graph", predicted.graph, "graph_us")):  # fmt: skip
+        if key in target and estimate is not None:
+            held = estimate.low <= target[key] * 1e-6 <= estimate.high
+            found[f"80 % intervals hold, {name}"].append(float(held))
+
+
+def _of_swap(swap: Mapping[str, Any], chosen: Chosen, found: dict[str, list[float]]) -> None:
+    loop, swapped = (
+        from_operators(operators_of(swap[form]["ops"]), chosen, False) for form in ("loop", "swapped")
+    )
+    for regime, key in (("eager", "us"), ("graph", "graph_us")):
+        predicted = loop.regimes[regime].seconds / swapped.regimes[regime].seconds
+        measured = swap["loop"][key] / swap["swapped"][key]
+        found[f"swap gain, {regime}"].append(predicted / measured - 1)
+        found[f"swap faster or slower right, {regime}"].append(float((predicted > 1) == (measured > 1)))
+
+
+def summary(values: Sequence[float], name: str) -> tuple[str, ...]:
+    """Return name, number, and GMAE, MAPE, P90 and bias, or the share that is right, in percent."""
+    if "right" in name or "hold" in name or "within" in name:
+        return name, str(len(values)), f"{100 * np.mean(values):.0f} %", "", "", ""
+    absolute = np.maximum(np.abs(np.array(values)), 1e-4)
+    geometric = float(np.exp(np.log(absolute).mean()))
+    numbers = (geometric, absolute.mean(), np.percentile(absolute, 90))
+    return name, str(len(values)), *(f"{100 * one:.1f}" for one in numbers), f"{100 * np.mean(values):+.1f}"
+
+
+def table(found: Mapping[str, Sequence[float]]) -> str:
+    """Return the errors as Markdown."""
+    lines = [
+        "| error of | n | GMAE, % | MAPE, % | P90, % | bias, % |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [f"| {' | '.join(summary(values, name))} |" for name, values in sorted(found.items())]
+    return "\n".join(lines)

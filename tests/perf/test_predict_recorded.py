@@ -1,0 +1,76 @@
+"""Recorded measurements of an H100: the errors of predictions, which no change may make larger."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recfuse.perf.choosing import Chosen
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "benchmarks" / "performance_model" / "README.md"
+MOST = {
+    "active, Adam, Adagrad": 74.4,
+    "active, named": 3.8,
+    "active, random bfloat16": 16.0,
+    "active, random float32": 7.3,
+    "compiled kernels, number": 3.2,
+    "compiled step": 9.2,
+    "eager inference": 22.8,
+    "eager training": 16.2,
+    "graph, named": 6.3,
+    "graph, random bfloat16": 18.2,
+    "graph, random float32": 10.1,
+    "kernels of 5 us and more": 13.3,
+}  # percent: mean of the absolute errors
+LEAST = {
+    "80 % intervals hold, active": 83,
+    "80 % intervals hold, eager": 74,
+    "80 % intervals hold, graph": 76,
+    "faster of eager and graph right": 99,
+    "host- or device-bound right": 91,
+    "shorter kernels within .5 us": 82,
+}  # percent that is right
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield importlib.import_module("performance_model.recorded")
+
+
+@pytest.fixture(scope="module")
+def errors(recorded) -> dict[str, list[float]]:
+    return recorded.errors(recorded.read(), Chosen(recorded.calibration()))
+
+
+def test_the_record_is_small(recorded):
+    assert recorded.RECORD.stat().st_size < 600_000
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_errors_do_not_grow(errors, name):
+    assert 100 * np.abs(errors[name]).mean() <= MOST[name]
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_as_many_are_right(errors, name):
+    assert 100 * np.mean(errors[name]) >= LEAST[name]
+
+
+def test_every_error_has_a_limit(errors):
+    assert {name for name in errors if "measured again" not in name and "sum of" not in name} == {
+        *MOST,
+        *LEAST,
+    }
+
+
+def test_the_page_has_the_table(recorded, errors):
+    assert recorded.table(errors) in PAGE.read_text(), (
+        "python benchmarks/performance_model.py --recorded writes it"
+    )
