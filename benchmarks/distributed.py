@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from common.registry import Benchmark
 from common.report import write_results
-from common.settings import check_choices, comma_list, make_parser, positive, start
+from common.settings import comma_list, positive
 from common.table import Table
 from training.lookups import Subject, make_subject
 
@@ -32,6 +33,11 @@ MODES = ("plain", "pipeline")
 SUBJECTS = "mlperf-2048,mlperf-16384,A-2048,A-16384"
 BATCHES = 4
 STEPS = 10  # of a sample
+
+bench = Benchmark("distributed", __doc__, [], rounds=11)
+bench.flag("--subjects", comma_list, comma_list(SUBJECTS), "NAME-SIZE, size of a rank's batch")
+bench.flag("--optimizers", comma_list, list(OPTIMIZERS), "optimizers", allowed=OPTIMIZERS)
+bench.flag("--rows-cap", positive, 4_000_000, "most rows of a table")
 
 
 class Pooled(nn.Module):
@@ -106,12 +112,10 @@ def batches_of(subject: Subject, seed: int, device: torch.device) -> tuple[list[
 
     keys = [f"f{n}" for n in range(len(subject.rows))]
     found, lookups = [], [0] * len(keys)
-    for number in range(BATCHES):
-        indices, offsets, counts = subject.lookups(seed + number, device)
-        found.append(
-            KeyedJaggedTensor(keys=keys, values=indices.long(), lengths=(offsets[1:] - offsets[:-1]).int())
-        )
-        lookups = [total + count for total, count in zip(lookups, counts, strict=True)]
+    for batch in subject.make(range(seed, seed + BATCHES), device):
+        sizes = batch.offsets.diff().int()
+        found.append(KeyedJaggedTensor(keys=keys, values=batch.indices.long(), lengths=sizes))
+        lookups = [total + int(count) for total, count in zip(lookups, batch.lengths, strict=True)]
     return found, [count * dim for count, dim in zip(lookups, subject.dims, strict=True)]
 
 
@@ -189,16 +193,7 @@ def measure(
 
 def main() -> None:
     """Runs the command line; see the module's docstring."""
-    parser = make_parser(__doc__, rounds=11)
-    text = f"NAME-SIZE, size of a rank's batch (default: {SUBJECTS})"
-    parser.add_argument("--subjects", type=comma_list, default=comma_list(SUBJECTS), help=text)
-    text = f"of {', '.join(OPTIMIZERS)} (default: all)"
-    parser.add_argument("--optimizers", type=comma_list, default=list(OPTIMIZERS), help=text)
-    text = "most rows of a table (default: 4,000,000)"
-    parser.add_argument("--rows-cap", type=positive, default=4_000_000, help=text)
-    arguments = parser.parse_args()
-    start(parser, arguments)
-    check_choices(parser, {"--optimizers": (arguments.optimizers, OPTIMIZERS)})
+    parser, arguments = bench.parse()
     if "RANK" not in os.environ:
         parser.error("start it with torchrun, as in --help")
     device = torch.device("cpu")
