@@ -173,23 +173,6 @@ def test_an_element_that_is_not_written_ends_the_run(columns, monkeypatch, capsy
     assert "by nan" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--figures", "micro,7"], "--figures: found 'micro,7', allowed are micro, mixed"),
-        (["--contestants", "torch; fbgemm"], "--contestants: found 'torch,fbgemm', allowed are torch"),
-        (["--contestants", "recfuse"], "--contestants: needs recfuse and one of torch"),
-        (["--models", "G"], "--models: found 'G', allowed are E, F"),
-        (["--columns", "0"], "found '0', needs an integer of at least 1"),
-        (["--columns", ""], "--columns: found '', needs one at least"),
-        (["--plots", "/nowhere"], "/nowhere is not a folder"),
-    ],
-)
-def test_what_is_wrong_with_an_argument_is_said(columns, capsys, options, message):
-    assert columns(*options) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
 def test_a_trial_run_on_the_cpu(columns, tmp_path, monkeypatch):
     """What --quick measures; without the compiler, for which a test has no time."""
     options = ["--device", "cpu", "--quick", "--figures", "micro,strings", "--contestants", "torch;recfuse"]

@@ -185,29 +185,6 @@ def test_ceilings_are_measured_for_every_cell(bag, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--figures", "6,7"], "--figures: found '6,7', allowed are ceilings, main, 6"),
-        (["--candidates", "torch,cudf"], "--candidates: found 'torch,cudf', allowed are torch"),
-        (["--candidates", "torch"], "needs torch and recfuse among them"),
-        (["--dims", "8,16"], "--dims: found 8,16, --device cuda takes one power of two from 8 on"),
-        (["--dims", "96"], "--dims: found 96, --device cuda takes one power of two from 8 on"),
-        (["--plots", "/nowhere"], "/nowhere is not a folder"),
-    ],
-)
-def test_what_is_wrong_with_an_argument_is_said(bag, capsys, options, message):
-    assert bag(*options) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_quick_leaves_alone_what_was_given(bag, monkeypatch):
-    seen = []
-    monkeypatch.setattr(module("embedding_bag").bench, "run", lambda *parsed: seen.append(parsed[1]))
-    assert bag("--quick") == 0
-    assert (seen[0].tables, seen[0].rounds, seen[0].hotness) == (3, 2, ["medium", "random"])
-
-
-@pytest.mark.parametrize(
     "tables, expected", [(250, (100, 75, 50, 25)), (40, (16, 12, 8, 4)), (10, (4, 3, 2, 1))]
 )
 def test_mixes_keep_the_shares_of_the_paper(bag, tables, expected):

@@ -337,33 +337,6 @@ def test_one_compile_a_feature_is_extrapolated_and_says_so(fused, tmp_path, caps
     assert "Extrapolated from 8 features" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--figures", "models,7"], "--figures: found 'models,7', allowed are models, "),
-        (["--candidates", "recfuse,cudf"], "--candidates: found 'recfuse,cudf', allowed are torch"),
-        (["--candidates", "torch"], "needs recfuse among them"),
-        (["--candidates", "recfuse", "--figures", "12"], "need recfuse tuned among them"),
-        (["--hotness", "tepid"], "--hotness: found 'tepid'"),
-        (["--batch-sizes", "512,0"], "--batch-sizes"),
-        (["--skewed", "Z"], "--skewed"),
-        (["--cache", "cold"], "--cache cold: not with --device cuda"),
-        (["--plots", "/nowhere"], "/nowhere is not a folder"),
-        (["--plans", "/nowhere/plans"], "/nowhere/plans is not a folder"),
-    ],
-)
-def test_what_is_wrong_with_an_argument_is_said(fused, capsys, options, message):
-    assert fused(*options) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_quick_leaves_alone_what_was_given(fused, monkeypatch):
-    seen = []
-    monkeypatch.setattr(module("fused_embedding_bag").bench, "run", lambda *parsed: seen.append(parsed[1]))
-    assert fused("--quick") == 0
-    assert (seen[0].rounds, seen[0].equal_tables, seen[0].tune_budget) == (2, 3, 5.0)
-
-
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_stand_in_compiles_without_spills(fused, half, wide):

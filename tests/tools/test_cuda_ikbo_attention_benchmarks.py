@@ -185,28 +185,6 @@ def test_the_run_goes_on_without_recfuse(benchmark, monkeypatch, capsys, tmp_pat
     assert json.loads(target.read_text())["main"]["float32"]["3 candidates a user"]["6"]["us"]
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--figures", "main,7"], "--figures: found 'main,7', allowed are main, ratios"),
-        (
-            ["--contestants", "recfuse,cutlass"],
-            "--contestants: found 'recfuse,cutlass', allowed are repeated",
-        ),
-        (["--dtypes", "int8"], "--dtypes: found 'int8'"),
-        (["--modes", "asleep"], "--modes: found 'asleep'"),
-        (["--kv", ""], "--kv: found ''"),
-        (["--groups", "0"], "found '0', needs N, N+M or N..M"),
-        (["--ratios", "9..3"], "found '9..3', needs N, N+M or N..M"),
-        (["--kv-heads", "3"], "--kv-heads: found 3, needs a divisor of --heads 2"),
-        (["--plots", "/nowhere"], "/nowhere is not a folder"),
-    ],
-)
-def test_what_is_wrong_with_an_argument_is_said(benchmark, capsys, options, message):
-    assert benchmark(*options) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
 def test_repeated_keys_that_do_not_fit_are_left_out(benchmark, tmp_path):
     record = results(benchmark, tmp_path, "--figures", "main", "--most-copied", "0")
     point = record["main"]["float32"]["3 candidates a user"]["4"]

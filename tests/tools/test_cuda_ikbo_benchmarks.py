@@ -158,36 +158,6 @@ def test_recfuse_itself_must_run(ikbo, monkeypatch):
         ikbo("--figures", "main")
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--figures", "main,7"], "--figures: found 'main,7', allowed are main, batches"),
-        (
-            ["--contestants", "recfuse,cutlass"],
-            "--contestants: found 'recfuse,cutlass', allowed are broadcast",
-        ),
-        (["--in-sweeps", "padded"], "--in-sweeps: needs recfuse and one of decomposed"),
-        (["--contestants", "recfuse,concatenated"], "--contestants: needs recfuse and one of decomposed"),
-        (["--dtypes", "int8"], "--dtypes: found 'int8'"),
-        (["--modes", "asleep"], "--modes: found 'asleep'"),
-        (["--batches", ""], "--batches: found ''"),
-        (["--compile", "pitched"], "--compile: found 'pitched', allowed are broadcast"),
-        (["--shapes", "64x64"], "needs shapes of four integers joined by x"),
-        (["--plots", "/nowhere"], "/nowhere is not a folder"),
-    ],
-)
-def test_what_is_wrong_with_an_argument_is_said(ikbo, capsys, options, message):
-    assert ikbo(*options) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_quick_leaves_alone_what_was_given(ikbo, monkeypatch):
-    seen = []
-    monkeypatch.setattr(module("ikbo_linear").bench, "run", lambda *parsed: seen.append(parsed[1]))
-    assert ikbo("--quick") == 0
-    assert (seen[0].rounds, seen[0].batches, seen[0].figures) == (2, [4, 12], FIGURES)
-
-
 def test_the_overview_joins_types_and_runs(ikbo, monkeypatch, tmp_path):
     record = results(ikbo, tmp_path, "--figures", "main,batches")
     for point in (record["main"]["float32"], *record["batches"]["float32"].values()):

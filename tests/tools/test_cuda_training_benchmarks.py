@@ -186,31 +186,6 @@ def test_a_missing_peer_is_said(training, monkeypatch, capsys):
     assert "FBGEMM is left out" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("quick", [False, True])
-def test_quick_leaves_alone_what_was_given(training, monkeypatch, quick):
-    seen = []
-    monkeypatch.setattr(module("training").bench, "run", lambda *parsed: seen.append(parsed[1]))
-    assert training(*(["--quick"] if quick else [])) == 0
-    assert seen[0].rounds == 2 and len(seen[0].subjects) == (2 if quick else 5)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--subjects", "A"], "subject is 'A', must be NAME-SIZE"),
-        (["--subjects", "Q-3"], "--subjects: name is 'Q'"),
-        (["--subjects", ""], "--subjects: found '', needs one at least"),
-        (["--optimizers", "lamb"], "--optimizers: found 'lamb', allowed are sgd"),
-        (["--sides", "torch"], "--sides: needs recfuse among them"),
-        (["--figures", "steps,7"], "--figures: found 'steps,7', allowed are steps, host"),
-        (["--plots", "/nowhere"], "/nowhere is not a folder"),
-    ],
-)
-def test_what_is_wrong_with_an_argument_is_said(training, capsys, options, message):
-    assert training(*options) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
 def test_losses_are_those_of_torch(training, tmp_path, capsys):
     """A short form of the page's figure, with a plot."""
     pytest.importorskip("matplotlib")

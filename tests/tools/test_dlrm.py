@@ -201,23 +201,6 @@ def test_dlrm_says_when_a_model_learns_something_else(run, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--trace", "lukewarm"], "no such file, nor a hotness level (one_item, high"),
-        (["--device", "cuda"], "torch finds no GPU; run with --device cpu"),
-        (["--mini-batch-size", "0"], "needs an integer of at least 1"),
-        (["--arch-embedding-size", "50-x"], "found 'x', needs an integer of at least 1"),
-        (["--arch-mlp-bot", "4-9"], "last equal to --arch-sparse-feature-size 8"),
-        (["--json", "/nowhere/figures.json"], "/nowhere is not a folder that can be written to"),
-        (["--seed", "-1"], "needs an integer of at least 0"),
-    ],
-)
-def test_dlrm_says_what_is_wrong_with_an_argument(run, no_gpu, capsys, arguments, message):
-    assert run("dlrm", *TINY_DLRM, *arguments) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(
     "content, message", [("60\n", "holds row id 60, but a table has 50 rows"), ("x\n", "")]
 )
 def test_dlrm_says_what_is_wrong_with_a_trace(run, capsys, trace, content, message):
@@ -357,35 +340,6 @@ def test_a_missing_peer_is_reported_and_left_out(run, monkeypatch, capsys):
     output = " ".join(capsys.readouterr().out.split())
     assert "FBGEMM is left out" in output
     assert "over fbgemm" not in output
-
-
-@pytest.mark.parametrize(
-    "name, arguments, message",
-    [
-        ("embedding_bag", ["--hotness", "random,tepid"], "allowed are one_item"),
-        ("embedding_bag", ["--dims", "0"], "needs an integer of at least 1"),
-        ("embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
-        ("fused_embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
-        ("fused_embedding_bag", ["--models", "Z"], "--models: "),
-        ("fused_embedding_bag", ["--plots", "/nowhere"], "/nowhere is not a folder"),
-        ("training", ["--device", "cuda"], "torch finds no GPU"),
-        ("training", ["--shapes", "3x4"], "needs 3 or 4 integers"),
-        ("training", ["--bag", "3xA"], "needs an integer of at least 1"),
-        ("training", ["--shapes", "", "--bag-rows", ""], "both empty"),
-        ("show", [__file__], "not a result file"),
-    ],
-)
-def test_benchmarks_say_what_is_wrong_with_an_argument(run, no_gpu, capsys, name, arguments, message):
-    assert run(name, *arguments) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(
-    "name", ["dlrm", "embedding_bag", "fused_embedding_bag", "show", "tables", "training"]
-)
-def test_every_benchmark_has_help(run, capsys, name):
-    assert run(name, "--help") == 0
-    assert "usage:" in capsys.readouterr().out
 
 
 def test_agreement_is_refused_when_a_difference_is_not_a_number(monkeypatch):

@@ -1,0 +1,200 @@
+"""The command line of every benchmark: help, wrong arguments and short runs."""
+
+import runpy
+import sys
+from importlib import import_module
+
+import pytest
+import torch
+
+from support.gpu_benchmark import BENCHMARKS, on_the_cpu
+
+PROGRAMS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem != "__init__")
+SMALL_DLRM = [
+    "--device", "cpu", "--arch-embedding-size", "50-60-70", "--arch-sparse-feature-size", "8",
+    "--arch-mlp-bot", "4-8", "--arch-mlp-top", "8-1",
+]  # fmt: skip
+WRONG = [
+    ("embedding_bag, GPU", ["--figures", "6,7"], "--figures: found '6,7', allowed are ceilings, main, 6"),
+    (
+        "embedding_bag, GPU",
+        ["--candidates", "torch,cudf"],
+        "--candidates: found 'torch,cudf', allowed are torch",
+    ),
+    ("embedding_bag, GPU", ["--candidates", "torch"], "needs torch and recfuse among them"),
+    (
+        "embedding_bag, GPU",
+        ["--dims", "8,16"],
+        "--dims: found 8,16, --device cuda takes one power of two from 8 on",
+    ),
+    (
+        "embedding_bag, GPU",
+        ["--dims", "96"],
+        "--dims: found 96, --device cuda takes one power of two from 8 on",
+    ),
+    ("embedding_bag, GPU", ["--plots", "/nowhere"], "/nowhere is not a folder"),
+    (
+        "fused_embedding_bag, GPU",
+        ["--figures", "models,7"],
+        "--figures: found 'models,7', allowed are models, ",
+    ),
+    (
+        "fused_embedding_bag, GPU",
+        ["--candidates", "recfuse,cudf"],
+        "--candidates: found 'recfuse,cudf', allowed are torch",
+    ),
+    ("fused_embedding_bag, GPU", ["--candidates", "torch"], "needs recfuse among them"),
+    (
+        "fused_embedding_bag, GPU",
+        ["--candidates", "recfuse", "--figures", "12"],
+        "need recfuse tuned among them",
+    ),
+    ("fused_embedding_bag, GPU", ["--hotness", "tepid"], "--hotness: found 'tepid'"),
+    ("fused_embedding_bag, GPU", ["--batch-sizes", "512,0"], "--batch-sizes"),
+    ("fused_embedding_bag, GPU", ["--skewed", "Z"], "--skewed"),
+    ("fused_embedding_bag, GPU", ["--cache", "cold"], "--cache cold: not with --device cuda"),
+    ("fused_embedding_bag, GPU", ["--plots", "/nowhere"], "/nowhere is not a folder"),
+    ("fused_embedding_bag, GPU", ["--plans", "/nowhere/plans"], "/nowhere/plans is not a folder"),
+    ("ikbo_linear, GPU", ["--figures", "main,7"], "--figures: found 'main,7', allowed are main, batches"),
+    (
+        "ikbo_linear, GPU",
+        ["--contestants", "recfuse,cutlass"],
+        "--contestants: found 'recfuse,cutlass', allowed are broadcast",
+    ),
+    ("ikbo_linear, GPU", ["--in-sweeps", "padded"], "--in-sweeps: needs recfuse and one of decomposed"),
+    (
+        "ikbo_linear, GPU",
+        ["--contestants", "recfuse,concatenated"],
+        "--contestants: needs recfuse and one of decomposed",
+    ),
+    ("ikbo_linear, GPU", ["--dtypes", "int8"], "--dtypes: found 'int8'"),
+    ("ikbo_linear, GPU", ["--modes", "asleep"], "--modes: found 'asleep'"),
+    ("ikbo_linear, GPU", ["--batches", ""], "--batches: found ''"),
+    ("ikbo_linear, GPU", ["--compile", "pitched"], "--compile: found 'pitched', allowed are broadcast"),
+    ("ikbo_linear, GPU", ["--shapes", "64x64"], "needs shapes of four integers joined by x"),
+    ("ikbo_linear, GPU", ["--plots", "/nowhere"], "/nowhere is not a folder"),
+    ("ikbo_attention, GPU", ["--figures", "main,7"], "--figures: found 'main,7', allowed are main, ratios"),
+    (
+        "ikbo_attention, GPU",
+        ["--contestants", "recfuse,cutlass"],
+        "--contestants: found 'recfuse,cutlass', allowed are repeated",
+    ),
+    ("ikbo_attention, GPU", ["--dtypes", "int8"], "--dtypes: found 'int8'"),
+    ("ikbo_attention, GPU", ["--modes", "asleep"], "--modes: found 'asleep'"),
+    ("ikbo_attention, GPU", ["--kv", ""], "--kv: found ''"),
+    ("ikbo_attention, GPU", ["--groups", "0"], "found '0', needs N, N+M or N..M"),
+    ("ikbo_attention, GPU", ["--ratios", "9..3"], "found '9..3', needs N, N+M or N..M"),
+    (
+        "ikbo_attention, GPU",
+        ["--heads", "2", "--kv-heads", "3"],
+        "--kv-heads: found 3, needs a divisor of --heads 2",
+    ),
+    ("ikbo_attention, GPU", ["--plots", "/nowhere"], "/nowhere is not a folder"),
+    ("training, GPU", ["--subjects", "A"], "subject is 'A', must be NAME-SIZE"),
+    ("training, GPU", ["--subjects", "Q-3"], "loads: name is 'Q', allowed are A, B, C"),
+    ("training, GPU", ["--subjects", ""], "--subjects: found '', needs one at least"),
+    ("training, GPU", ["--optimizers", "lamb"], "--optimizers: found 'lamb', allowed are sgd"),
+    ("training, GPU", ["--sides", "torch"], "--sides: needs recfuse among them"),
+    ("training, GPU", ["--figures", "steps,7"], "--figures: found 'steps,7', allowed are steps, host"),
+    ("training, GPU", ["--plots", "/nowhere"], "/nowhere is not a folder"),
+    (
+        "embedding_columns, GPU",
+        ["--figures", "micro,7"],
+        "--figures: found 'micro,7', allowed are micro, mixed",
+    ),
+    (
+        "embedding_columns, GPU",
+        ["--contestants", "torch; fbgemm"],
+        "--contestants: found 'torch,fbgemm', allowed are torch",
+    ),
+    ("embedding_columns, GPU", ["--contestants", "recfuse"], "--contestants: needs recfuse and one of torch"),
+    ("embedding_columns, GPU", ["--models", "G"], "--models: found 'G', allowed are E, F"),
+    ("embedding_columns, GPU", ["--columns", "0"], "found '0', needs an integer of at least 1"),
+    ("embedding_columns, GPU", ["--columns", ""], "--columns: found '', needs one at least"),
+    ("embedding_columns, GPU", ["--plots", "/nowhere"], "/nowhere is not a folder"),
+    ("dlrm", ["--trace", "lukewarm"], "no such file, nor a hotness level (one_item, high"),
+    ("dlrm", ["--device", "cuda"], "torch finds no GPU; run with --device cpu"),
+    ("dlrm", ["--mini-batch-size", "0"], "needs an integer of at least 1"),
+    ("dlrm", ["--arch-embedding-size", "50-x"], "found 'x', needs an integer of at least 1"),
+    ("dlrm", ["--arch-mlp-bot", "4-9"], "last equal to --arch-sparse-feature-size 8"),
+    ("dlrm", ["--json", "/nowhere/figures.json"], "/nowhere is not a folder that can be written to"),
+    ("dlrm", ["--seed", "-1"], "needs an integer of at least 0"),
+    ("embedding_bag", ["--hotness", "random,tepid"], "allowed are one_item"),
+    ("embedding_bag", ["--dims", "0"], "needs an integer of at least 1"),
+    ("embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
+    ("fused_embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
+    ("fused_embedding_bag", ["--models", "Z"], "--models: "),
+    ("fused_embedding_bag", ["--plots", "/nowhere"], "/nowhere is not a folder"),
+    ("training", ["--device", "cuda"], "torch finds no GPU"),
+    ("training", ["--shapes", "3x4"], "needs 3 or 4 integers"),
+    ("training", ["--bag", "3xA"], "needs an integer of at least 1"),
+    ("training", ["--shapes", "", "--bag-rows", ""], "both empty"),
+    ("show", [__file__], "not a result file"),
+]
+IKBO_FIGURES = ["main", "batches", "small", "ratios", "shapes", "host"]
+# Options beside --device, and values that the run sees: given ones stay as they are.
+QUICK = [
+    (
+        "embedding_bag",
+        ["--quick", "--tables", 3, "--rounds", 2],
+        {"tables": 3, "rounds": 2, "hotness": ["medium", "random"]},
+    ),
+    (
+        "fused_embedding_bag",
+        ["--quick", "--rounds", 2, "--equal-tables", 3],
+        {"rounds": 2, "equal_tables": 3, "tune_budget": 5.0},
+    ),
+    (
+        "ikbo_linear",
+        ["--quick", "--rounds", 2, "--batches", "4,12"],
+        {"rounds": 2, "batches": [4, 12], "figures": IKBO_FIGURES},
+    ),
+    ("training", ["--quick", "--rounds", 2], {"rounds": 2, "subjects": 2}),
+    ("training", ["--rounds", 2], {"rounds": 2, "subjects": 5}),
+]
+
+
+def program(monkeypatch, name):
+    """Returns the call that runs a program with arguments and returns its exit status."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        try:
+            runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+        except SystemExit as stopped:
+            return stopped.code
+        return 0
+
+    return run
+
+
+@pytest.mark.parametrize("name, options, message", WRONG)
+def test_a_wrong_argument_is_refused(monkeypatch, capsys, name, options, message):
+    family, _, gpu = name.partition(", ")
+    if gpu:
+        with on_the_cpu(monkeypatch, family, ["--device", "cuda"]) as run:
+            assert run(*options) == 2
+    else:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        small = SMALL_DLRM if family == "dlrm" else []
+        assert program(monkeypatch, family)(*small, *options) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("family, options, expected", QUICK)
+def test_quick_leaves_given_values_alone(monkeypatch, family, options, expected):
+    seen = {}
+    with on_the_cpu(monkeypatch, family, ["--device", "cuda"]) as run:
+        bench = import_module(family).bench
+        monkeypatch.setattr(bench, "run", lambda parser, arguments, device: seen.update(vars(arguments)))
+        assert run(*options) == 0
+    counts = {name: len(value) for name, value in seen.items() if isinstance(value, list)}
+    for name, value in expected.items():
+        assert value in (seen[name], counts.get(name))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_has_help(monkeypatch, capsys, name):
+    assert program(monkeypatch, name)("--help") == 0
+    assert "usage:" in capsys.readouterr().out
