@@ -42,7 +42,6 @@ rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t 
 
 rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params) {
     static const char operator_name[] = "embedding_bag";
-    int64_t elements, bytes;
     const bool even = params->offsets == NULL && !params->include_last_offset;
     RF__REFUSE_IF(even && params->bags > 0 && params->lookups % params->bags != 0, RF_ERR_VALUE,
                   RF__I64 " lookups and " RF__I64 " bags without offsets; all bags must be equally long",
@@ -57,9 +56,7 @@ rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params) {
                   "weight_stride is " RF__I64 " and output_stride " RF__I64
                   "; neither may be less than dim, " RF__I64,
                   params->weight_stride, params->output_stride, params->dim);
-    RF__REFUSE_IF(__builtin_mul_overflow(params->rows, params->weight_stride, &elements) ||
-                      __builtin_mul_overflow(elements, rf__dtype_bytes(params->dtype), &bytes),
-                  RF_ERR_VALUE,
+    RF__REFUSE_IF(!rf__rows_fit(params->dtype, params->rows, params->weight_stride), RF_ERR_VALUE,
                   "weight has " RF__I64 " rows, " RF__I64 " elements apart; its size in bytes must fit int64",
                   params->rows, params->weight_stride);
     RF__REFUSE_IF((params->weight == NULL && params->rows > 0 && params->dim > 0) ||

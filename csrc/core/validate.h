@@ -4,16 +4,13 @@
 
 #include <inttypes.h>
 
+#include "core/row_format.h"
 #include "core/status.h"
 
 #define RF__I64 "%" PRId64
 /* Where the condition holds, fails with "recfuse.<operator_name>: " and the text; `operator_name` is in scope. */
 #define RF__REFUSE_IF(condition, code, text, ...) \
     RF_FAIL_IF(condition, code, "recfuse.%s: " text, operator_name, __VA_ARGS__)
-
-static inline int64_t rf__dtype_bytes(rf_dtype dtype) {
-    return dtype == RF_FLOAT32 ? 4 : dtype == RF_FLOAT64 ? 8 : 2;
-}
 
 /* The least multiple of `to` that is not below `value`. */
 static inline int64_t rf__round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }

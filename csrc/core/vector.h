@@ -79,7 +79,7 @@ static RF__INLINE RF__N(vec) RF__N(load_part)(const char *from, int64_t n, rf_dt
     if (dtype == RF_FLOAT32) return (vec8)_mm256_maskload_ps((const float *)from, rf__first_lanes(n));
 #endif
     char part[4 * RF__W] = {0};
-    memcpy(part, from, (size_t)(n * rf__dtype_bytes(dtype)));
+    memcpy(part, from, (size_t)rf__elements_bytes(dtype, n));
     return RF__N(load)(part, dtype);
 #endif
 }
@@ -90,7 +90,7 @@ static RF__INLINE void RF__N(store_part)(char *to, int64_t n, RF__N(vec) value, 
         if (n == RF__W) {
             memcpy(to, &value, sizeof value);
         } else {
-            memcpy(to, &value, (size_t)n * 4);
+            memcpy(to, &value, (size_t)rf__elements_bytes(RF_FLOAT32, n));
         }
         return;
     }
@@ -98,7 +98,7 @@ static RF__INLINE void RF__N(store_part)(char *to, int64_t n, RF__N(vec) value, 
     if (n == RF__W) {
         memcpy(to, &half, sizeof half);
     } else {
-        memcpy(to, &half, (size_t)n * 2);
+        memcpy(to, &half, (size_t)rf__elements_bytes(dtype, n));
     }
 }
 

@@ -180,7 +180,7 @@ def test_file_names_are_unique() -> None:
 # A header's functions are in the file of its name, or in those that `DECLARED` names.
 ORDER = {
     "fused_embedding_bag": (
-        *("fused_args.h", "partition/fused_map_args.h", "features.h", "staged/staged.h"),
+        *("feature_rows.h", "fused_args.h", "partition/fused_map_args.h", "features.h", "staged/staged.h"),
         *("fused_schedule.h", "fused_kernel.h", "partition/traffic.h", "partition/cost.h"),
         *("partition/partition.h", "partition/cut.h", "partition/map_lower.h"),
         *("fused_lower.h", "feature_table.h", "fused_prepare.h", "fused.h"),
@@ -219,6 +219,32 @@ def test_files_of_a_family_include_downwards(family: str) -> None:
         for _, included in INCLUDE.findall(path.read_text()):
             _, of_family, header = included.partition(f"families/{family}/")
             assert not of_family or header in allowed, f"{file} includes {header}"
+
+
+# Files that know the bytes of an element: for rows on the host, and in kernels.
+ELEMENTS = ("csrc/core/row_format.h", "csrc/gpu/device/codes.h", "csrc/gpu/device/element.cuh")
+BYTES_BY_HAND = (
+    r"\bRF_(?:B?FLOAT)\d+\s*\?\s*\d",  # dtype == RF_FLOAT32 ? 4 : 2
+    r"\brf_?_elements?_bytes\((?:[^()]|\([^()]*\))*\)\s*\*",  # bytes of an element times so many
+    r"\*\s*(?:\(\w+\)\s*)*rf_?_elements?_bytes\(",
+    r"(?:dim|dims|columns|stride|pitch)\)*\s*\*\s*(?:\(\w+\)\s*)?sizeof\s*\((?:float|double|\w+_t|rf_\w+)\)",
+    r"\bsizeof\s*\((?:float|double)\)\s*\*\s*[\w.>-]*(?:dim|dims|columns|stride|pitch)\b",
+)
+
+
+def test_bytes_of_rows_come_from_their_format() -> None:
+    by_hand = re.compile("|".join(BYTES_BY_HAND))
+    found = {path: by_hand.findall(code_of(path)) for path in (*C_FILES, *KERNEL_FILES)}
+    assert [name(path) for path, hits in found.items() if hits and name(path) not in ELEMENTS] == []
+    examples = (
+        "bytes = params->dim * (int64_t)sizeof(float)",
+        "rows * rf__elements_bytes(dtype, 1)",
+        "rf__elements_bytes(dtype, (int64_t)1) * dim",
+        "dtype == RF_FLOAT32 ? 4 : 2",
+        "(size_t)(bags * output_dim) * sizeof(float)",
+    )
+    assert all(by_hand.search(example) for example in examples)
+    assert not by_hand.search("rf__elements_bytes(params->dtype, rows * params->dim)")
 
 
 @pytest.mark.parametrize("path", C_FILES, ids=name)

@@ -26,19 +26,17 @@ rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
 
 /* Whether a description of a call makes sense, of which only the alignment of its addresses is known. */
 static rf_status check_described(const rf_embedding_bag_params *params, int32_t alignment) {
-    int64_t table_bytes;
-    RF_FAIL_IF(
-        alignment < rf__dtype_bytes(params->dtype) || alignment > 16 || (alignment & (alignment - 1)) != 0 ||
-            params->dim <= 0 || params->dim * rf__dtype_bytes(params->dtype) % alignment != 0 ||
-            params->weight_stride < params->dim || params->bags <= 0 || params->lookups < 0,
-        RF_ERR_VALUE,
-        "recfuse.embedding_bag: cannot compile for dim %" PRId64 ", stride %" PRId64 ", alignment %d, "
-        "%" PRId64 " lookups and %" PRId64 " bags; dim and bags must be 1 or more, stride at least dim, "
-        "and alignment a power of two that divides the bytes of a row, at most 16",
-        params->dim, params->weight_stride, (int)alignment, params->lookups, params->bags);
-    RF_FAIL_IF(params->rows < 0 ||
-                   __builtin_mul_overflow(params->rows, params->weight_stride, &table_bytes) ||
-                   __builtin_mul_overflow(table_bytes, rf__dtype_bytes(params->dtype), &table_bytes),
+    RF_FAIL_IF(alignment < rf__elements_bytes(params->dtype, 1) || alignment > 16 ||
+                   (alignment & (alignment - 1)) != 0 || params->dim <= 0 ||
+                   rf__elements_bytes(params->dtype, params->dim) % alignment != 0 ||
+                   params->weight_stride < params->dim || params->bags <= 0 || params->lookups < 0,
+               RF_ERR_VALUE,
+               "recfuse.embedding_bag: cannot compile for dim %" PRId64 ", stride %" PRId64 ", alignment %d, "
+               "%" PRId64 " lookups and %" PRId64
+               " bags; dim and bags must be 1 or more, stride at least dim, "
+               "and alignment a power of two that divides the bytes of a row, at most 16",
+               params->dim, params->weight_stride, (int)alignment, params->lookups, params->bags);
+    RF_FAIL_IF(params->rows < 0 || !rf__rows_fit(params->dtype, params->rows, params->weight_stride),
                RF_ERR_VALUE,
                "recfuse.embedding_bag: cannot compile for %" PRId64 " rows, %" PRId64
                " elements apart; rows must be 0 or more, and the size in bytes must fit int64",

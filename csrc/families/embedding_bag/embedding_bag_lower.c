@@ -28,31 +28,25 @@ typedef struct bag_variant {
 _Static_assert(sizeof(bag_variant) == 2 * sizeof(int64_t) + 18 * sizeof(int32_t), "compared bytewise");
 
 /* Of a row, as many slices of the least elements as a grid is high. */
-enum { WARP = 32, MOST_DIM = 65535 * 64 };
-
-/* The largest vector that every row of the table and of the output can be cut into. */
-static int32_t alignment_of(const rf_embedding_bag_params *params) {
-    const uint64_t bytes = (uint64_t)rf__dtype_bytes(params->dtype);
-    const uint64_t all = (uintptr_t)params->weight | (uintptr_t)params->output |
-                         (uint64_t)params->dim * bytes | (uint64_t)params->weight_stride * bytes |
-                         (uint64_t)params->output_stride * bytes | 16;
-    return (int32_t)(all & -all);
-}
+enum { WARP = 32, MOST_ALIGNMENT = 16, MOST_DIM = 65535 * 64 };
 
 static rf__bag_shape shape_of(const rf__gpu *gpu, const rf_embedding_bag_params *params) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype);
-    return (rf__bag_shape){.sms = gpu->sms,
-                           .l2_bytes = gpu->l2_bytes,
-                           .alignment = alignment_of(params),
-                           .row_bytes = params->dim * bytes,
-                           .table_bytes = params->rows * params->weight_stride * bytes,
-                           .lookups = params->lookups,
-                           .bags = params->bags,
-                           .element_bytes = (int32_t)bytes,
-                           .more_state = params->sample_weights != NULL || params->padding_idx >= 0 ||
-                                         params->pooling != RF_SUM,
-                           .takes_short_bags = params->sample_weights == NULL && params->pooling != RF_MAX &&
-                                               params->lookups <= INT32_MAX / 2};
+    const rf__row_format row = rf__row_format_of(params->dtype, params->dim, params->weight_stride);
+    const int64_t output_pitch = rf__elements_bytes(params->dtype, params->output_stride);
+    return (rf__bag_shape){
+        .sms = gpu->sms,
+        .l2_bytes = gpu->l2_bytes,
+        .row = row,
+        .alignment = rf__alignment_of((uintptr_t)params->weight | (uintptr_t)params->output |
+                                          (uint64_t)row.bytes | (uint64_t)row.pitch | (uint64_t)output_pitch,
+                                      MOST_ALIGNMENT),
+        .output_pitch = output_pitch,
+        .table_bytes = params->rows * row.pitch,
+        .lookups = params->lookups,
+        .bags = params->bags,
+        .more_state = params->sample_weights != NULL || params->padding_idx >= 0 || params->pooling != RF_SUM,
+        .takes_short_bags =
+            params->sample_weights == NULL && params->pooling != RF_MAX && params->lookups <= INT32_MAX / 2};
 }
 
 /* Bytes of shared memory a block, as the kernel lays it out: lists of rows, sums of warps, rows in flight. */
@@ -62,7 +56,7 @@ static int64_t shared_bytes(const bag_variant *variant, const rf__bag_shape *sha
     const int64_t index_bytes = (variant->wide_rows ? 8 : 4) + (variant->weighted ? 4 : 0);
     const int64_t lists = variant->block / group * rf__round_up(variant->segment * index_bytes, 16);
     const int64_t floats =
-        (int64_t)rf__bag_vectors(shape) * shape->alignment / shape->element_bytes * rf__bag_lanes(shape);
+        rf__bag_vectors(shape) * rf__elements_in(shape->row.dtype, shape->alignment) * rf__bag_lanes(shape);
     const int64_t sums =
         variant->threads > WARP ? variant->block / WARP * rf__round_up(floats * 4 + 8, 16) : 0;
     const int64_t ring =
@@ -142,15 +136,15 @@ static rf_status check_limits(const rf_embedding_bag_params *params) {
 }
 
 /* Sum of the launch's bytes and operations; of a table each row once. */
-static void traffic_count(const rf_embedding_bag_params *params, int64_t row_bytes,
+static void traffic_count(const rf_embedding_bag_params *params, const rf__row_format *row,
                           rf__kernel_launch *launch) {
     const int64_t index = params->index_type == RF_INT64 ? 8 : 4,
                   offset = params->offset_type == RF_INT64 ? 8 : 4;
     const int64_t rows = params->lookups < params->rows ? params->lookups : params->rows;
     const bool weighted = params->sample_weights != NULL;
-    launch->read_bytes = rows * row_bytes + params->lookups * (index + (weighted ? 4 : 0)) +
+    launch->read_bytes = rows * row->bytes + params->lookups * (index + (weighted ? 4 : 0)) +
                          (params->bags + params->include_last_offset) * offset;
-    launch->written_bytes = params->bags * row_bytes;
+    launch->written_bytes = params->bags * row->bytes;
     launch->flops = (double)params->lookups * (double)params->dim * (weighted ? 2 : 1);
 }
 
@@ -197,7 +191,7 @@ rf_status rf__embedding_bag_lower(const rf__gpu *gpu, const rf_embedding_bag_par
                                   .lookups = params->lookups,
                                   .bags = params->bags,
                                   .n_offsets = params->bags + params->include_last_offset,
-                                  .output_pitch = params->output_stride * shape.element_bytes,
+                                  .output_pitch = shape.output_pitch,
                                   .padding_idx = params->padding_idx,
                                   .mean_lookups = params->lookups / params->bags};
     while (complete.parts > 1 && (params->rows - 1) >> args.part_shift >= complete.parts) args.part_shift++;
@@ -207,7 +201,7 @@ rf_status rf__embedding_bag_lower(const rf__gpu *gpu, const rf_embedding_bag_par
                                 .block = {(uint32_t)complete.block},
                                 .shared_bytes = (uint32_t)variant.dynamic_shared,
                                 .overlap = RF__OVERLAP_EVEN};
-    traffic_count(params, shape.row_bytes, &launch);
+    traffic_count(params, &shape.row, &launch);
     RF_CHECK(rf__launches_add(launches, &launch, &variant, sizeof variant, &args, sizeof args));
     rf__launches_bind_errors(launches, offsetof(rf_embedding_bag_args, errors));
     return RF_OK;

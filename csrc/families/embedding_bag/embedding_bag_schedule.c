@@ -62,25 +62,27 @@ static int64_t power_above(int64_t least) {
 }
 
 int32_t rf__bag_lanes(const rf__bag_shape *shape) {
-    return (int32_t)smaller(power_above(shape->row_bytes / shape->alignment), WARP);
+    return (int32_t)smaller(power_above(shape->row.bytes / shape->alignment), WARP);
 }
 
 int32_t rf__bag_vectors(const rf__bag_shape *shape) {
-    const int64_t lanes = rf__bag_lanes(shape), columns = shape->row_bytes / shape->alignment;
+    const int64_t lanes = rf__bag_lanes(shape), columns = shape->row.bytes / shape->alignment;
     return (int32_t)smaller((columns + lanes - 1) / lanes, MOST_VECTORS);
 }
 
 int64_t rf__bag_slices(const rf__bag_shape *shape) {
     const int64_t wide = (int64_t)rf__bag_lanes(shape) * rf__bag_vectors(shape);
-    return (shape->row_bytes / shape->alignment + wide - 1) / wide;
+    return (shape->row.bytes / shape->alignment + wide - 1) / wide;
 }
 
 /* Of a vector. */
-static bool has_many_sums(const rf__bag_shape *shape) { return shape->alignment / shape->element_bytes > 4; }
+static bool has_many_sums(const rf__bag_shape *shape) {
+    return rf__elements_in(shape->row.dtype, shape->alignment) > 4;
+}
 
 /* 32 warps leave 64 registers a thread, 24 leave 80: without spills that is what the kernels take. */
 int32_t rf__bag_warps(const rf__bag_shape *shape) {
-    const bool whole_rows = shape->row_bytes / shape->alignment == rf__bag_lanes(shape);
+    const bool whole_rows = shape->row.bytes / shape->alignment == rf__bag_lanes(shape);
     return shape->more_state || !whole_rows ? 24 : 32;
 }
 
@@ -135,8 +137,8 @@ static int32_t default_distance(const rf__bag_shape *shape, const rf_embedding_b
  * warp has enough of them for each part. */
 static int32_t default_parts(const rf__bag_shape *shape, int64_t share) {
     const bool large = shape->table_bytes >= 2 * shape->l2_bytes &&
-                       shape->lookups >= 2 * shape->l2_bytes / larger(shape->row_bytes, 1);
-    return large && share >= WARP && share * shape->row_bytes > LEAST_SWEPT ? 4 : 1;
+                       shape->lookups >= 2 * shape->l2_bytes / larger(shape->row.bytes, 1);
+    return large && share >= WARP && share * shape->row.bytes > LEAST_SWEPT ? 4 : 1;
 }
 
 /* Blocks of whole warps that make up the warps of an SM asked for. */
@@ -162,7 +164,7 @@ static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedu
                (int)schedule->distance);
     RF_FAIL_IF(threads < rf__bag_lanes(shape), RF_ERR_VALUE,
                "schedule: threads is %d, must be at least the %d that read one row of %" PRId64 " bytes",
-               threads, (int)rf__bag_lanes(shape), shape->row_bytes);
+               threads, (int)rf__bag_lanes(shape), shape->row.bytes);
     RF_FAIL_IF(schedule->segment < shared, RF_ERR_VALUE,
                "schedule: segment is %d, must be at least the %d threads of a warp that share a bag",
                (int)schedule->segment, shared);
@@ -222,7 +224,7 @@ static rf_status complete_short(const rf__bag_shape *shape, rf_embedding_bag_sch
         bags);
     RF_FAIL_IF(bags < least || bags > most, RF_ERR_VALUE,
                "schedule: bags is %d, must be %d to %d for rows of %" PRId64 " bytes", bags, least, most,
-               shape->row_bytes);
+               shape->row.bytes);
     if (schedule->block == 0) {
         const int64_t warps = (shape->bags + bags - 1) / bags;
         schedule->block =

@@ -2,17 +2,18 @@
 #ifndef RECFUSE_CUDA_EMBEDDING_BAG_SCHEDULE_H
 #define RECFUSE_CUDA_EMBEDDING_BAG_SCHEDULE_H
 
+#include "core/row_format.h"
 #include "core/status.h"
 
 /* What a schedule depends on. */
 typedef struct rf__bag_shape {
     int32_t sms;          /* of the GPU */
     int64_t l2_bytes;
-    int32_t alignment;    /* bytes a lane loads at once: 2, 4, 8 or 16 */
-    int64_t row_bytes;    /* dim * element, a multiple of `alignment` */
-    int64_t table_bytes;  /* rows * pitch */
+    rf__row_format row;
+    int32_t alignment;    /* bytes a lane loads at once: 2, 4, 8 or 16; divides the bytes of rows */
+    int64_t output_pitch; /* bytes */
+    int64_t table_bytes;
     int64_t lookups, bags;
-    int32_t element_bytes;
     bool more_state; /* not a plain sum: weights, padding, mean or max take registers too */
     bool takes_short_bags; /* short_bags.cu has it: no weights, not max, positions of 32 bits */
 } rf__bag_shape;

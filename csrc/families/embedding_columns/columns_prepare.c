@@ -74,19 +74,17 @@ static rf_status check_limits(const rf_embedding_columns_params *params, const r
 static int32_t table_vector(const rf_embedding_columns_params *params) {
     int32_t vector = RF_COLUMNS_MOST_VECTOR;
     for (int64_t i = 0; i < params->n_buffers; i++)
-        while (vector > 1 && (uintptr_t)params->buffers[i].data %
-                                     (uint64_t)(vector * rf__dtype_bytes(params->buffers[i].dtype)) !=
-                                 0)
+        while (vector > 1 &&
+               !rf__elements_aligned((uintptr_t)params->buffers[i].data, params->buffers[i].dtype, vector))
             vector /= 2;
     return vector;
 }
 
 /* And those of the output's rows. */
 static int32_t output_vector(const rf_embedding_columns_params *params) {
-    const int64_t element = rf__dtype_bytes(params->output_dtype);
     int32_t vector = RF_COLUMNS_MOST_VECTOR;
-    while (vector > 1 && ((uintptr_t)params->output % (uint64_t)(vector * element) != 0 ||
-                          params->output_stride % vector != 0))
+    while (vector > 1 && (params->output_stride % vector != 0 ||
+                          !rf__elements_aligned((uintptr_t)params->output, params->output_dtype, vector)))
         vector /= 2;
     return vector;
 }
@@ -177,7 +175,7 @@ rf_status rf__columns_prepare(const rf__gpu *gpu, const rf_embedding_columns_par
     args->program = program_on_device;
     args->tasks = (const rf_columns_task *)(program_on_device + header->tasks_at);
     args->output = params->output;
-    args->output_pitch = params->output_stride * rf__dtype_bytes(params->output_dtype);
+    args->output_pitch = rf__elements_bytes(params->output_dtype, params->output_stride);
     args->batch = params->batch;
     args->boundaries = (const float *)(program_on_device + header->boundaries_at);
     args->vocabulary = program_on_device + header->vocabulary_at;

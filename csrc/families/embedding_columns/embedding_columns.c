@@ -31,7 +31,7 @@ static int32_t tables_of(const rf_embedding_columns_params *params) {
 /* Lookups of tables are not known before the kernel runs: rows that are read are counted as one a table and sample. */
 static void traffic_count(const rf_embedding_columns_params *params, int64_t read_bytes,
                           rf__kernel_launch *launch) {
-    const int64_t output = params->batch * params->output_dim * rf__dtype_bytes(params->output_dtype);
+    const int64_t output = rf__elements_bytes(params->output_dtype, params->batch * params->output_dim);
     launch->read_bytes = read_bytes + output;
     launch->written_bytes = output;
     launch->flops = (double)params->batch * (double)params->output_dim;

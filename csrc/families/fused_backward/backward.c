@@ -44,12 +44,13 @@ static void counts_bound(const rf__backward_problem *problem, row_counts *to) {
 static rf_status rows_allocate(rf__backward_problem *problem, const row_counts *counts) {
     for (int32_t i = 0; problem->listed != NULL && i < problem->n_matrices; i++) {
         rf_backward_matrix *matrix = &problem->matrices[i];
-        const int64_t first = counts->firsts[i], row_bytes = matrix->dim * rf__dtype_bytes(problem->dtype);
+        const int64_t first = counts->firsts[i];
         int64_t *rows = NULL;
         void *values = NULL;
         RF_CHECK(problem->listed[i]->allocate(problem->listed[i]->context, counts->firsts[i + 1] - first,
                                               &rows, &values));
-        matrix->weight = (uintptr_t)values - (uint64_t)(first * row_bytes);
+        matrix->weight =
+            (uintptr_t)values - (uint64_t)rf__elements_bytes(problem->dtype, first * matrix->dim);
         matrix->listed = (uintptr_t)rows - (uint64_t)first * sizeof *rows;
     }
     return RF_OK;

@@ -10,6 +10,7 @@
 #ifndef RECFUSE_CUDA_BACKWARD_H
 #define RECFUSE_CUDA_BACKWARD_H
 
+#include "core/row_format.h"
 #include "families/fused_backward/backward_args.h"
 #include "gpu/launches/launches.h"
 

@@ -39,7 +39,8 @@ enum {
                                             : 0, /* of a row's columns */
     EMIT_ROWWISE = RF_EMIT == RF_ROWWISE_ADAGRAD + 1,
     EMIT_READS = RF_EMIT != RF_EMIT_GRADIENT,
-    WEIGHT_BYTES = rf_element<RF_WEIGHT_DTYPE>::BYTES
+    WEIGHT_BYTES = rf_element<RF_WEIGHT_DTYPE>::BYTES,
+    STATE_BYTES = rf_element<RF_FLOAT32>::BYTES
 };
 
 /* Four columns. */
@@ -172,7 +173,7 @@ RF_INLINE rf_emit_rows_t rf_emit_rows(const rf_backward_matrix &matrix, rf_i64 b
 #pragma unroll
     for (int i = 0; i < EMIT_STATES; i++) rows.first.states[i] = (rf_u8 *)(matrix.states[i] + element);
     rows.weight_pitch = (rf_u32)matrix.dim * WEIGHT_BYTES;
-    rows.state_pitch = (rf_u32)matrix.dim * (rf_u32)sizeof(float);
+    rows.state_pitch = (rf_u32)matrix.dim * STATE_BYTES;
     rf_keep(rows.first.weight);
 #pragma unroll
     for (int i = 0; i < EMIT_STATES; i++) rf_keep(rows.first.states[i]);
@@ -184,7 +185,7 @@ RF_INLINE rf_emit_place_t rf_emit_behind(const rf_emit_place_t &place, int colum
     rf_emit_place_t to;
     to.weight = place.weight + columns * WEIGHT_BYTES;
 #pragma unroll
-    for (int i = 0; i < EMIT_STATES; i++) to.states[i] = place.states[i] + columns * (int)sizeof(float);
+    for (int i = 0; i < EMIT_STATES; i++) to.states[i] = place.states[i] + columns * STATE_BYTES;
     return to;
 }
 

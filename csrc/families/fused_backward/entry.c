@@ -105,7 +105,6 @@ rf_status rf__rows_update_lower(const rf_rows_update_params *params, rf__launche
                                           .count = params->count,
                                           .emit = {(uintptr_t)params->update.numbers, params->update.seed},
                                           .matrix = matrix_of(matrix)};
-    const uint64_t vector_bytes = 4 * (uint64_t)rf__dtype_bytes(params->sums_dtype);
     /* As an update of a call whose bags are these rows. */
     const rf__backward_problem problem = {.call = {.bags = params->count, .grad_dtype = params->sums_dtype},
                                           .dtype = matrix->dtype,
@@ -117,7 +116,7 @@ rf_status rf__rows_update_lower(const rf_rows_update_params *params, rf__launche
         .emit = problem.emit,
         .round = rf__backward_rounds(&problem),
         .aligned = rf__backward_aligned(&args.matrix, matrix->dtype, params->update.optimizer) &&
-                   (uintptr_t)params->sums % vector_bytes == 0};
+                   rf__elements_aligned((uintptr_t)params->sums, params->sums_dtype, 4)};
     const rf__backward_traffic traffic = {.columns = (double)matrix->dim,
                                           .rows = (double)params->count,
                                           .row_elements = (double)params->count * (double)matrix->dim};

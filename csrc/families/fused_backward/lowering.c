@@ -15,10 +15,7 @@ enum {
     FEW_LOOKUPS = 4096 /* so few that the launches of the general path cost more than one block's work */
 };
 
-static int32_t alignment_of(uint64_t address) {
-    address |= MOST_ALIGNMENT;
-    return (int32_t)(address & -address);
-}
+static int32_t alignment_of(uint64_t address) { return rf__alignment_of(address, MOST_ALIGNMENT); }
 
 rf__backward_key rf__backward_key_of(const rf__backward_problem *problem) {
     const rf_fused_backward_params *call = &problem->call;
@@ -135,7 +132,7 @@ rf_status rf__backward_lower(const rf__gpu *gpu, const rf__backward_description 
     for (int32_t i = 0; zeros && i < problem->n_matrices; i++) {
         const rf_backward_matrix *matrix = &problem->matrices[i];
         RF_CHECK(rf__launches_fill(launches, matrix->weight, false,
-                                   matrix->rows * matrix->dim * rf__dtype_bytes(problem->dtype)));
+                                   rf__elements_bytes(problem->dtype, matrix->rows * matrix->dim)));
     }
     if (!has_work(description)) return RF_OK;
     RF_CHECK(layout_of(gpu, description, problem, launches->name, &layout));

@@ -24,17 +24,16 @@ static int32_t matrix_of(const rf__backward_problem *problem, const rf_feature *
 }
 
 bool rf__backward_aligned(const rf_backward_matrix *matrix, rf_dtype dtype, int32_t optimizer) {
-    bool aligned =
-        matrix->dim % VECTOR == 0 && matrix->weight % (VECTOR * (uint64_t)rf__dtype_bytes(dtype)) == 0;
+    bool aligned = matrix->dim % VECTOR == 0 && rf__elements_aligned(matrix->weight, dtype, VECTOR);
     for (int32_t state = 0; state < 2 && optimizer != RF_ROWWISE_ADAGRAD; state++)
-        aligned &= matrix->states[state] % (VECTOR * sizeof(float)) == 0;
+        aligned &= rf__elements_aligned(matrix->states[state], RF_FLOAT32, VECTOR);
     return aligned;
 }
 
 static bool all_aligned(const rf__backward_problem *problem) {
     const rf_fused_backward_params *call = &problem->call;
-    const uint64_t grad_bytes = VECTOR * (uint64_t)rf__dtype_bytes(call->grad_dtype);
-    bool aligned = (uintptr_t)call->grad % grad_bytes == 0 && call->output_dim % VECTOR == 0;
+    bool aligned = call->output_dim % VECTOR == 0 &&
+                   rf__elements_aligned((uintptr_t)call->grad, call->grad_dtype, VECTOR);
     for (int32_t i = 0; i < problem->n_matrices; i++)
         aligned &= rf__backward_aligned(&problem->matrices[i], problem->dtype, problem->emit - 1);
     return aligned;
@@ -82,13 +81,14 @@ void rf__backward_traffic_add(const rf__backward_problem *problem, const rf__bac
               [RF_ADAGRAD + 1] = {1, 0, 6},
               [RF_ROWWISE_ADAGRAD + 1] = {0, 1, 4},
               [RF_ADAM + 1] = {2, 0, 12}};
-    const double weights = traffic->row_elements * (double)rf__dtype_bytes(problem->dtype);
-    const double states = (double)sizeof(float) * (traffic->row_elements * of[problem->emit].states +
-                                                   traffic->rows * of[problem->emit].row_states);
-    launch->read_bytes += (int64_t)((double)problem->call.bags * traffic->columns *
-                                    (double)rf__dtype_bytes(problem->call.grad_dtype));
-    if (problem->emit != RF_EMIT_GRADIENT) launch->read_bytes += (int64_t)(weights + states);
-    launch->written_bytes += (int64_t)(weights + states);
+    const double states =
+        traffic->row_elements * of[problem->emit].states + traffic->rows * of[problem->emit].row_states;
+    const int64_t updated = rf__elements_bytes(problem->dtype, (int64_t)traffic->row_elements) +
+                            rf__elements_bytes(RF_FLOAT32, (int64_t)states);
+    launch->read_bytes += rf__elements_bytes(problem->call.grad_dtype,
+                                             (int64_t)((double)problem->call.bags * traffic->columns));
+    if (problem->emit != RF_EMIT_GRADIENT) launch->read_bytes += updated;
+    launch->written_bytes += updated;
     launch->flops += traffic->lookup_elements + traffic->row_elements * of[problem->emit].flops;
 }
 

@@ -20,35 +20,33 @@ typedef struct scalars {
 } scalars;
 
 static scalars scalars_of(const rf_fused_embedding_bag_params *params) {
-    const uint64_t address = (uintptr_t)params->output | 16;
     return (scalars){.n_features = params->n_features,
                      .n_buffers = params->n_buffers,
                      .output_dim = params->output_dim,
                      .output_stride = params->output_stride,
-                     .output_alignment = (int64_t)(address & -address),
+                     .output_alignment = rf__alignment_of((uintptr_t)params->output, 16),
                      .output_dtype = (int32_t)params->output_dtype,
                      .weighted = params->sample_weights != NULL};
 }
 
 static int32_t shape_code(const rf__fused_geometry *shape) {
-    return rf_fused_shape_code(shape->dtype, shape->align, shape->store, shape->lanes, shape->vectors,
-                               shape->columns == shape->lanes, shape->pooling, shape->is_padded);
+    return rf_fused_shape_code((int32_t)shape->row.dtype, shape->align, shape->store, shape->lanes,
+                               shape->vectors, shape->columns == shape->lanes, shape->pooling,
+                               shape->is_padded);
 }
 
 static rf_fused_descriptor descriptor_of(const rf_fused_embedding_bag_params *params, int64_t number,
                                          const rf__fused_geometry *shape) {
     const rf_feature *feature = &params->features[number];
-    const rf_buffer *buffer = &params->buffers[feature->buffer];
-    const int64_t element = rf__dtype_bytes(buffer->dtype);
-    return (rf_fused_descriptor){
-        .weight = (uintptr_t)buffer->data + (uint64_t)(feature->weight_offset * element),
-        .rows = feature->rows,
-        .padding_idx = feature->padding_idx,
-        .output_offset = feature->output_column * rf__dtype_bytes(params->output_dtype),
-        .pitch = (uint32_t)(feature->dim * element),
-        .columns = shape->columns,
-        .pooling = (int32_t)feature->pooling,
-        .shape = shape_code(shape)};
+    return (rf_fused_descriptor){.weight = (uintptr_t)rf__feature_weight(params->buffers, feature),
+                                 .rows = feature->rows,
+                                 .padding_idx = feature->padding_idx,
+                                 .output_offset =
+                                     rf__elements_bytes(params->output_dtype, feature->output_column),
+                                 .pitch = (uint32_t)shape->row.pitch,
+                                 .columns = shape->columns,
+                                 .pooling = (int32_t)feature->pooling,
+                                 .shape = shape_code(shape)};
 }
 
 static void table_free(void *data) {

@@ -4,15 +4,16 @@
 #define RECFUSE_CUDA_FUSED_FEATURES_H
 
 #include "core/status.h"
+#include "families/fused_embedding_bag/feature_rows.h"
 #include "families/fused_embedding_bag/fused_args.h"
 
 /* What a feature's rows are like, for a kernel. */
 typedef struct rf__fused_geometry {
-    int32_t dtype, align, store; /* bytes of a vector; that its place in the output is aligned to */
+    rf__row_format row;
+    int32_t align, store; /* bytes of a vector; that its place in the output is aligned to */
     int32_t lanes, vectors; /* that read a row, and how often each */
     int32_t slices; /* of a row that is wider */
     int32_t columns; /* vectors of a row */
-    int32_t row_bytes;
     int32_t pooling, is_padded;
 } rf__fused_geometry;
 

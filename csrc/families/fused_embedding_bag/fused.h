@@ -15,6 +15,7 @@
  *   fused_schedule.c, describe.c  schedules: defaults and what a feature can run; features with theirs
  *   staged/staged.c         which tables are copied to shared memory, and which SM pools them
  *   geometry.c              vectors, lanes and slices of a feature's rows; limits (features.h)
+ *   feature_rows.h          the rows of a feature's table
  *   fused_args.h, partition/fused_map_args.h  what kernels know too
  *
  * On the device: fused_embedding_bag.cu (pool/pool.cuh with indices.cuh, pool/pool_columns.cuh with column_rows.cuh),

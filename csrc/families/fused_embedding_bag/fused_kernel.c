@@ -29,9 +29,11 @@ static rf__fused_class_list *list_find(rf__fused_class_list *from, const rf__fus
 static void needs_count(rf__fused_class_list *list) {
     for (int32_t i = 0; i < list->count; i++) {
         const rf__fused_class *class_of_list = &list->of[i];
-        const int32_t elements = class_of_list->dtype == RF_FLOAT32 ? 4 : 2;
         const int32_t rows = WARP / class_of_list->lanes * rf_fused_indices_at_once(class_of_list->distance);
-        const int32_t floats = class_of_list->vectors * class_of_list->align / elements + 1;
+        const int32_t floats =
+            class_of_list->vectors *
+                (int32_t)rf__elements_in((rf_dtype)class_of_list->dtype, class_of_list->align) +
+            1;
         const int32_t bytes = RF_FUSED_BLOCK / WARP * floats * WARP * FLOAT;
         list->has_columns |= class_of_list->kind == RF_FUSED_CLASS_COLUMNS;
         list->has_staged |= class_of_list->kind == RF_FUSED_CLASS_STAGED;

@@ -37,7 +37,7 @@ static rf_fused_args args_of(const rf__fused_problem *problem) {
         .offsets = (uintptr_t)params->offsets,
         .sample_weights = params->sample_weights == NULL ? 0 : (uintptr_t)(params->sample_weights - lead),
         .output = (uintptr_t)params->output,
-        .output_pitch = (uint32_t)(params->output_stride * rf__dtype_bytes(params->output_dtype)),
+        .output_pitch = (uint32_t)(rf__elements_bytes(params->output_dtype, params->output_stride)),
         .end = lead + params->lookups,
         .lead = (int32_t)lead,
         .bags = (int32_t)params->bags,

@@ -35,7 +35,7 @@ static rf_status fail_threads(const rf__fused_geometry *shape, int32_t threads, 
         RF_ERR_VALUE,
         "recfuse.fused_embedding_bag: a schedule's threads is %d, must be a power of two, %d (which read "
         "a row of %d bytes) to %d",
-        (int)threads, (int)shape->lanes, (int)shape->row_bytes, (int)most);
+        (int)threads, (int)shape->lanes, (int)shape->row.bytes, (int)most);
 }
 
 /* Each lane reads whole rows, four at a time. */
@@ -85,7 +85,7 @@ static rf_status complete(const rf__fused_geometry *shape, int32_t bucket, bool 
 static rf__fused_class class_from(const rf__fused_geometry *shape, const rf_fused_schedule *schedule) {
     if (schedule->kind == RF_FUSED_KIND_COLUMNS) {
         return (rf__fused_class){.kind = RF_FUSED_CLASS_COLUMNS,
-                                 .dtype = shape->dtype,
+                                 .dtype = (int32_t)shape->row.dtype,
                                  .align = shape->align,
                                  .store = shape->store,
                                  .lanes = 1,
@@ -96,13 +96,13 @@ static rf__fused_class class_from(const rf__fused_geometry *shape, const rf_fuse
                                  .split = 1};
     }
     const bool staged = schedule->kind == RF_FUSED_KIND_STAGED;
-    const int32_t whole_align = shape->row_bytes < VECTOR ? shape->row_bytes : VECTOR;
+    const int32_t whole_align = (int32_t)(shape->row.bytes < VECTOR ? shape->row.bytes : VECTOR);
     return (rf__fused_class){.kind = staged ? RF_FUSED_CLASS_STAGED : RF_FUSED_CLASS_POOL,
-                             .dtype = shape->dtype,
+                             .dtype = (int32_t)shape->row.dtype,
                              .align = staged ? whole_align : shape->align,
                              .store = shape->store,
                              .lanes = staged ? 1 : shape->lanes,
-                             .vectors = staged ? shape->row_bytes / whole_align : shape->vectors,
+                             .vectors = staged ? (int32_t)shape->row.bytes / whole_align : shape->vectors,
                              .whole = shape->columns == shape->lanes,
                              .pooling = shape->pooling,
                              .padded = shape->is_padded,
@@ -225,11 +225,9 @@ static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_
         }
         RF_CHECK(rf__fused_geometry_of(params, f, &shape));
         const rf_feature *feature = &params->features[f];
-        const uint64_t weight =
-            (uintptr_t)params->buffers[feature->buffer].data +
-            (uint64_t)feature->weight_offset * (uint64_t)shape.row_bytes / (uint64_t)feature->dim;
+        const uint64_t weight = (uintptr_t)rf__feature_weight(params->buffers, feature);
         features[f].rows = feature->rows;
-        features[f].table_bytes = feature->rows * shape.row_bytes;
+        features[f].table_bytes = feature->rows * shape.row.pitch;
         const rf_fused_schedule given = schedule_at(schedules, f);
         RF_CHECK(feature_fill(&shape, &given, level, rf__fused_stageable(&shape, weight, feature->rows),
                               classes, &features[f], full));

@@ -6,27 +6,27 @@
 
 enum { MOST_VECTOR = 16, HALF_VECTOR = 8, MOST_VECTORS = 2 };
 
-static int32_t lowest_bit(uint64_t bits) { return (int32_t)(bits & -bits); }
-
 rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int64_t at,
                                 rf__fused_geometry *shape) {
     const rf_feature *feature = &params->features[at];
-    const rf_buffer *buffer = &params->buffers[feature->buffer];
-    const int64_t bytes = rf__dtype_bytes(buffer->dtype), out_bytes = rf__dtype_bytes(params->output_dtype);
+    const rf_dtype output_dtype = params->output_dtype;
     RF_FAIL_IF(feature->dim > INT32_MAX / 4 || feature->rows > INT64_MAX / 4, RF_ERR_UNSUPPORTED,
                "recfuse.fused_embedding_bag: features[%" PRId64 "] has a table of %" PRId64 " x %" PRId64
                "; on a GPU rows are at most %d wide",
                at, feature->rows, feature->dim, INT32_MAX / 4);
+    const rf__row_format row = rf__feature_row(params->buffers, feature);
     /* 16 bytes of halves are 8 sums, which take the registers that rows in flight wait in. */
-    const uint64_t widest = bytes == 2 ? HALF_VECTOR : MOST_VECTOR;
-    const uint64_t start = (uintptr_t)buffer->data + (uint64_t)(feature->weight_offset * bytes);
-    shape->dtype = (int32_t)buffer->dtype;
-    shape->row_bytes = (int32_t)(feature->dim * bytes);
-    shape->align = lowest_bit(start | (uint64_t)shape->row_bytes | widest);
-    const uint64_t first = (uintptr_t)params->output | (uint64_t)(feature->output_column * out_bytes) |
-                           (uint64_t)(params->output_stride * out_bytes);
-    shape->store = lowest_bit(first | (uint64_t)(shape->align / bytes * out_bytes) | MOST_VECTOR);
-    shape->columns = shape->row_bytes / shape->align;
+    const int32_t widest = rf__elements_in(row.dtype, MOST_VECTOR) > 4 ? HALF_VECTOR : MOST_VECTOR;
+    const uint64_t weight = (uintptr_t)rf__feature_weight(params->buffers, feature);
+    const uint64_t output = (uintptr_t)params->output |
+                            (uint64_t)rf__elements_bytes(output_dtype, feature->output_column) |
+                            (uint64_t)rf__elements_bytes(output_dtype, params->output_stride);
+    shape->row = row;
+    shape->align = rf__alignment_of(weight | (uint64_t)row.bytes, widest);
+    const int64_t elements = rf__elements_in(row.dtype, shape->align);
+    shape->store =
+        rf__alignment_of(output | (uint64_t)rf__elements_bytes(output_dtype, elements), MOST_VECTOR);
+    shape->columns = (int32_t)(row.bytes / shape->align);
     shape->lanes = 1;
     while (shape->lanes < shape->columns && shape->lanes < RF_FUSED_TILE) shape->lanes *= 2;
     shape->vectors = shape->columns > shape->lanes ? MOST_VECTORS : 1;

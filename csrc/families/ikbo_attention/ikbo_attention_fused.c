@@ -6,10 +6,10 @@
 enum { GRAIN = 16 };
 
 /* Whether rows can be copied in pieces of 16 bytes. `zero`: one row may stand for all. */
-static bool is_even(const void *data, const int64_t *pitch, const int64_t *sizes, int64_t bytes, bool zero) {
+static bool is_even(const void *data, const int64_t *pitch, const int64_t *sizes, rf_dtype dtype, bool zero) {
     const int64_t most = (int64_t)1 << 40;
     for (int i = 0; i < 3; i++) {
-        const int64_t step = pitch[i] * bytes;
+        const int64_t step = rf__elements_bytes(dtype, pitch[i]);
         if (sizes[i] > 1 && (step % GRAIN != 0 || step < (zero ? 0 : GRAIN) || step >= most)) return false;
     }
     return (uintptr_t)data % GRAIN == 0;
@@ -17,13 +17,13 @@ static bool is_even(const void *data, const int64_t *pitch, const int64_t *sizes
 
 static bool is_even_queries(const rf_ikbo_attention_params *params, const rf_ikbo_queries *queries) {
     const int64_t sizes[3] = {queries->count, queries->queries, params->heads};
-    return is_even(queries->q, queries->q_pitch, sizes, rf__dtype_bytes(params->dtype), true) &&
+    return is_even(queries->q, queries->q_pitch, sizes, params->dtype, true) &&
            (uintptr_t)queries->out % GRAIN == 0;
 }
 
 /* Returns the reason why the kernel does not take the call, NULL where it does. */
 static const char *refusal(const rf__gpu *gpu, const rf_ikbo_attention_params *params) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype), most = INT32_MAX / 2;
+    const int64_t most = INT32_MAX / 2;
     const int64_t sizes[3] = {rf__attention_has_one_user(params) ? 1 : params->n_users, params->positions,
                               params->kv_heads};
     const rf_ikbo_queries *sets[2] = {&params->candidates, &params->users};
@@ -37,8 +37,8 @@ static const char *refusal(const rf__gpu *gpu, const rf_ikbo_attention_params *p
     if (params->n_users < 1 || params->positions < 1 || params->heads < 1) return "there are no keys";
     if (params->n_users > most || params->positions > most || params->kv_heads > most)
         return "k has 2^30 users, positions or heads, or more";
-    if (!is_even(params->k, params->k_pitch, sizes, bytes, false) ||
-        !is_even(params->v, params->v_pitch, sizes, bytes, false))
+    if (!is_even(params->k, params->k_pitch, sizes, params->dtype, false) ||
+        !is_even(params->v, params->v_pitch, sizes, params->dtype, false))
         return "the heads of k or v do not lie a multiple of 16 bytes apart";
     int64_t left = most; /* a user may have all rows of both sets */
     for (int i = 0; i < 2; i++) {

@@ -95,16 +95,14 @@ static void *in_workspace(int64_t at) { return (void *)(uintptr_t)at; }
 /* Binds a map of [items, rows, heads, dim] whose boxes are `rows` rows of one head. */
 static void map_bind(rf__launches *launches, size_t at, const rf_ikbo_attention_params *params,
                      const void *data, const int64_t *sizes, const int64_t *pitch, int32_t rows) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype);
     rf__tensor_map_params tensor = {.data = data,
                                     .dtype = params->dtype,
                                     .dimensions = 4,
                                     .sizes = {params->dim, sizes[2], sizes[1], sizes[0]},
-                                    .pitches = {0, pitch[2] * bytes, pitch[1] * bytes, pitch[0] * bytes},
                                     .box = {RF_ATTENTION_ATOM, 1, rows, 1},
                                     .swizzle = RF_ATTENTION_ATOM * 2};
     for (int i = 1; i < 4; i++) /* the pitch of a single element is not used, and may be anything */
-        if (tensor.sizes[i] == 1) tensor.pitches[i] = GRAIN;
+        tensor.pitches[i] = tensor.sizes[i] == 1 ? GRAIN : rf__elements_bytes(params->dtype, pitch[3 - i]);
     rf__launches_bind_map(launches, at, &tensor);
 }
 
@@ -120,13 +118,12 @@ static void queries_bind(rf__launches *launches, const rf_ikbo_attention_params 
 }
 
 static rf_attention_queries queries_of(const rf_ikbo_attention_params *params, const rf_ikbo_queries *from) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype);
     return (rf_attention_queries){.q = from->q,
                                   .out = from->out,
                                   .lse = from->lse,
-                                  .item = from->q_pitch[0] * bytes,
-                                  .query = from->q_pitch[1] * bytes,
-                                  .head = from->q_pitch[2] * bytes,
+                                  .item = rf__elements_bytes(params->dtype, from->q_pitch[0]),
+                                  .query = rf__elements_bytes(params->dtype, from->q_pitch[1]),
+                                  .head = rf__elements_bytes(params->dtype, from->q_pitch[2]),
                                   .queries = from->count > 0 ? (int32_t)from->queries : 0};
 }
 
@@ -177,16 +174,16 @@ static void fused_bind(rf__launches *launches, const rf_ikbo_attention_params *p
  * mean. Lengths are on the device: where there are some this is an upper bound. */
 static void traffic_count(const rf_ikbo_attention_params *params, rf__kernel_launch *launch) {
     enum { SOFTMAX = 3 }; /* of a score: a difference, an exponential, a sum */
-    const int64_t bytes = rf__dtype_bytes(params->dtype);
+    const int64_t head_bytes = rf__elements_bytes(params->dtype, params->dim);
     const int64_t users = rf__attention_has_one_user(params) ? 1 : params->n_users;
     const double keys =
         (double)params->positions / (double)(params->kv_offsets != NULL ? params->n_users : 1);
     const rf_ikbo_queries *sets[2] = {&params->candidates, &params->users};
-    launch->read_bytes = 2 * users * params->positions * params->kv_heads * params->dim * bytes;
+    launch->read_bytes = 2 * users * params->positions * params->kv_heads * head_bytes;
     for (int i = 0; i < 1 + rf__attention_has_self(params); i++) {
         const int64_t rows = sets[i]->count * sets[i]->queries * params->heads;
-        launch->read_bytes += rows * params->dim * bytes;
-        launch->written_bytes += rows * (params->dim * bytes + (sets[i]->lse != NULL ? 4 : 0));
+        launch->read_bytes += rows * head_bytes;
+        launch->written_bytes += rows * (head_bytes + (sets[i]->lse != NULL ? 4 : 0));
         launch->tensor_flops += 4.0 * (double)rows * keys * (double)params->dim;
         launch->flops += SOFTMAX * (double)rows * keys;
     }

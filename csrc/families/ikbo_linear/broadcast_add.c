@@ -29,7 +29,7 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
 static int32_t vector_bytes(const rf_ikbo_add_params *params, int64_t item_bytes) {
     const uint64_t all = (uintptr_t)params->out | (uintptr_t)params->base | (uint64_t)item_bytes;
     int64_t vector = MOST_BYTES;
-    while (vector > rf__dtype_bytes(params->dtype) && all % (uint64_t)vector != 0) vector /= 2;
+    while (vector > rf__elements_bytes(params->dtype, 1) && all % (uint64_t)vector != 0) vector /= 2;
     return (int32_t)vector;
 }
 
@@ -66,21 +66,22 @@ static rf_broadcast_add_args args_of(const rf_ikbo_add_params *params, const rf_
 
 static void traffic_count(const rf_ikbo_add_params *params, const rf__ikbo_tail *tail,
                           rf__kernel_launch *launch) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype), item = params->m * params->n;
+    const int64_t item = params->m * params->n;
     const int64_t bases = params->count < params->parents ? params->count : params->parents;
     const int64_t index = params->parent_type == RF_INT64 ? 8 : 4, tails = tail != NULL ? tail->rows : 0;
-    launch->written_bytes = params->count * item * bytes;
-    launch->read_bytes = bases * item * bytes + (params->replace ? 0 : launch->written_bytes) +
-                         (params->parent != NULL ? params->count * index : 0) +
-                         (params->bias != NULL ? (params->bias_on_n ? params->n : params->m) * bytes : 0) +
-                         tails * (params->m + params->count * params->n) * bytes;
+    const int64_t biases = params->bias == NULL ? 0 : params->bias_on_n ? params->n : params->m;
+    const int64_t read = (bases + (params->replace ? 0 : params->count)) * item + biases +
+                         tails * (params->m + params->count * params->n);
+    launch->written_bytes = rf__elements_bytes(params->dtype, params->count * item);
+    launch->read_bytes =
+        rf__elements_bytes(params->dtype, read) + (params->parent != NULL ? params->count * index : 0);
     launch->flops = (double)params->count * (double)item *
                     (double)(!params->replace + (params->bias != NULL) + 2 * tails);
 }
 
 rf_status rf__ikbo_add_lower(const rf_ikbo_add_params *params, const rf__ikbo_tail *tail,
                              rf__launches *launches) {
-    const int64_t item_bytes = params->m * params->n * rf__dtype_bytes(params->dtype);
+    const int64_t item_bytes = rf__elements_bytes(params->dtype, params->m * params->n);
     rf__ikbo_linear_errors(params->weight, params->m, launches);
     if (params->count == 0 || params->m == 0 || params->n == 0) return RF_OK;
     const broadcast_add_variant variant = {(int32_t)params->dtype, vector_bytes(params, item_bytes),

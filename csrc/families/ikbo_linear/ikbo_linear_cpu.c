@@ -54,9 +54,8 @@ FINISH(double)
 static void add_block(const add_call *call, char *out, const char *base, int64_t row, int64_t first,
                       int64_t count) {
     const rf_ikbo_add_params *params = call->params;
-    const int64_t bytes = rf__dtype_bytes(params->dtype);
     const int64_t bias_at = call->bias_on_columns ? first : row;
-    const char *bias = params->bias == NULL ? NULL : (const char *)params->bias + bias_at * bytes;
+    const char *bias = params->bias == NULL ? NULL : rf__element_at(params->bias, params->dtype, bias_at);
     const int64_t n_biases = call->bias_on_columns ? count : 1;
     if (params->dtype == RF_FLOAT64) {
         double sum[BLOCK], added[BLOCK], biases[BLOCK];
@@ -84,18 +83,17 @@ static int64_t parent_of(const rf_ikbo_add_params *params, int64_t item) {
 static void add_items(void *context, int64_t task) {
     const add_call *call = context;
     const rf_ikbo_add_params *params = call->params;
-    const int64_t bytes = rf__dtype_bytes(params->dtype), item_bytes = params->m * params->n * bytes;
+    const rf__row_format item_row = rf__contiguous_row(params->dtype, params->m * params->n);
     const int64_t first = task * call->task_items;
     const int64_t left = params->count - first;
     const int64_t last = first + (left < call->task_items ? left : call->task_items);
     for (int64_t item = first; item < last; item++) {
         const int64_t parent = parent_of(params, item);
-        char *out = (char *)params->out + item * item_bytes;
-        const char *base = (const char *)params->base + parent * item_bytes;
         for (int64_t row = 0; row < call->rows; row++) {
             for (int64_t at = 0; at < call->columns; at += BLOCK) {
-                const int64_t offset = (row * call->columns + at) * bytes;
-                add_block(call, out + offset, base + offset, row, at,
+                const int64_t element = row * call->columns + at;
+                add_block(call, (char *)params->out + rf__row_offset(&item_row, item, element),
+                          (const char *)params->base + rf__row_offset(&item_row, parent, element), row, at,
                           call->columns - at < BLOCK ? call->columns - at : BLOCK);
             }
         }
@@ -127,7 +125,7 @@ static rf_status parents_check(const rf_ikbo_add_params *params) {
 rf_status rf_ikbo_add_cpu(const rf_ikbo_add_params *params, const rf_executor *executor) {
     RF_CHECK(rf__check_ikbo_add(params));
     RF_CHECK(parents_check(params));
-    const int64_t item_bytes = params->m * params->n * rf__dtype_bytes(params->dtype);
+    const int64_t item_bytes = rf__elements_bytes(params->dtype, params->m * params->n);
     if (params->count == 0 || item_bytes == 0) return RF_OK;
     const rf__pool_kernels *kernels = rf__isa_in_use()->kernels;
     const bool by_row = params->bias != NULL && !params->bias_on_n && params->n > 1;

@@ -11,14 +11,15 @@ enum { MOST_K = 1 << 24, MOST_N = 1 << 20 };
 
 /* Returns the reason why the kernels do not take a level, NULL where they do. */
 static const char *level_refusal(const rf_ikbo_linear_params *params, const rf_ikbo_level *level) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype), most_pitch = (int64_t)1 << 40;
+    const int64_t most_pitch = (int64_t)1 << 40;
     if (level->count < 1 || level->k < 1) return "an input has no items or no rows";
     if (level->k > MOST_K) return "an input has items of more than 2^24 rows";
     if (level->count >= INT32_MAX / MOST_RANKS / rf__ikbo_strips(params))
         return "an input has more items than 2^30 strips of 64 columns";
     if ((uintptr_t)level->x % GRAIN != 0) return "an input is not aligned to 16 bytes";
     for (int i = 0; i < 2; i++) {
-        const int64_t size = i == 0 ? level->count : level->k, pitch = level->x_pitch[i] * bytes;
+        const int64_t size = i == 0 ? level->count : level->k;
+        const int64_t pitch = rf__elements_bytes(params->dtype, level->x_pitch[i]);
         if (size > 1 && (pitch <= 0 || pitch % GRAIN != 0 || pitch >= most_pitch))
             return "an input has rows or items that are not a positive multiple of 16 bytes apart";
     }
@@ -31,7 +32,7 @@ static const char *refusal(const rf__gpu *gpu, const rf_ikbo_linear_params *para
     if (params->dtype != RF_FLOAT16 && params->dtype != RF_BFLOAT16)
         return "the dtype is neither float16 nor bfloat16";
     if (params->m < 1 || params->m > RF__IKBO_SMALL_MOST_ROWS) return "out has no rows or more than 4096";
-    if (params->n < 1 || params->n * rf__dtype_bytes(params->dtype) % GRAIN != 0)
+    if (params->n < 1 || rf__elements_bytes(params->dtype, params->n) % GRAIN != 0)
         return "out has no columns or a number of them that is no multiple of 8";
     if (params->n > MOST_N) return "out has more than 2^20 columns";
     if ((uintptr_t)params->out % GRAIN != 0) return "out is not aligned to 16 bytes";
@@ -55,7 +56,7 @@ static bool is_thrifty(const rf_ikbo_linear_params *params, const rf__ikbo_shape
     int64_t products = 0;
     variant.joined = false; /* has no sums, but such items are mostly padding there too */
     for (int32_t l = 0; l < params->n_levels - 1; l++)
-        products += params->levels[l].count * params->m * params->n * rf__dtype_bytes(params->dtype);
+        products += rf__elements_bytes(params->dtype, params->levels[l].count * params->m * params->n);
     const int64_t bytes = rf__ikbo_workspace_of(params, &variant, levels);
     return bytes <= (int64_t)1 << 30 || bytes <= MOST_TIMES * products;
 }

@@ -45,24 +45,24 @@ static rf_status pack_describe(const void *key, rf__kernel_options *options) {
 /* Binds the map of an input or of the output: rows of n. */
 static void map_bind(rf__launches *launches, size_t at, const rf_ikbo_linear_params *params, const void *data,
                      const int64_t *sizes, const int64_t *pitches, int32_t box_rows) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype);
     rf__tensor_map_params tensor = {.data = data,
                                     .dtype = params->dtype,
                                     .dimensions = 3,
                                     .sizes = {params->n, sizes[1], sizes[0]},
-                                    .pitches = {0, pitches[1] * bytes, pitches[0] * bytes},
                                     .box = {RF_FUSED_COLUMNS, box_rows, 1},
                                     .swizzle = RF_FUSED_COLUMNS * 2};
     for (int i = 1; i < 3; i++) /* the pitch of a single element is not used, and may be anything */
-        if (tensor.sizes[i] == 1) tensor.pitches[i] = rf__round_up(params->n * bytes, GRAIN);
+        tensor.pitches[i] = tensor.sizes[i] == 1
+                                ? rf__round_up(rf__elements_bytes(params->dtype, params->n), GRAIN)
+                                : rf__elements_bytes(params->dtype, pitches[2 - i]);
     rf__launches_bind_map(launches, at, &tensor);
 }
 
 /* Binds the map of a weight as it lies. */
 static void weight_map_bind(rf__launches *launches, size_t at, const rf_ikbo_linear_params *params,
                             const rf_ikbo_level *level, int32_t box_rows) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype);
-    const int64_t pitch = params->m > 1 ? level->weight_pitch * bytes : rf__round_up(level->k * bytes, GRAIN);
+    const rf__row_format row = rf__row_format_of(params->dtype, level->k, level->weight_pitch);
+    const int64_t pitch = params->m > 1 ? row.pitch : rf__round_up(row.bytes, GRAIN);
     const rf__tensor_map_params tensor = {.data = level->weight,
                                           .dtype = params->dtype,
                                           .dimensions = 3,
@@ -110,7 +110,7 @@ static rf_status pack_lower(const rf_ikbo_linear_params *params, const rf__ikbo_
         if (pieces > most) most = pieces;
         if (floats > most) most = floats;
         if (!variant->direct) {
-            launch.read_bytes += params->m * level->k * rf__dtype_bytes(params->dtype);
+            launch.read_bytes += rf__elements_bytes(params->dtype, params->m * level->k);
             launch.written_bytes += rf__ikbo_packed_bytes(&params->levels[l], variant);
         }
         if (has_bias) launch.written_bytes += rf__ikbo_sums_bytes(params, variant);
@@ -135,22 +135,24 @@ static rf_status pack_lower(const rf_ikbo_linear_params *params, const rf__ikbo_
  * go through memory once. */
 static void traffic_count(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant,
                           rf__kernel_launch *launch) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype), m = params->m, n = params->n;
+    const int64_t m = params->m, n = params->n;
+    int64_t read = params->bias != NULL ? m : 0; /* elements */
     const int64_t items = params->levels[params->n_levels - 1].count;
-    if (params->bias != NULL) launch->read_bytes += m * bytes;
     for (int32_t l = 0; l < params->n_levels; l++) {
         const rf_ikbo_level *level = &params->levels[l];
         const int64_t sums =
             rf__ikbo_has_sums(params, variant, l) ? level->count * rf__ikbo_sums_bytes(params, variant) : 0;
         const int64_t products = variant->joined ? items : level->count;
-        launch->read_bytes += variant->direct ? m * level->k * bytes : rf__ikbo_packed_bytes(level, variant);
-        launch->read_bytes += level->count * level->k * n * bytes + sums;
+        launch->read_bytes += variant->direct ? 0 : rf__ikbo_packed_bytes(level, variant);
+        launch->read_bytes += sums;
+        read += (variant->direct ? m * level->k : 0) + level->count * level->k * n;
         if (l > 0) launch->read_bytes += level->count * (level->parent_type == RF_INT64 ? 8 : 4);
         launch->written_bytes += sums;
         launch->tensor_flops += 2.0 * (double)m * (double)n * (double)level->k * (double)products;
         if (l > 0 && !variant->joined) launch->flops += (double)m * (double)n * (double)level->count;
     }
-    launch->written_bytes += items * m * n * bytes;
+    launch->read_bytes += rf__elements_bytes(params->dtype, read);
+    launch->written_bytes += rf__elements_bytes(params->dtype, items * m * n);
     if (params->bias != NULL) launch->flops += (double)m * (double)n * (double)items;
 }
 

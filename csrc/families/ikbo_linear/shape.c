@@ -13,10 +13,10 @@ int32_t rf__ikbo_slots(const rf_ikbo_level *level) {
 
 bool rf__ikbo_is_direct(const rf_ikbo_linear_params *params) {
     enum { GRAIN = 16 };
-    const int64_t bytes = rf__dtype_bytes(params->dtype), most_pitch = (int64_t)1 << 40;
+    const int64_t most_pitch = (int64_t)1 << 40;
     for (int32_t l = 0; l < params->n_levels; l++) {
         const rf_ikbo_level *level = &params->levels[l];
-        const int64_t pitch = level->weight_pitch * bytes;
+        const int64_t pitch = rf__elements_bytes(params->dtype, level->weight_pitch);
         if ((uintptr_t)level->weight % GRAIN != 0) return false;
         if (params->m > 1 && (level->weight_pitch < level->k || pitch % GRAIN != 0 || pitch >= most_pitch))
             return false;

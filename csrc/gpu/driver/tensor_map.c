@@ -3,6 +3,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/row_format.h"
+
 enum { GRAIN = 16, MOST_BOX = 256, KEPT = 16 };
 
 /* This thread's last maps. A map is a function of its params alone, and its bytes hold whatever becomes of the memory: so a
@@ -13,7 +15,7 @@ static _Thread_local struct {
 } kept[KEPT];
 static _Thread_local uint32_t kept_next; /* the oldest */
 
-static rf_status dimension_check(const rf__tensor_map_params *params, int32_t i, int64_t element_bytes) {
+static rf_status dimension_check(const rf__tensor_map_params *params, int32_t i) {
     static const int64_t most_size = INT64_C(1) << 32, most_pitch = INT64_C(1) << 40;
     const int64_t size = params->sizes[i], pitch = params->pitches[i], box = params->box[i];
     RF_FAIL_IF(size < 1 || size > most_size, RF_ERR_VALUE,
@@ -25,7 +27,7 @@ static rf_status dimension_check(const rf__tensor_map_params *params, int32_t i,
                "tensor map: dimension %d has a pitch of %" PRId64
                " bytes, must be a multiple of %d, and less than 2^40",
                (int)i, pitch, GRAIN);
-    const int64_t width = box * element_bytes;
+    const int64_t width = rf__elements_bytes(params->dtype, box);
     RF_FAIL_IF(i == 0 && (width % GRAIN != 0 || (params->swizzle != 0 && width > params->swizzle)),
                RF_ERR_VALUE,
                "tensor map: the box is %" PRId64
@@ -58,13 +60,13 @@ static rf_status encode(const rf__cuda_driver *driver, const rf__tensor_map_para
     RF_FAIL_IF(swizzle == SWIZZLES, RF_ERR_VALUE, "tensor map: swizzle is %d bytes, must be 0, 32, 64 or 128",
                (int)params->swizzle);
     for (int32_t i = 0; i < params->dimensions; i++) {
-        RF_CHECK(dimension_check(params, i, params->dtype == RF_FLOAT32 ? 4 : 2));
+        RF_CHECK(dimension_check(params, i));
         sizes[i] = (uint64_t)params->sizes[i];
         box[i] = (uint32_t)params->box[i];
         if (i > 0) pitches[i - 1] = (uint64_t)params->pitches[i];
     }
     /* L2 reads ahead no further than a box is wide: other columns are perhaps wanted long after they have left L2. */
-    const bool narrow = box[0] * (params->dtype == RF_FLOAT32 ? 4u : 2u) <= 128;
+    const bool narrow = rf__elements_bytes(params->dtype, box[0]) <= 128;
     return RF__CUDA_CALL(driver->cuTensorMapEncodeTiled(
         map, types[params->dtype], (unsigned int)params->dimensions, (void *)(uintptr_t)params->data, sizes,
         pitches, box, steps, RF__CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,

@@ -287,12 +287,11 @@ static void schedules(char **arguments) {
                {{.segment = 512}, "segment is 512"}};
     const rf__bag_shape shape = {.sms = 132,
                                  .l2_bytes = 60 << 20,
+                                 .row = rf__contiguous_row(RF_FLOAT32, 128),
                                  .alignment = 16,
-                                 .row_bytes = 512,
                                  .table_bytes = 1 << 30,
                                  .lookups = 10000,
-                                 .bags = 100,
-                                 .element_bytes = 4};
+                                 .bags = 100};
     rf_embedding_bag_schedule schedule = {0};
     CHECK(rf__bag_schedule_complete(&shape, &schedule) == RF_OK, "%s", rf_last_error());
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

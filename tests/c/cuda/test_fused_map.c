@@ -35,9 +35,9 @@ static bool pool_task(coverage *my, const rf_fused_task *task, const rf__fused_c
     if (task->feature < 0 || task->feature >= my->params->n_features) return false;
     const rf__fused_geometry *shape = &my->features[task->feature].shape;
     const int32_t parts = rf_fused_shares(task->share), part = rf_fused_share_of(task->share);
-    if (made->dtype != shape->dtype || made->align != shape->align || made->lanes != shape->lanes ||
-        made->pooling != shape->pooling || made->padded != shape->is_padded || parts != made->split ||
-        part >= parts || task->slice < 0 || task->slice >= shape->slices)
+    if (made->dtype != (int32_t)shape->row.dtype || made->align != shape->align ||
+        made->lanes != shape->lanes || made->pooling != shape->pooling || made->padded != shape->is_padded ||
+        parts != made->split || part >= parts || task->slice < 0 || task->slice >= shape->slices)
         return false;
     if (part != 0) return true; /* the first stands for all */
     for (int64_t bag = task->first_bag; bag < task->last_bag; bag++)
@@ -53,8 +53,9 @@ static bool tile_task(coverage *my, const rf__fused_mapping *mapping, const rf_f
         if (lanes[lane].feature < 0) continue;
         if (lanes[lane].feature >= my->params->n_features) return false;
         const rf__fused_geometry *shape = &my->features[lanes[lane].feature].shape;
-        if (made->dtype != shape->dtype || made->align != shape->align || lanes[lane].column < 0 ||
-            lanes[lane].column >= shape->columns || (made->pooling == RF_MAX) != (shape->pooling == RF_MAX))
+        if (made->dtype != (int32_t)shape->row.dtype || made->align != shape->align ||
+            lanes[lane].column < 0 || lanes[lane].column >= shape->columns ||
+            (made->pooling == RF_MAX) != (shape->pooling == RF_MAX))
             return false;
         for (int64_t bag = task->first_bag; bag < task->last_bag; bag++)
             count(my, lanes[lane].feature, bag, lanes[lane].column);

@@ -116,11 +116,11 @@ static bool lists_read(PyObject *batches, PyObject *schedules, const rf_embeddin
 /* Pins rows again before each batch; the context has the rows. */
 static rf_status pin(void *context, const rf_embedding_bag_params *batch, const rf_cuda_stream *stream) {
     rf_pin_rows_params params = *(const rf_pin_rows_params *)context;
-    const int64_t bytes = rf__dtype_bytes(batch->dtype);
+    const rf__row_format row = rf__row_format_of(batch->dtype, batch->dim, batch->weight_stride);
     params.weight = batch->weight;
     params.rows = batch->rows;
-    params.row_bytes = batch->dim * bytes;
-    params.row_pitch = batch->weight_stride * bytes;
+    params.row_bytes = row.bytes;
+    params.row_pitch = row.pitch;
     return rf_pin_rows_cuda(&params, true, stream);
 }
 

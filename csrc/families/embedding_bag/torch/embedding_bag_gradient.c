@@ -22,7 +22,7 @@ static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_
                             AtenTensorHandle *tensor, void **values) {
     const int64_t sizes[2] = {count, params->dim}, strides[2] = {params->dim, 1};
     const int32_t dtype = rf__torch_dtype(params->dtype);
-    const size_t bytes = (size_t)(count * params->dim * rf__dtype_bytes(params->dtype));
+    const size_t bytes = (size_t)rf__elements_bytes(params->dtype, count * params->dim);
     const rf__torch_device device = call->device;
     if (!rf__call_on_cpu(call) || bytes < RF__KEPT_LEAST)
         return rf__call_new(call, 2, sizes, dtype, tensor, values);

@@ -74,6 +74,7 @@ typedef struct rf__columns_call {
     rf__columns program;
     const rf__column_kernels *kernels;
     const rf__pool_kernels *pool;
+    rf__row_format output_row; /* a sample */
     pthread_mutex_t lock;
     bool has_offence; /* under `lock`, as the offence */
     rf__column_offence offence;

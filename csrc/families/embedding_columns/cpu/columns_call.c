@@ -9,6 +9,8 @@ rf_status rf__columns_begin(const rf_embedding_columns_params *params, bool with
     RF_CHECK(rf__check_columns(params, with_output, &call->program));
     call->kernels = rf__isa_in_use()->columns;
     call->pool = rf__isa_in_use()->kernels;
+    if (with_output)
+        call->output_row = rf__row_format_of(params->output_dtype, params->output_dim, params->output_stride);
     RF__REFUSE_IF(pthread_mutex_init(&call->lock, NULL) != 0, RF_ERR_MEMORY, "%s", "no mutex could be made");
     return RF_OK;
 }
@@ -92,5 +94,5 @@ int64_t rf__columns_cost(const rf__columns_call *call, int64_t number) {
     enum { A_VALUE = 16 }; /* bytes that would take as long as it takes to prepare one */
     const rf_columns_column *column = &call->program.columns[number];
     const int64_t values = values_of(call, column->left) * values_of(call, column->right);
-    return values * (A_VALUE + 4 * (int64_t)column->n_dims) + 4 * (int64_t)column->n_dims;
+    return values * A_VALUE + rf__elements_bytes(RF_FLOAT32, (values + 1) * column->n_dims);
 }

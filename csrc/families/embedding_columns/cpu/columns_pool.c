@@ -24,21 +24,12 @@ static void write_numbers(rf__columns_call *call, const rf__column *column, int6
         for (int64_t i = 0; i < count;) { /* a sample after another */
             const int64_t sample = (at + i) / width, dim = at + i - sample * width;
             const int64_t rest = width - dim < count - i ? width - dim : count - i;
-            call->pool->store(rf__column_output(call, column->column, sample) + dim * rf__dtype_bytes(dtype),
+            call->pool->store(rf__column_output(call, column->column, sample) +
+                                  rf__elements_bytes(dtype, dim),
                               dtype, rest, values.floats + i);
             i += rest;
         }
     }
-}
-
-/* Where the written part of the table begins, and bytes from one of its rows to the next. */
-static const char *table_of(const rf__columns_call *call, const rf_columns_column *column, rf_dtype *dtype,
-                            int64_t *pitch) {
-    const rf_buffer *buffer = &call->params->buffers[column->buffer];
-    const int64_t bytes = rf__dtype_bytes(buffer->dtype);
-    *dtype = buffer->dtype;
-    *pitch = column->dim * bytes;
-    return (const char *)buffer->data + (column->weight_offset + column->first_dim) * bytes;
 }
 
 /* What the sum of rows is divided by. In float64, which has the square of each float32. */
@@ -82,11 +73,10 @@ static void finish(const rf__columns_call *call, const rf_columns_column *column
 
 /* Pools the bags that the cursor has given from `bag` on, `count` of them, into `output`. */
 static void pool_bags(const rf__column_cursor *cursor, rf_pooling pooling, int64_t bag, int64_t count,
-                      void *output, rf_dtype dtype, int64_t output_pitch) {
+                      void *output, const rf__row_format *output_row) {
     const rf_columns_column *column = cursor->column->column;
-    rf_dtype table_dtype;
-    int64_t pitch;
-    const char *weight = table_of(cursor->call, column, &table_dtype, &pitch);
+    rf__row_format row;
+    const char *weight = rf__column_rows(cursor->call, column, &row);
     const rf__pool_call call = {.indices = cursor->rows,
                                 .offsets = cursor->offsets + bag,
                                 .bags = count,
@@ -95,47 +85,44 @@ static void pool_bags(const rf__column_cursor *cursor, rf_pooling pooling, int64
                                 .index_type = RF_INT64,
                                 .offset_type = RF_INT64,
                                 .sample_weights = column->weighted ? cursor->weights : NULL,
-                                .output_dtype = dtype,
-                                .output_pitch = output_pitch};
+                                .output_row = *output_row};
     const rf__table table = {.weight = weight,
-                             .pitch = pitch,
-                             .dim = column->n_dims,
+                             .row = row,
                              .limit = UINT64_MAX,
                              .pooling = pooling,
                              .padding_idx = -1,
                              .output = output};
     const int op = pooling == RF_MAX ? RF__MAX : column->weighted ? RF__WEIGHTED : RF__SUM;
-    const rf__pool_kernel pool = cursor->call->pool->pool[table_dtype][RF_INT64][op];
-    if (column->rows * pitch <= SMALL_TABLE) {
+    const rf__pool_kernel pool = cursor->call->pool->pool[row.dtype][RF_INT64][op];
+    if (column->rows * row.pitch <= SMALL_TABLE) {
         pool(&call, &table, 0, count, NULL);
         return;
     }
-    const int64_t *offsets = cursor->offsets + bag, bytes = column->n_dims * rf__dtype_bytes(table_dtype);
+    const int64_t *offsets = cursor->offsets + bag;
     for (int64_t first = 0, asked = offsets[0]; first < count; first += BAGS_TOGETHER) {
         const int64_t last = count - first < BAGS_TOGETHER ? count : first + BAGS_TOGETHER;
         const int64_t end =
             offsets[count] - offsets[last] < ROWS_AHEAD ? offsets[count] : offsets[last] + ROWS_AHEAD;
-        for (; asked < end; asked++) rf__ask_for(weight + cursor->rows[asked] * pitch, bytes);
+        for (; asked < end; asked++) rf__ask_for(weight + cursor->rows[asked] * row.pitch, row.bytes);
         pool(&call, &table, first, last, NULL);
     }
 }
 
 static void write_bags(const rf__column_cursor *cursor, float *scratch, int64_t n_scratch) {
     const rf_columns_column *column = cursor->column->column;
-    const rf_embedding_columns_params *params = cursor->call->params;
     const int64_t bags = cursor->last - cursor->first, *offsets = cursor->offsets;
     const bool sums = column->weighted || column->pooling == RF_COLUMN_SQRTN || column->scale != 1.0f;
     if (!sums) {
         static const rf_pooling poolings[] = {RF_SUM, RF_MEAN, RF_MAX};
         pool_bags(cursor, poolings[column->pooling], 0, bags,
-                  rf__column_output(cursor->call, column, cursor->first), params->output_dtype,
-                  params->output_stride * rf__dtype_bytes(params->output_dtype));
+                  rf__column_output(cursor->call, column, cursor->first), &cursor->call->output_row);
     }
     const int64_t together = n_scratch / column->n_dims;
+    const rf__row_format scratch_row = rf__contiguous_row(RF_FLOAT32, column->n_dims);
     for (int64_t bag = 0; bag < bags && sums; bag += together) {
         const int64_t count = bags - bag < together ? bags - bag : together;
-        pool_bags(cursor, column->pooling == RF_COLUMN_MAX ? RF_MAX : RF_SUM, bag, count, scratch, RF_FLOAT32,
-                  column->n_dims * (int64_t)sizeof *scratch);
+        pool_bags(cursor, column->pooling == RF_COLUMN_MAX ? RF_MAX : RF_SUM, bag, count, scratch,
+                  &scratch_row);
         for (int64_t b = 0; b < count; b++) {
             const int64_t from = offsets[bag + b], n_rows = offsets[bag + b + 1] - from;
             divisor of = {0};
@@ -152,16 +139,15 @@ static void write_bags(const rf__column_cursor *cursor, float *scratch, int64_t 
 /* Adds the rows of a piece to `sum` [n_dims]; `count`: rows before them. */
 static void add_piece(const rf__column_cursor *cursor, float *sum, int64_t count) {
     const rf_columns_column *column = cursor->column->column;
-    rf_dtype dtype;
-    int64_t pitch;
-    const char *weight = table_of(cursor->call, column, &dtype, &pitch);
+    rf__row_format format;
+    const char *weight = rf__column_rows(cursor->call, column, &format);
     float row[BLOCK];
     for (int64_t r = 0; r < cursor->n_rows; r++, count++) {
-        const char *from = weight + cursor->rows[r] * pitch;
+        const int64_t number = cursor->rows[r];
         const float factor = column->weighted ? cursor->weights[r] : 1.0f;
         for (int64_t d = 0; d < column->n_dims; d += BLOCK) {
             const int64_t columns = column->n_dims - d < BLOCK ? column->n_dims - d : BLOCK;
-            cursor->call->pool->load(from + d * rf__dtype_bytes(dtype), dtype, columns, row);
+            cursor->call->pool->load(weight + rf__row_offset(&format, number, d), format.dtype, columns, row);
             for (int64_t i = 0; i < columns; i++) {
                 if (column->pooling != RF_COLUMN_MAX)
                     sum[d + i] += factor * row[i];

@@ -11,10 +11,6 @@ enum {
 
 static const char zeros[MOST_ZEROS] __attribute__((aligned(64)));
 
-static int64_t row_bytes(const rf__columns_call *call, const rf_columns_column *column) {
-    return column->n_dims * rf__dtype_bytes(call->params->output_dtype);
-}
-
 bool rf__column_copies(const rf__columns_call *call, const rf_columns_column *column) {
     const rf__columns *program = &call->program;
     if (column->buffer < 0 || column->n_dims == 0 || column->scale != 1.0f ||
@@ -26,28 +22,25 @@ bool rf__column_copies(const rf__columns_call *call, const rf_columns_column *co
     uint32_t fill;
     memcpy(&fill, &column->fill, sizeof fill);
     const bool fills = column->invalid < 0 && column->empty < 0;
-    return !fills || (fill == 0 && row_bytes(call, column) <= MOST_ZEROS);
+    return !fills ||
+           (fill == 0 && rf__elements_bytes(call->params->output_dtype, column->n_dims) <= MOST_ZEROS);
 }
 
 /* One column of those that are written together. */
 typedef struct neighbour {
     rf__column column;
     const char *base, *otherwise; /* row 0; what is copied where an index is no row */
-    int64_t pitch, bytes;
+    rf__row_format row;
     bool is_large;
 } neighbour;
 
 static neighbour neighbour_of(const rf__columns_call *call, int64_t number) {
     neighbour of = {.column = rf__column_of(call, number)};
     const rf_columns_column *column = of.column.column;
-    const rf_buffer *buffer = &call->params->buffers[column->buffer];
-    const int64_t bytes = rf__dtype_bytes(buffer->dtype);
     const int64_t other = column->invalid >= 0 ? column->invalid : column->empty;
-    of.base = (const char *)buffer->data + (column->weight_offset + column->first_dim) * bytes;
-    of.pitch = column->dim * bytes;
-    of.bytes = column->n_dims * bytes;
-    of.otherwise = other >= 0 ? of.base + other * of.pitch : zeros;
-    of.is_large = column->rows * of.pitch > SMALL_TABLE;
+    of.base = rf__column_rows(call, column, &of.row);
+    of.otherwise = other >= 0 ? of.base + other * of.row.pitch : zeros;
+    of.is_large = column->rows * of.row.pitch > SMALL_TABLE;
     return of;
 }
 
@@ -75,15 +68,15 @@ static void find_rows(rf__columns_call *call, const neighbour *of, int64_t first
         call->kernels->cross(values.integers, others.integers, count, column->column->cross_seed,
                              column->column->cross_buckets, values.integers);
     }
-    if (!call->kernels->rows(values.integers, count, (uint64_t)column->column->rows, of->base, of->pitch,
+    if (!call->kernels->rows(values.integers, count, (uint64_t)column->column->rows, of->base, of->row.pitch,
                              of->otherwise, rows))
         find_offence(call, column, values.integers, first, count);
-    for (int64_t i = 0; i < count && of->is_large; i++) rf__ask_for(rows[i], of->bytes);
+    for (int64_t i = 0; i < count && of->is_large; i++) rf__ask_for(rows[i], of->row.bytes);
 }
 
 void rf__columns_copy(rf__columns_call *call, int64_t number, int64_t count, int64_t first, int64_t last) {
     const rf_embedding_columns_params *params = call->params;
-    const int64_t output_pitch = params->output_stride * rf__dtype_bytes(params->output_dtype);
+    const int64_t output_pitch = call->output_row.pitch;
     neighbour neighbours[RF__COLUMN_NEIGHBOURS];
     const char *rows[RF__COLUMN_NEIGHBOURS * SAMPLES];
     for (int64_t c = 0; c < count; c++) neighbours[c] = neighbour_of(call, number + c);
@@ -91,13 +84,13 @@ void rf__columns_copy(rf__columns_call *call, int64_t number, int64_t count, int
         const int64_t samples = last - at < SAMPLES ? last - at : SAMPLES;
         for (int64_t c = 0; c < count; c++) find_rows(call, &neighbours[c], at, samples, rows + c * SAMPLES);
         for (int64_t c = 0, end; c < count; c = end) { /* those of one width together */
-            for (end = c + 1; end < count && neighbours[end].bytes == neighbours[c].bytes; end++) {
+            for (end = c + 1; end < count && neighbours[end].row.bytes == neighbours[c].row.bytes; end++) {
             }
             const rf__column_copy copy = {.rows = rows + c * SAMPLES,
                                           .pitch = SAMPLES,
                                           .columns = end - c,
                                           .samples = samples,
-                                          .bytes = neighbours[c].bytes,
+                                          .bytes = neighbours[c].row.bytes,
                                           .output = rf__column_output(call, neighbours[c].column.column, at),
                                           .output_pitch = output_pitch,
                                           .stream = params->batch * output_pitch > MOST_CACHED};

@@ -11,6 +11,7 @@
 #include "families/embedding_columns/host/staging.h"
 #include "families/embedding_columns/program/columns_program.h"
 #include "families/embedding_columns/tensors/columns_inputs.h"
+#include "core/row_format.h"
 #include "core/threads/workers.h"
 #include "gpu/driver/error_check.h"
 #include "families/embedding_columns/embedding_columns.h"
@@ -76,7 +77,7 @@ static void lookup_free(void *context) {
 }
 
 static size_t pooled_bytes(const rf_embedding_columns_params *host) {
-    return (size_t)(host->batch * host->output_dim) * sizeof(float);
+    return (size_t)rf__elements_bytes(RF_FLOAT32, host->batch * host->output_dim);
 }
 
 /* Ends a lookup, on a thread. An error is noted before the stream goes on, so that it is visible to all waiters. */

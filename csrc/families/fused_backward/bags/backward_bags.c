@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "core/validate.h"
+#include "families/fused_embedding_bag/feature_rows.h"
 #include "families/fused_backward/backward.h"
 #include "families/fused_backward/bags/backward_bags_args.h"
 #include "gpu/launches/description.h"
@@ -61,18 +62,15 @@ static int64_t features_write(const rf_fused_embedding_bag_params *params, rf_ba
     int64_t blocks = 0;
     for (int64_t f = 0; f < params->n_features; f++) {
         const rf_feature *feature = &params->features[f];
-        const rf_buffer *buffer = &params->buffers[feature->buffer];
         const int64_t each = bags_a_block(feature->dim);
-        to[f] =
-            (rf_bags_feature){.weight = (uintptr_t)buffer->data +
-                                        (uint64_t)(feature->weight_offset * rf__dtype_bytes(buffer->dtype)),
-                              .rows = feature->rows,
-                              .padding_idx = feature->padding_idx,
-                              .output_column = feature->output_column,
-                              .dim = feature->dim,
-                              .dtype = (int32_t)buffer->dtype,
-                              .pooling = (int32_t)feature->pooling,
-                              .first_block = blocks};
+        to[f] = (rf_bags_feature){.weight = (uintptr_t)rf__feature_weight(params->buffers, feature),
+                                  .rows = feature->rows,
+                                  .padding_idx = feature->padding_idx,
+                                  .output_column = feature->output_column,
+                                  .dim = feature->dim,
+                                  .dtype = (int32_t)params->buffers[feature->buffer].dtype,
+                                  .pooling = (int32_t)feature->pooling,
+                                  .first_block = blocks};
         if (feature->dim > 0) blocks += (params->bags + each - 1) / each;
     }
     return blocks;
@@ -101,14 +99,13 @@ static void traffic_add(const bags_problem *problem, rf__kernel_launch *launch) 
     const double lookups = (double)params->lookups / (double)params->n_features;
     launch->read_bytes = params->lookups * (params->index_type == RF_INT64 ? 8 : 4) +
                          (bags + 1) * (params->offset_type == RF_INT64 ? 8 : 4);
-    if (!is_winners) launch->read_bytes += outputs * rf__dtype_bytes(problem->grad_dtype);
+    if (!is_winners) launch->read_bytes += rf__elements_bytes(problem->grad_dtype, outputs);
     launch->written_bytes = is_winners ? outputs * (int64_t)sizeof(int64_t) : params->lookups * 4;
     for (int64_t f = 0; f < params->n_features; f++) {
         const rf_feature *feature = &params->features[f];
         const double rows = (double)feature->rows < lookups ? (double)feature->rows : lookups;
         if (is_winners && feature->pooling != RF_MAX) continue;
-        launch->read_bytes += (int64_t)(rows * (double)feature->dim *
-                                        (double)rf__dtype_bytes(params->buffers[feature->buffer].dtype));
+        launch->read_bytes += (int64_t)(rows * (double)rf__feature_row(params->buffers, feature).bytes);
         launch->flops += lookups * (double)feature->dim * (is_winners ? 1 : 2);
     }
 }

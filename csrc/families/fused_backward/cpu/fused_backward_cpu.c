@@ -43,7 +43,7 @@ static void write_dense(void *context, int64_t bucket) {
     const gradient *gradient = context;
     const rf__transpose *transpose = &gradient->transpose;
     const rf_fused_backward_params *params = transpose->params;
-    const int64_t row_bytes = params->dim * rf__dtype_bytes(params->dtype);
+    const int64_t row_bytes = rf__elements_bytes(params->dtype, params->dim);
     const int64_t first_row = bucket << transpose->shift, left = params->rows - first_row;
     const int64_t rows = left >> transpose->shift > 0 ? (int64_t)1 << transpose->shift : left;
     const int64_t count = transpose->starts[bucket + 1] - transpose->starts[bucket];
@@ -75,7 +75,7 @@ static void write_sparse(void *context, int64_t bucket) {
     const gradient *gradient = context;
     const rf__transpose *transpose = &gradient->transpose;
     const rf_fused_backward_params *params = transpose->params;
-    const int64_t row_bytes = params->dim * rf__dtype_bytes(params->dtype);
+    const int64_t row_bytes = rf__elements_bytes(params->dtype, params->dim);
     const int64_t first_row = bucket << transpose->shift;
     const rf__entry *at = gradient->sorted[bucket];
     const rf__entry *end = at + (transpose->starts[bucket + 1] - transpose->starts[bucket]);
@@ -102,7 +102,7 @@ rf_status rf_fused_embedding_bag_backward_cpu(const rf_fused_backward_params *pa
         status = rf__fail(RF_ERR_VALUE, "recfuse.%s: output is NULL; it must point to its elements", name);
         goto out;
     }
-    const int64_t row_bytes = params->dim * rf__dtype_bytes(params->dtype);
+    const int64_t row_bytes = rf__elements_bytes(params->dtype, params->dim);
     RF_TRY(rf__transpose_run(&gradient.transpose, params, name, BUCKET_BYTES / row_bytes + 1, executor));
     const rf__transpose *transpose = &gradient.transpose;
     rf__huge_pages_ask(output, params->rows * row_bytes);
@@ -143,7 +143,7 @@ rf_status rf_fused_embedding_bag_sparse_backward_cpu(const rf_fused_backward_par
     }
     RF_TRY(output->allocate(output->context, distinct, &gradient.rows, &values));
     gradient.values = values;
-    rf__huge_pages_ask(values, distinct * params->dim * rf__dtype_bytes(params->dtype));
+    rf__huge_pages_ask(values, rf__elements_bytes(params->dtype, distinct * params->dim));
     RF_TRY(rf__tasks_run(name, lookups > 0 ? buckets : 0, workers, write_sparse, &gradient, executor));
 out:
     free(gradient.sorted);

@@ -72,20 +72,20 @@ static void multiply_rows(void *context, int64_t task) {
     int64_t first, last;
     const int64_t number = task_bags(call, task, &first, &last);
     const rf_feature *feature = &params->features[number];
-    const rf_buffer *buffer = &params->buffers[feature->buffer];
-    const int64_t bytes = rf__dtype_bytes(buffer->dtype), grad_bytes = rf__dtype_bytes(call->grad_dtype);
+    const rf__row_format row = rf__feature_row(params->buffers, feature);
+    const rf__row_format grad_row = rf__contiguous_row(call->grad_dtype, params->output_dim);
+    const char *weight = rf__feature_weight(params->buffers, feature);
     for (int64_t bag = first; bag < last; bag++) {
         const int64_t from = rf__load_int(params->offsets, params->offset_type, number * params->bags + bag);
         const int64_t to =
             rf__load_int(params->offsets, params->offset_type, number * params->bags + bag + 1);
         if (!rf__is_bag(number * params->bags + bag, from, to, params->lookups)) continue;
-        const char *grad = call->grad + (bag * params->output_dim + feature->output_column) * grad_bytes;
+        const char *grad = call->grad + rf__row_offset(&grad_row, bag, feature->output_column);
         for (int64_t i = from; i < to; i++) {
             const int64_t index = rf__load_int(params->indices, params->index_type, i);
             if ((uint64_t)index >= (uint64_t)feature->rows || index == feature->padding_idx) continue;
-            const char *row =
-                (const char *)buffer->data + (feature->weight_offset + index * feature->dim) * bytes;
-            call->output[i] = call->kernels->dot(grad, call->grad_dtype, row, buffer->dtype, feature->dim);
+            call->output[i] =
+                call->kernels->dot(grad, call->grad_dtype, weight + index * row.pitch, row.dtype, row.dim);
         }
     }
 }

@@ -54,13 +54,14 @@ static void update_begin(update *update, const rf_update *with, const rf_update_
 /* Of a row that is updated soon. In line by force: gcc drops calls of functions that do nothing but prefetch. */
 static inline __attribute__((always_inline)) void ask_for_row(const update *update, int64_t row) {
     const rf_update_matrix *matrix = update->matrix;
-    const int64_t pitch = matrix->dim * rf__dtype_bytes(matrix->dtype), floats = matrix->dim * 4;
-    rf__ask_for((const char *)matrix->weight + row * pitch, pitch);
-    if (update->optimizer == RF_ROWWISE_ADAGRAD) rf__ask_for((const char *)(matrix->states[0] + row), 4);
-    if (update->optimizer == RF_ADAGRAD || update->optimizer == RF_ADAM)
-        rf__ask_for((const char *)(matrix->states[0] + row * matrix->dim), floats);
+    const rf__row_format weight = rf__contiguous_row(matrix->dtype, matrix->dim);
+    const rf__row_format state = rf__contiguous_row(
+        RF_FLOAT32, update->optimizer == RF_ROWWISE_ADAGRAD ? 1 : matrix->dim); /* row-wise: one a row */
+    rf__ask_for((const char *)matrix->weight + row * weight.pitch, weight.bytes);
+    if (update->optimizer != RF_SGD)
+        rf__ask_for((const char *)matrix->states[0] + row * state.pitch, state.bytes);
     if (update->optimizer == RF_ADAM)
-        rf__ask_for((const char *)(matrix->states[1] + row * matrix->dim), floats);
+        rf__ask_for((const char *)matrix->states[1] + row * state.pitch, state.bytes);
 }
 
 /* [dim], of the stack where it fits; NULL: the update has failed. To be freed unless it is `stack`. */
@@ -150,7 +151,7 @@ static void update_rows(void *context, int64_t task) {
     const rf_update_matrix *matrix = update->matrix;
     const int64_t first = task * ROWS_A_TASK, dim = matrix->dim;
     const int64_t last = params->count - first < ROWS_A_TASK ? params->count : first + ROWS_A_TASK;
-    const int64_t pitch = dim * rf__dtype_bytes(params->sums_dtype);
+    const rf__row_format sums = rf__contiguous_row(params->sums_dtype, dim);
     float stack[STACK_SUM];
     float *sum = sum_get(update, stack);
     for (int64_t i = first; sum != NULL && i < last; i++) {
@@ -158,7 +159,7 @@ static void update_rows(void *context, int64_t task) {
                       ahead = i + ROWS_AHEAD < last ? params->rows[i + ROWS_AHEAD] : -1;
         if (ahead >= 0 && ahead < matrix->rows) ask_for_row(update, ahead);
         if (row < 0 || row >= matrix->rows) continue;
-        update->kernels->load((const char *)params->sums + i * pitch, params->sums_dtype, dim, sum);
+        update->kernels->load((const char *)params->sums + i * sums.pitch, sums.dtype, dim, sum);
         update->update_row(&update->step, matrix, row, sum);
     }
     if (sum != stack) free(sum);

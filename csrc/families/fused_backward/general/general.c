@@ -182,7 +182,7 @@ rf_status rf__backward_pool_lower(const rf__backward_problem *problem, const rf_
                                   const rf__backward_layout *layout, rf__launches *launches) {
     const rf__backward_variant *variant = &layout->variant;
     const uint32_t slices = (uint32_t)layout->slices;
-    const int64_t partials = (int64_t)layout->rows_chunks * 2 * layout->pitch * (int64_t)sizeof(float);
+    const int64_t partials = rf__elements_bytes(RF_FLOAT32, (int64_t)layout->rows_chunks * 2 * layout->pitch);
     const rf_backward_rows_args args = rows_args(problem, layout);
     rf__kernel_launch rows = {.grid = {(uint32_t)layout->rows_chunks, slices},
                               .shared_bytes = (uint32_t)RF_BACKWARD_ROWS_SHARED(

@@ -101,7 +101,7 @@ rf_status rf__backward_layout_of(const rf__gpu *gpu, const char *operator_name,
     }
     to->count = part(to, sizeof(int64_t));
     if (described->any_mean) to->bag_factors = part(to, to->slots * (int64_t)sizeof(float));
-    to->partials = part(to, (int64_t)to->rows_chunks * 2 * to->pitch * (int64_t)sizeof(float));
+    to->partials = part(to, rf__elements_bytes(RF_FLOAT32, (int64_t)to->rows_chunks * 2 * to->pitch));
     to->bases = part(to, ((int64_t)to->rows_chunks + 1 + problem->n_matrices) * word);
     to->sums = part(to, (2 * RF_BACKWARD_MOST_SEGMENTS + to->segments->count * digits) * word);
     to->places = part(to, digits * to->chunks * word);

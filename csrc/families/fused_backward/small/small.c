@@ -26,8 +26,9 @@ static int32_t shared_bytes(const rf__gpu *gpu, int64_t own) {
 
 /* Whether four columns of a matrix's rows can be read and written at once. */
 static bool matrix_fits(const rf__backward_problem *problem, const rf_backward_matrix *matrix) {
-    const uint64_t weight_bytes = VECTOR * (uint64_t)rf__dtype_bytes(problem->dtype);
-    if (matrix->dim <= 0 || matrix->dim % VECTOR != 0 || matrix->weight % weight_bytes != 0) return false;
+    if (matrix->dim <= 0 || matrix->dim % VECTOR != 0 ||
+        !rf__elements_aligned(matrix->weight, problem->dtype, VECTOR))
+        return false;
     if (problem->emit == RF_ROWWISE_ADAGRAD + 1) return matrix->dim <= RF_SMALL_WHOLE_COLUMNS;
     return matrix->states[0] % ALIGNMENT == 0 && matrix->states[1] % ALIGNMENT == 0;
 }
@@ -41,10 +42,10 @@ static int32_t matrix_of(const rf__backward_problem *problem, int64_t row) {
 
 /* The call as a whole; what it allows. */
 static bool call_fits(const rf_fused_backward_params *call) {
-    const uint64_t grad_bytes = VECTOR * (uint64_t)rf__dtype_bytes(call->grad_dtype);
     return call->sample_weights == NULL && call->bags > 0 && call->bags <= RF_SMALL_MOST_BAGS &&
            call->lookups <= INT32_MAX && call->n_features <= INT32_MAX && call->output_dim % VECTOR == 0 &&
-           call->output_dim <= (int64_t)UINT32_MAX / VECTOR && (uintptr_t)call->grad % grad_bytes == 0;
+           call->output_dim <= (int64_t)UINT32_MAX / VECTOR &&
+           rf__elements_aligned((uintptr_t)call->grad, call->grad_dtype, VECTOR);
 }
 
 static bool feature_fits(const rf__backward_problem *problem, const rf_backward_feature *feature) {
@@ -180,7 +181,7 @@ static rf_status description_write(const rf__gpu *gpu, const rf__backward_proble
                                             .lookups = (double)call->lookups / (double)call->n_features,
                                             .staged_bytes = plan->most_staged_shared,
                                             .emit = problem->emit,
-                                            .weight_bytes = (int32_t)rf__dtype_bytes(problem->dtype)};
+                                            .dtype = problem->dtype};
     RF_TRY(rf__backward_small_tasks(&sizes, features, plan->n_features, &tasks, &plan->n_staged,
                                     &plan->n_gathered));
     plan->n_lists = lists_count(features, plan->n_features, places);
@@ -196,7 +197,7 @@ static rf_status description_write(const rf__gpu *gpu, const rf__backward_proble
     lists_write(features, plan->n_features, places, (rf_small_list *)(void *)to);
     memcpy(to + plan->tasks_at, tasks, tasks_bytes);
     for (int32_t i = 0; i < plan->n_staged; i++) {
-        const int32_t bytes = (int32_t)(call->bags * tasks[i].columns * (int64_t)sizeof(float));
+        const int32_t bytes = (int32_t)rf__elements_bytes(RF_FLOAT32, call->bags * tasks[i].columns);
         if (bytes > plan->staged_shared) plan->staged_shared = bytes;
     }
 out:

@@ -43,7 +43,8 @@ typedef struct rf__backward_small_sizes {
     int64_t bags, sms;
     double lookups; /* a feature, about */
     int64_t staged_bytes; /* of shared memory a block */
-    int32_t emit, weight_bytes;
+    int32_t emit;
+    rf_dtype dtype; /* of the matrices */
 } rf__backward_small_sizes;
 /* The columns of a task, of a feature of `dim` columns; *staged: whether their gradients are. */
 int32_t rf__backward_small_columns(const rf__backward_small_sizes *sizes, int32_t dim, bool *staged);

@@ -17,7 +17,7 @@ int32_t rf__backward_small_columns(const rf__backward_small_sizes *sizes, int32_
     const bool whole = sizes->emit == RF_ROWWISE_ADAGRAD + 1;
     for (int32_t most = RF_SMALL_COLUMNS; most >= LEAST_COLUMNS; most /= 2) {
         const int32_t columns = dim < most ? dim : most;
-        *staged = sizes->bags * columns * (int64_t)sizeof(float) <= sizes->staged_bytes;
+        *staged = rf__elements_bytes(RF_FLOAT32, sizes->bags * columns) <= sizes->staged_bytes;
         if (*staged && (!whole || columns == dim)) return columns;
     }
     *staged = false;
@@ -28,9 +28,10 @@ int32_t rf__backward_small_columns(const rf__backward_small_sizes *sizes, int32_
 static double row_cost(const rf__backward_small_sizes *sizes, const rf_small_feature *feature,
                        int32_t columns, bool staged) {
     const double lookups = sizes->lookups / feature->rows, found = lookups < 1 ? lookups : 1;
-    const double states = sizes->emit == RF_ADAM + 1 ? 2 : sizes->emit == RF_ADAGRAD + 1 ? 1 : 0;
-    const double row_bytes = 2 * columns * (sizes->weight_bytes + states * (double)sizeof(float));
-    return 8 + found * row_bytes + lookups * (2 + columns * (staged ? 1 : 2));
+    const int64_t states = sizes->emit == RF_ADAM + 1 ? 2 : sizes->emit == RF_ADAGRAD + 1 ? 1 : 0;
+    const int64_t row_bytes =
+        rf__elements_bytes(sizes->dtype, columns) + rf__elements_bytes(RF_FLOAT32, states * columns);
+    return 8 + found * 2 * (double)row_bytes + lookups * (2 + columns * (staged ? 1 : 2));
 }
 
 /* AN_OCTAVE to a factor of two, from LEAST_COST on. */

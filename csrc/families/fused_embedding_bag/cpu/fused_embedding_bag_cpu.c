@@ -14,9 +14,7 @@ rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params
         RF__LOOKUPS_OF(params),
         .n_offsets = params->n_features * params->bags + 1,
         .output = params->output,
-        .output_dtype = params->output_dtype,
-        .output_pitch = params->output_stride * rf__dtype_bytes(params->output_dtype),
-        .output_dim = params->output_dim,
+        .output_row = rf__row_format_of(params->output_dtype, params->output_dim, params->output_stride),
         .check_bounds = params->check_bounds,
         .prefetch_distance = params->prefetch_distance,
     };

@@ -18,25 +18,26 @@ static RF__INLINE void sum_chunk(const rf_fused_backward_params *params, const r
                                  const rf__entry *last, const rf__entry *end, float divisor, int64_t column,
                                  int64_t columns, char *row, const int vectors, const bool part,
                                  const rf_dtype dtype) {
-    const int64_t bytes = rf__dtype_bytes(dtype), output_bytes = rf__dtype_bytes(params->dtype);
-    const char *grad = (const char *)params->grad + column * bytes;
+    const int64_t vector_bytes = rf__elements_bytes(dtype, RF__WIDEST);
+    const char *grad = rf__element_at(params->grad, dtype, column);
     RF__N(vec) sum[8] = {{0}};
     for (const rf__entry *entry = first; entry < last; entry++) {
         if (end != NULL && column == 0 && end - entry > ENTRIES_AHEAD)
-            rf__ask_for(grad + entry[ENTRIES_AHEAD].source * bytes, params->dim * bytes);
-        const char *from = grad + entry->source * bytes;
+            rf__ask_for(rf__element_at(grad, dtype, entry[ENTRIES_AHEAD].source),
+                        rf__elements_bytes(dtype, params->dim));
+        const char *from = rf__element_at(grad, dtype, entry->source);
         const float factor = entry->factor;
         RF__UNROLL
         for (int v = 0; v < vectors; v++) {
             sum[v] += factor * (part ? RF__N(load_part)(from, columns, dtype)
-                                     : RF__N(load)(from + v * RF__WIDEST * bytes, dtype));
+                                     : RF__N(load)(from + v * vector_bytes, dtype));
         }
     }
     RF__UNROLL
     for (int v = 0; v < vectors; v++) {
         if (divisor != 1.0f) sum[v] /= divisor;
-        RF__N(store_part)(row + (column + v * RF__WIDEST) * output_bytes, part ? columns : RF__WIDEST, sum[v],
-                          params->dtype);
+        RF__N(store_part)(row + rf__elements_bytes(params->dtype, column + v * RF__WIDEST),
+                          part ? columns : RF__WIDEST, sum[v], params->dtype);
     }
 }
 
@@ -68,7 +69,7 @@ RF__SUM_ROW(bf16, RF_BFLOAT16)
 static RF__INLINE void sum_rows_from(const rf_fused_backward_params *params, const rf__entry *at,
                                      const rf__entry *end, int64_t first_row, int64_t *rows, char *values,
                                      const bool ask, const rf_dtype dtype) {
-    const int64_t row_bytes = params->dim * rf__dtype_bytes(params->dtype);
+    const int64_t row_bytes = rf__elements_bytes(params->dtype, params->dim);
     while (at < end) {
         const rf__entry *last = at + 1;
         while (last < end && last->row == at->row) last++;
@@ -83,7 +84,7 @@ static RF__INLINE void sum_rows_from(const rf_fused_backward_params *params, con
 #define RF__SUM_ROWS(name, dtype)                                                                       \
     static void sum_rows_##name(const rf_fused_backward_params *params, const rf__entry *at,            \
                                 const rf__entry *end, int64_t first_row, int64_t *rows, char *values) { \
-        if (params->bags * params->output_dim * rf__dtype_bytes(dtype) <= NEAR_BYTES) {                 \
+        if (rf__elements_bytes(dtype, params->bags * params->output_dim) <= NEAR_BYTES) {               \
             sum_rows_from(params, at, end, first_row, rows, values, false, dtype);                      \
         } else {                                                                                        \
             sum_rows_from(params, at, end, first_row, rows, values, true, dtype);                       \
@@ -95,51 +96,49 @@ RF__SUM_ROWS(bf16, RF_BFLOAT16)
 
 /* `columns` elements as floats. */
 static void load_block(const char *from, rf_dtype dtype, int64_t columns, float *block) {
-    const int64_t bytes = rf__dtype_bytes(dtype);
     int64_t at = 0;
     for (; at + RF__WIDEST <= columns; at += RF__WIDEST) {
-        const RF__N(vec) value = RF__N(load)(from + at * bytes, dtype);
+        const RF__N(vec) value = RF__N(load)(rf__element_at(from, dtype, at), dtype);
         memcpy(block + at, &value, sizeof value);
     }
     if (at < columns) {
-        const RF__N(vec) value = RF__N(load_part)(from + at * bytes, columns - at, dtype);
+        const RF__N(vec) value = RF__N(load_part)(rf__element_at(from, dtype, at), columns - at, dtype);
         memcpy(block + at, &value, (size_t)(columns - at) * sizeof(float));
     }
 }
 
 static void store_block(char *to, rf_dtype dtype, int64_t columns, const float *block) {
-    const int64_t bytes = rf__dtype_bytes(dtype);
     for (int64_t at = 0; at < columns; at += RF__WIDEST) {
         const int64_t left = columns - at < RF__WIDEST ? columns - at : RF__WIDEST;
         RF__N(vec) value = {0};
         memcpy(&value, block + at, (size_t)left * sizeof(float));
-        RF__N(store_part)(to + at * bytes, left, value, dtype);
+        RF__N(store_part)(to + rf__elements_bytes(dtype, at), left, value, dtype);
     }
 }
 
 /* Of a maximum, a column's gradient goes to the row that won it; once, however often the bag looked the row up. */
 static void mixed_row(const rf_fused_backward_params *params, const rf__entry *first, const rf__entry *last,
                       int64_t number, float divisor, char *row) {
-    const int64_t bytes = rf__dtype_bytes(params->grad_dtype);
     for (int64_t column = 0; column < params->dim; column += BLOCK) {
         const int64_t columns = params->dim - column < BLOCK ? params->dim - column : BLOCK;
         float sum[BLOCK] = {0}, value[BLOCK];
         for (const rf__entry *entry = first; entry < last; entry++) {
             const int64_t source = entry->source + column;
+            const char *grad = rf__element_at(params->grad, params->grad_dtype, source);
             if ((entry->row & RF__ENTRY_MAX) == 0) {
-                load_block((const char *)params->grad + source * bytes, params->grad_dtype, columns, value);
+                load_block(grad, params->grad_dtype, columns, value);
                 for (int64_t c = 0; c < columns; c++) sum[c] += entry->factor * value[c];
                 continue;
             }
             if (entry > first && entry[-1].source == entry->source)
                 continue; /* the bag looked it up before */
-            load_block((const char *)params->grad + source * bytes, params->grad_dtype, columns, value);
+            load_block(grad, params->grad_dtype, columns, value);
             const int64_t *winners = params->winners + source;
             const int64_t winner = number - params->features[entry->feature].weight_offset / params->dim;
             for (int64_t c = 0; c < columns; c++) sum[c] += winners[c] == winner ? value[c] : 0.0f;
         }
         for (int64_t c = 0; c < columns && divisor != 1.0f; c++) sum[c] /= divisor;
-        store_block(row + column * rf__dtype_bytes(params->dtype), params->dtype, columns, sum);
+        store_block(row + rf__elements_bytes(params->dtype, column), params->dtype, columns, sum);
     }
 }
 
@@ -147,8 +146,8 @@ static void mixed_row(const rf_fused_backward_params *params, const rf__entry *f
 static void bag_winners(const rf_fused_embedding_bag_params *params, int64_t number, int64_t bag,
                         int64_t *winners) {
     const rf_feature *feature = &params->features[number];
-    const rf_buffer *buffer = &params->buffers[feature->buffer];
-    const int64_t bytes = rf__dtype_bytes(buffer->dtype);
+    const rf__row_format row = rf__feature_row(params->buffers, feature);
+    const char *weight = rf__feature_weight(params->buffers, feature);
     const int64_t from = rf__load_int(params->offsets, params->offset_type, number * params->bags + bag);
     const int64_t to = rf__load_int(params->offsets, params->offset_type, number * params->bags + bag + 1);
     const bool good = rf__is_bag(number * params->bags + bag, from, to, params->lookups);
@@ -161,8 +160,7 @@ static void bag_winners(const rf_fused_embedding_bag_params *params, int64_t num
         for (int64_t i = from; good && i < to; i++) {
             const int64_t index = rf__load_int(params->indices, params->index_type, i);
             if ((uint64_t)index >= (uint64_t)feature->rows || index == feature->padding_idx) continue;
-            const int64_t element = feature->weight_offset + index * feature->dim + column;
-            load_block((const char *)buffer->data + element * bytes, buffer->dtype, columns, value);
+            load_block(weight + rf__row_offset(&row, index, column), row.dtype, columns, value);
             for (int64_t c = 0; c < columns; c++) {
                 const bool take = none || value[c] > best[c];
                 best[c] = take ? value[c] : best[c];
@@ -178,8 +176,8 @@ static float dot(const char *a, rf_dtype a_dtype, const char *b, rf_dtype b_dtyp
     float sums[BLOCK] = {0}, left[BLOCK], right[BLOCK], sum = 0;
     for (int64_t at = 0; at < count; at += BLOCK) {
         const int64_t columns = count - at < BLOCK ? count - at : BLOCK;
-        load_block(a + at * rf__dtype_bytes(a_dtype), a_dtype, columns, left);
-        load_block(b + at * rf__dtype_bytes(b_dtype), b_dtype, columns, right);
+        load_block(rf__element_at(a, a_dtype, at), a_dtype, columns, left);
+        load_block(rf__element_at(b, b_dtype, at), b_dtype, columns, right);
         for (int64_t c = 0; c < columns; c++) sums[c] += left[c] * right[c];
     }
     for (int64_t c = 0; c < BLOCK && c < count; c++) sum += sums[c];

@@ -46,18 +46,17 @@ static void take_block(rf__pool_call *call, int64_t *first, int64_t *end) {
 
 static rf__table table_of(const rf__pool_call *call, int64_t at) {
     const rf_feature *feature = &call->features[at];
-    const rf_buffer *buffer = &call->buffers[feature->buffer];
-    int64_t bytes = rf__dtype_bytes(buffer->dtype);
-    return (rf__table){
-        .weight = (const char *)buffer->data + feature->weight_offset * bytes,
-        .pitch = call->pitch != 0 ? call->pitch : feature->dim * bytes,
-        .dim = feature->dim,
+    rf__table table = {
+        .weight = rf__feature_weight(call->buffers, feature),
+        .row = rf__feature_row(call->buffers, feature),
         .limit = call->check_bounds ? (uint64_t)feature->rows : UINT64_MAX,
         .pooling = (rf_pooling)feature->pooling,
         .padding_idx = feature->padding_idx,
         .feature = at,
-        .output = (char *)call->output + feature->output_column * rf__dtype_bytes(call->output_dtype),
+        .output = (char *)call->output + rf__row_offset(&call->output_row, 0, feature->output_column),
     };
+    if (call->pitch != 0) table.row.pitch = call->pitch;
+    return table;
 }
 
 static int64_t span_bags(const rf__pool_call *call, int64_t span, int64_t *first, int64_t *last) {
@@ -87,13 +86,12 @@ bool rf__ahead_next(rf__ahead *ahead) {
         if (begin < 0 || end > call->lookups || begin >= end)
             continue; /* empty, or bad: checked when pooled */
         self->ahead_passed += end - begin;
-        int64_t bytes =
-            table.dim * rf__dtype_bytes(call->buffers[call->features[table.feature].buffer].dtype);
-        bool whole = (uintptr_t)table.weight % 64 == 0 && table.pitch % 64 == 0;
-        bool inside = bytes <= 64 && bytes > 0 && 64 % bytes == 0 && table.pitch == bytes &&
+        const int64_t bytes = table.row.bytes, pitch = table.row.pitch;
+        bool whole = (uintptr_t)table.weight % 64 == 0 && pitch % 64 == 0;
+        bool inside = bytes <= 64 && bytes > 0 && 64 % bytes == 0 && pitch == bytes &&
                       (uintptr_t)table.weight % (uintptr_t)bytes == 0;
-        *ahead = (rf__ahead){table.weight, table.pitch, bytes, whole ? (bytes + 63) / 64 : inside ? 1 : 0,
-                             begin,        end};
+        *ahead =
+            (rf__ahead){table.weight, pitch, bytes, whole ? (bytes + 63) / 64 : inside ? 1 : 0, begin, end};
         return true;
     }
 }
@@ -158,15 +156,14 @@ static void pool_span(worker *self, int64_t span) {
     int64_t first, last;
     rf__table table = table_of(call, span_bags(call, span, &first, &last));
     if (call->check_bounds && !offsets_are_good(call, span, table.feature, first, last)) return;
-    rf_dtype dtype = call->buffers[call->features[table.feature].buffer].dtype;
     int op = RF__SUM;
     if (table.pooling == RF_MAX) {
         op = RF__MAX;
     } else if (call->sample_weights != NULL || table.padding_idx >= 0) {
         op = RF__WEIGHTED;
     }
-    rf__pool_kernel pool = call->kernels->pool[dtype][call->index_type][op];
-    if (table.dim == 0 || !pool(call, &table, first, last, &self->ahead)) {
+    rf__pool_kernel pool = call->kernels->pool[table.row.dtype][call->index_type][op];
+    if (table.row.dim == 0 || !pool(call, &table, first, last, &self->ahead)) {
         find_bad_index(call, span, &table, first, last);
     }
     self->pooled += rf__bag_start(call, table.feature, last) - rf__bag_start(call, table.feature, first);
@@ -222,7 +219,7 @@ static rf_status report(const rf__pool_call *call) {
 rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
     if (call->n_features == 0 || call->bags == 0) return RF_OK;
 
-    int64_t feature_bytes = call->output_dim * rf__dtype_bytes(call->output_dtype) / call->n_features;
+    int64_t feature_bytes = call->output_row.bytes / call->n_features;
     int64_t distance = call->prefetch_distance;
     if (distance < 0)
         distance = at_least(at_most(LEAD_BYTES / at_least(feature_bytes, 1), MOST_DISTANCE), LEAST_DISTANCE);

@@ -15,6 +15,7 @@
 
 #include "recfuse.h"
 #include "families/fused_backward/cpu/transpose.h"
+#include "families/fused_embedding_bag/feature_rows.h"
 #include "core/validate.h"
 
 /* The bad value that comes first in the order of the spans. */
@@ -28,7 +29,7 @@ typedef struct rf__pool_call {
     const rf_buffer *buffers;
     const rf_feature *features; /* [n_features] */
     int64_t n_features;
-    int64_t pitch; /* bytes from one row of a table to the next; 0: rows lie close */
+    int64_t pitch; /* bytes from one row of a table to the next; 0: rows lie side by side */
     int64_t bags;  /* a feature */
     const void *indices;
     const void *offsets;
@@ -38,9 +39,7 @@ typedef struct rf__pool_call {
     rf_int_type index_type, offset_type;
     const float *sample_weights; /* may be NULL */
     void *output;
-    rf_dtype output_dtype;
-    int64_t output_pitch; /* bytes */
-    int64_t output_dim;
+    rf__row_format output_row;
     bool check_bounds;
     int32_t prefetch_distance; /* lookups from a prefetch to its use; 0: none, -1: the default */
 
@@ -59,14 +58,13 @@ typedef struct rf__pool_call {
 
 /* One feature with its pointers resolved. */
 typedef struct rf__table {
-    const char *weight; /* row r starts at weight + r * pitch */
-    int64_t pitch; /* bytes */
-    int64_t dim;
+    const char *weight; /* row r starts at weight + r * row.pitch */
+    rf__row_format row;
     uint64_t limit; /* an index is less; unsigned, so that a negative one is not */
     rf_pooling pooling;
     int64_t padding_idx; /* -1: none */
     int64_t feature;
-    char *output; /* bag b's row starts at output + b * call->output_pitch */
+    char *output; /* bag b's row starts at output + b * call->output_row.pitch */
 } rf__table;
 
 /* A cursor that runs `distance` lookups ahead of the pooling, over the ends of spans and features. The

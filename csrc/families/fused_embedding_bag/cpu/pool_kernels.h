@@ -135,16 +135,16 @@ enum {
         return rf__pool_rows(call, table, first, last, ahead, fit##suffix);                                  \
     }
 
-/* `table->dim` is 1 or more. */
+/* `table->row.dim` is 1 or more. */
 static bool rf__pool_rows(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,
                           rf__ahead *ahead, rf__chunk (*fit)(int64_t left, int64_t *columns)) {
     int64_t columns = 0;
-    rf__chunk chunk = fit(table->dim, &columns);
-    if (columns == table->dim) return chunk(call, table, first, last, 0, columns, ahead);
+    rf__chunk chunk = fit(table->row.dim, &columns);
+    if (columns == table->row.dim) return chunk(call, table, first, last, 0, columns, ahead);
     for (int64_t bag = first; bag < last; bag += BAGS_TOGETHER) {
         int64_t end = last - bag < BAGS_TOGETHER ? last : bag + BAGS_TOGETHER;
-        for (int64_t column = 0; column < table->dim; column += columns) {
-            chunk = fit(table->dim - column, &columns);
+        for (int64_t column = 0; column < table->row.dim; column += columns) {
+            chunk = fit(table->row.dim - column, &columns);
             if (!chunk(call, table, bag, end, column, columns, column == 0 ? ahead : NULL)) return false;
         }
     }

@@ -11,10 +11,13 @@ static RF__INLINE bool RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
                                          const int vectors, const bool part, const rf_dtype dtype,
                                          const rf_int_type index_type, const int op) {
     const int chains = op != RF__SUM || vectors > 2 ? 1 : vectors == 2 ? 2 : 4;
-    const int64_t bytes = rf__dtype_bytes(dtype), output_bytes = rf__dtype_bytes(call->output_dtype);
-    const int lines = vectors * RF__W * (int)bytes < 64 ? 1 : vectors * RF__W * (int)bytes / 64;
-    const char *weight = table->weight + column * bytes;
-    const int64_t pitch = table->pitch, padding_idx = table->padding_idx;
+    const rf_dtype output_dtype = call->output_row.dtype;
+    const int64_t vector_bytes = rf__elements_bytes(dtype, RF__W);
+    const int64_t output_bytes = rf__elements_bytes(output_dtype, RF__W); /* of a vector */
+    const int lines = vectors * (int)vector_bytes < 64 ? 1 : vectors * (int)vector_bytes / 64;
+    const char *weight = rf__element_at(table->weight, dtype, column);
+    char *output = table->output + rf__row_offset(&call->output_row, first, column);
+    const int64_t pitch = table->row.pitch, padding_idx = table->padding_idx;
     const uint64_t limit = table->limit;
     const void *indices = call->indices;
     const float *sample_weights = op == RF__WEIGHTED ? call->sample_weights : NULL;
@@ -26,7 +29,7 @@ static RF__INLINE bool RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
         RF__N(vec) sum[8] = {{0}};
         int64_t count = to - from, i = from;
 #define RF__READ(row, v) \
-    (part ? RF__N(load_part)(row, columns, dtype) : RF__N(load)((row) + (v) * RF__W * bytes, dtype))
+    (part ? RF__N(load_part)(row, columns, dtype) : RF__N(load)((row) + (v) * vector_bytes, dtype))
         if (op == RF__SUM) {
             RF__N(vec) chain[4][2] = {{{0}}};
             for (; chains > 1 && i + chains <= to; i += chains) {
@@ -74,13 +77,12 @@ static RF__INLINE bool RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
             }
         }
 #undef RF__READ
-        char *output = table->output + bag * call->output_pitch + column * output_bytes;
         RF__UNROLL
         for (int v = 0; v < vectors; v++) {
             if (op != RF__MAX && count > 1 && table->pooling == RF_MEAN) sum[v] /= (float)count;
-            RF__N(store_part)(output + v * RF__W * output_bytes, part ? columns : RF__W, sum[v],
-                              call->output_dtype);
+            RF__N(store_part)(output + v * output_bytes, part ? columns : RF__W, sum[v], output_dtype);
         }
+        output += call->output_row.pitch;
     }
     rf__look_close(&look, ahead);
     return true;

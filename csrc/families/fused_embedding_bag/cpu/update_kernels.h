@@ -33,7 +33,7 @@ static float mean_of_squares(const rf__step *step, const char *weight, rf_dtype 
     float sums[BLOCK] = {0};
     for (int64_t column = 0; column < dim; column += RF__WIDEST) {
         const int64_t columns = dim - column < RF__WIDEST ? dim - column : RF__WIDEST;
-        const RF__N(vec) value = load_columns(weight + column * rf__dtype_bytes(dtype), columns, dtype);
+        const RF__N(vec) value = load_columns(rf__element_at(weight, dtype, column), columns, dtype);
         const RF__N(vec) gradient = gradient_of(step, sum, value, column, columns);
         float *to = &sums[column % BLOCK];
         store_floats(to, columns, load_floats(to, columns) + gradient * gradient);
@@ -58,8 +58,8 @@ static void store_rounded(const rf__step *step, char *to, int64_t row, int64_t c
 
 static RF__INLINE void update_row(const rf__step *step, const rf_update_matrix *matrix, int64_t row,
                                   const float *sum, const rf_dtype dtype, const rf_optimizer optimizer) {
-    const int64_t dim = matrix->dim, bytes = rf__dtype_bytes(dtype);
-    char *weight = (char *)matrix->weight + row * dim * bytes;
+    const int64_t dim = matrix->dim;
+    char *weight = (char *)matrix->weight + rf__elements_bytes(dtype, row * dim);
     float *first = optimizer == RF_SGD ? NULL : matrix->states[0] + row * dim;
     float *second = optimizer == RF_ADAM ? matrix->states[1] + row * dim : NULL;
     float of_row = 0; /* row-wise Adagrad's divisor */
@@ -69,7 +69,7 @@ static RF__INLINE void update_row(const rf__step *step, const rf_update_matrix *
     }
     for (int64_t column = 0; column < dim; column += RF__WIDEST) {
         const int64_t columns = dim - column < RF__WIDEST ? dim - column : RF__WIDEST;
-        char *to = weight + column * bytes;
+        char *to = weight + rf__elements_bytes(dtype, column);
         RF__N(vec) value = load_columns(to, columns, dtype);
         const RF__N(vec) gradient = gradient_of(step, sum, value, column, columns);
         if (optimizer == RF_SGD) {

@@ -19,7 +19,7 @@ static inline double rf__fused_cost(const rf__fused_class *schedule, double mean
 /* What a row costs more that comes from memory. */
 static inline double rf__fused_cost_of_miss(const rf__fused_geometry *shape) {
     enum { SECTOR = 32, /* bytes of a row that are read, at least */ BYTES = 3000 /* that cost 1 */ };
-    return (double)RF_FUSED_MAX(shape->row_bytes, SECTOR) / BYTES;
+    return (double)RF_FUSED_MAX((double)shape->row.bytes, SECTOR) / BYTES;
 }
 
 /* Of all rows that so many lookups bring from memory. */

@@ -52,7 +52,7 @@ void rf__fused_order(rf__fused_cut *cut);
 
 /* What the partial sums of a group of tasks take, which share `bags`, in RF_FUSED_PARTIAL_FLOATS. */
 static inline int64_t rf__fused_partials(const rf__fused_class *schedule, int64_t bags) {
-    const int64_t elements = schedule->align / (schedule->dtype == RF_FLOAT32 ? 4 : 2);
+    const int64_t elements = rf__elements_in((rf_dtype)schedule->dtype, schedule->align);
     const int64_t floats = (schedule->lanes * schedule->vectors * elements + 1) * bags * schedule->split;
     return (floats + RF_FUSED_PARTIAL_FLOATS - 1) / RF_FUSED_PARTIAL_FLOATS;
 }

@@ -1,8 +1,6 @@
 /* The traffic of fused calls. */
 #include "families/fused_embedding_bag/partition/traffic.h"
 
-#include "core/validate.h"
-
 /* Lookups of a feature by those of the mean one. */
 static double weight_of(const rf_fused_schedule *schedules, int64_t feature, double mean) {
     if (schedules == NULL || mean == 0) return 1;
@@ -27,8 +25,7 @@ void rf__fused_traffic_of(const rf_fused_embedding_bag_params *params, const rf_
     for (int64_t f = 0; f < n; f++) {
         const rf_feature *feature = &params->features[f];
         const double rows = (double)feature->rows, weight = weight_of(schedules, f, mean);
-        const double row_bytes =
-            (double)(feature->dim * rf__dtype_bytes(params->buffers[feature->buffer].dtype));
+        const double row_bytes = (double)rf__feature_row(params->buffers, feature).bytes;
         for (int32_t i = 0; i < RF__FUSED_LOGARITHMS; i++) {
             const double lookups = weight * (double)(1ll << i);
             traffic->row_bytes[i] += (lookups < rows ? lookups : rows) * row_bytes;
@@ -47,7 +44,7 @@ void rf__fused_traffic_add(const rf__fused_traffic *traffic, const rf_fused_embe
     const double rest = lookups * (double)(index + (weighted ? 4 : 0)) +
                         (double)(params->n_features * params->bags + 1) * (double)offset;
     launch->read_bytes += (int64_t)(share * (rows + rest));
-    launch->written_bytes += (int64_t)(share * (double)(params->bags * params->output_dim *
-                                                        rf__dtype_bytes(params->output_dtype)));
+    const int64_t written = rf__elements_bytes(params->output_dtype, params->bags * params->output_dim);
+    launch->written_bytes += (int64_t)(share * (double)written);
     launch->flops += share * lookups * traffic->columns * (weighted ? 2 : 1);
 }

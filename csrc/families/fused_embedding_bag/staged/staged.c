@@ -12,9 +12,9 @@ static const double NEARLY_ALL = 0.75;
 static const double a_lookup = 0.92, a_bag = 2, a_byte = 1.0 / 40, a_table = 3000;
 
 bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows) {
-    return shape->columns == shape->lanes && shape->row_bytes <= MOST_ROW_BYTES && shape->align >= 4 &&
-           rows > 0 && rows <= RF_FUSED_STAGED_RING / shape->row_bytes && weight % COPY_ALIGNMENT == 0 &&
-           rows * shape->row_bytes % COPY_ALIGNMENT == 0 && shape->pooling != RF_MAX;
+    return shape->columns == shape->lanes && shape->row.bytes <= MOST_ROW_BYTES && shape->align >= 4 &&
+           rows > 0 && rows <= RF_FUSED_STAGED_RING / shape->row.bytes && weight % COPY_ALIGNMENT == 0 &&
+           rows * shape->row.bytes % COPY_ALIGNMENT == 0 && shape->pooling != RF_MAX;
 }
 
 static int32_t class_number(const rf__fused_feature *feature, double lookups, const rf__fused_batch *batch) {
@@ -40,7 +40,7 @@ static bool pays(const rf__fused_feature *features, int64_t n_features, const do
     double gathered = 0, gathered_staged = 0, read = 0, copied = 0;
     int64_t tasks = 0;
     for (int64_t f = 0; f < n_features; f++) {
-        const double row_bytes = features[f].shape.row_bytes;
+        const double row_bytes = (double)features[f].shape.row.bytes;
         gathered += lookups[f] * row_bytes;
         if (!staged[f]) continue;
         gathered_staged += lookups[f] * row_bytes;

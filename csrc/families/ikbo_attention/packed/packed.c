@@ -94,10 +94,15 @@ static rf_status item_size(int64_t queries, int64_t heads, int64_t vectors, int6
 rf_status rf__attention_pack_lower(const rf__attention_rows *from, const int64_t *order, void *to,
                                    int64_t padded, rf__launches *launches) {
     int64_t item = 0;
-    uint64_t all = (uintptr_t)from->data | (uintptr_t)to | (uint64_t)(from->dim * from->element);
-    for (int i = 0; i < 3; i++) all |= (uint64_t)(from->pitch[i] * from->element);
-    const int32_t vector = vector_of(all | (uint64_t)(padded * from->element));
-    const int64_t head_vectors = padded * from->element / vector;
+    const rf__row_format head = rf__row_format_of(from->dtype, from->dim, padded);
+    int64_t pitch[3];
+    uint64_t all = (uintptr_t)from->data | (uintptr_t)to | (uint64_t)head.bytes | (uint64_t)head.pitch;
+    for (int i = 0; i < 3; i++) {
+        pitch[i] = rf__elements_bytes(from->dtype, from->pitch[i]);
+        all |= (uint64_t)pitch[i];
+    }
+    const int32_t vector = vector_of(all);
+    const int64_t head_vectors = head.pitch / vector;
     RF_CHECK(item_size(from->queries, from->heads, head_vectors, &item));
     if (item == 0 || from->count == 0) return RF_OK;
     rf_attention_pack_args args = {.to = to,
@@ -108,13 +113,12 @@ rf_status rf__attention_pack_lower(const rf__attention_rows *from, const int64_t
                                    .heads = (uint32_t)from->heads,
                                    .group = (uint32_t)from->group,
                                    .head_vectors = (uint32_t)head_vectors,
-                                   .used_vectors = (uint32_t)(from->dim * from->element / vector)};
-    for (int i = 0; i < 3; i++) args.pitch[i] = from->pitch[i] * from->element / vector;
+                                   .used_vectors = (uint32_t)(head.bytes / vector)};
+    for (int i = 0; i < 3; i++) args.pitch[i] = pitch[i] / vector;
     const int64_t rows = from->count * from->queries * from->heads, orders = order != NULL ? from->count : 0;
     const rf__kernel_launch launch = {.source = &pack_source,
-                                      .read_bytes =
-                                          rows * from->dim * from->element + orders * (int64_t)sizeof *order,
-                                      .written_bytes = rows * padded * from->element};
+                                      .read_bytes = rows * head.bytes + orders * (int64_t)sizeof *order,
+                                      .written_bytes = rows * head.pitch};
     return add(launch, vector, (from->count * item - 1) / STEPS + 1, &args, sizeof args, launches);
 }
 
@@ -122,19 +126,20 @@ rf_status rf__attention_unpack_lower(const rf_ikbo_attention_params *params, con
                                      const rf_attention_items *items, const int64_t *order,
                                      const int32_t *rows, const rf__attention_result *from,
                                      rf__launches *launches) {
-    const int64_t element = rf__dtype_bytes(params->dtype);
+    const int64_t head_bytes = rf__elements_bytes(params->dtype, params->dim);
+    const int64_t out_pitch[2] = {rf__elements_bytes(params->dtype, from->out_pitch[0]),
+                                  rf__elements_bytes(params->dtype, from->out_pitch[1])};
     int64_t item = 0;
-    uint64_t all = (uintptr_t)queries->out | (uint64_t)(params->dim * element);
-    if (from->out != NULL)
-        all |= (uintptr_t)from->out | (uint64_t)((from->out_pitch[0] | from->out_pitch[1]) * element);
+    uint64_t all = (uintptr_t)queries->out | (uint64_t)head_bytes;
+    if (from->out != NULL) all |= (uintptr_t)from->out | (uint64_t)(out_pitch[0] | out_pitch[1]);
     const int32_t vector = vector_of(all);
-    const int64_t head_vectors = params->dim * element / vector;
+    const int64_t head_vectors = head_bytes / vector;
     RF_CHECK(item_size(queries->queries, params->heads, head_vectors > 0 ? head_vectors : 1, &item));
     if (item == 0 || items->count == 0) return RF_OK;
     const rf_attention_unpack_args args = {
         .out = queries->out,
         .from = from->out,
-        .from_pitch = {from->out_pitch[0] * element / vector, from->out_pitch[1] * element / vector},
+        .from_pitch = {out_pitch[0] / vector, out_pitch[1] / vector},
         .order = (const rf_i64 *)order,
         .items = *items,
         .keys = rf__attention_users_of(params, 0),
@@ -152,7 +157,7 @@ rf_status rf__attention_unpack_lower(const rf_ikbo_attention_params *params, con
         .item_pieces = (uint32_t)item};
     /* The items of some chunks alone are known on the device: an upper bound. */
     const int64_t heads = items->count * queries->queries * params->heads;
-    const int64_t written = heads * (params->dim * element + (queries->lse != NULL ? 4 : 0));
+    const int64_t written = heads * (head_bytes + (queries->lse != NULL ? 4 : 0));
     const int64_t orders = order != NULL ? items->count * (int64_t)sizeof *order : 0;
     const rf__kernel_launch launch = {.source = &unpack_source,
                                       .read_bytes = orders + (from->out != NULL ? written : 0),

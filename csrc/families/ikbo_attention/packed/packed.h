@@ -13,12 +13,12 @@ rf_status rf__attention_prepare_lower(const rf_ikbo_attention_params *params, in
 rf_status rf__attention_cut_lower(const rf_attention_items *items, const rf_attention_users *keys,
                                   int32_t *chunks, rf__launches *launches);
 
-/* Heads [items, queries, heads, dim] with pitches, in elements, of `element` bytes. */
+/* Heads [items, queries, heads, dim] with pitches in elements. */
 typedef struct rf__attention_rows {
     const void *data; /* [items, queries, heads, dim] */
     int64_t pitch[3]; /* of item, query, head */
     int64_t count, queries, heads, group, dim;
-    int64_t element; /* bytes */
+    rf_dtype dtype;
 } rf__attention_rows;
 
 /* Copies heads to `to` [count, queries, group, heads / group, padded] with zeros beyond dim; item i is order[i] of `from`,

@@ -53,14 +53,16 @@ static int64_t row_of(const user_part *part, int64_t in_group, int64_t at, int64
 static void gather_item(const user_part *part, int64_t at) {
     const rf_ikbo_attention_params *params = part->set->params;
     const rf_ikbo_queries *queries = part->set->queries;
-    const int64_t group = params->heads / params->kv_heads, element = rf__dtype_bytes(params->dtype);
-    const int64_t bytes = params->dim * element, rows = group * part->n_items * queries->queries;
-    const char *from = (const char *)queries->q + item_of(part, at) * queries->q_pitch[0] * element;
+    const int64_t group = params->heads / params->kv_heads, *pitch = queries->q_pitch;
+    const int64_t bytes = rf__elements_bytes(params->dtype, params->dim),
+                  rows = group * part->n_items * queries->queries;
+    const int64_t item = item_of(part, at);
     for (int64_t head = 0; head < params->heads; head++) {
         for (int64_t query = 0; query < queries->queries; query++) {
             const int64_t row = head / group * rows + row_of(part, head % group, at, query);
             memcpy(part->set->gathered_data + row * bytes,
-                   from + (query * queries->q_pitch[1] + head * queries->q_pitch[2]) * element,
+                   rf__element_at(queries->q, params->dtype,
+                                  item * pitch[0] + query * pitch[1] + head * pitch[2]),
                    (size_t)bytes);
         }
     }
@@ -75,7 +77,7 @@ static void scatter_item(const user_part *part, int64_t at) {
     const rf_ikbo_attention_params *params = part->set->params;
     const rf_ikbo_queries *queries = part->set->queries;
     const int64_t group = params->heads / params->kv_heads, item = item_of(part, at);
-    const int64_t bytes = params->dim * rf__dtype_bytes(params->dtype);
+    const int64_t bytes = rf__elements_bytes(params->dtype, params->dim);
     for (int64_t head = 0; head < params->heads; head++) {
         for (int64_t query = 0; query < queries->queries; query++) {
             const int64_t row = row_of(part, head % group, at, query), kv_head = head / group;
@@ -110,7 +112,7 @@ static rf_status for_each_item(const user_part *part, void (*run)(const user_par
     enum { THREAD_BYTES = 1 << 16 };
     const rf_ikbo_attention_params *params = part->set->params;
     const int64_t rows = part->set->queries->queries * params->heads;
-    const int64_t bytes = rows * (params->dim * rf__dtype_bytes(params->dtype) + (int64_t)sizeof(float));
+    const int64_t bytes = rows * (rf__elements_bytes(params->dtype, params->dim) + (int64_t)sizeof(float));
     item_loop loop = {part, run};
     if (part->set->executor.threads <= 1 || part->n_items * bytes < 2 * THREAD_BYTES) {
         run_items(0, part->n_items, &loop);
@@ -136,7 +138,6 @@ static rf_status keys_pass(rf__dispatch *call, const rf_ikbo_attention_params *p
 
 /* Reads what torch gave. */
 static rf_status results_read(const rf__dispatch *call, user_part *part) {
-    const int64_t element = rf__dtype_bytes(part->set->params->dtype);
     rf__tensor out, lse;
     RF_CHECK(rf__tensor_read("output", call->results[0], 4, rf__device_cpu(), &out));
     RF_CHECK(rf__tensor_read("logsumexp", call->results[1], 3, rf__device_cpu(), &lse));
@@ -144,12 +145,13 @@ static rf_status results_read(const rf__dispatch *call, user_part *part) {
     RF_FAIL_IF(out.dtype != part->set->dtype || (out.strides[3] != 1 && out.sizes[3] != 1) ||
                    (!part->lse_is_double && lse.dtype != aoti_torch_dtype_float32()),
                RF_ERR_INTERNAL, "this torch's %s gives other results than expected", sdpa);
-    const int64_t lse_element = part->lse_is_double ? 8 : 4;
+    const rf_dtype dtype = part->set->params->dtype,
+                   lse_dtype = part->lse_is_double ? RF_FLOAT64 : RF_FLOAT32;
     part->out = out.data;
     part->lse = lse.data;
     for (int i = 0; i < 2; i++) {
-        part->out_pitch[i] = out.strides[1 + i] * element;
-        part->lse_pitch[i] = lse.strides[1 + i] * lse_element;
+        part->out_pitch[i] = rf__elements_bytes(dtype, out.strides[1 + i]);
+        part->lse_pitch[i] = rf__elements_bytes(lse_dtype, lse.strides[1 + i]);
     }
     return RF_OK;
 }

@@ -40,7 +40,6 @@ typedef struct packed_call {
     rf_cuda_stream stream;
     rf__launches launches; /* that are not in the stream yet */
     int32_t dtype; /* torch's code */
-    int64_t element; /* bytes */
     int64_t padded, group;
     bool flash;
     packed_keys keys;
@@ -69,8 +68,9 @@ static rf_status launch(packed_call *packed) {
 
 /* Whether torch's kernels can read heads with these pitches [2], of rows and heads. */
 static bool is_readable(const packed_call *packed, const void *data, const int64_t pitch[2]) {
-    const uint64_t all =
-        (uintptr_t)data | (uint64_t)(pitch[0] * packed->element) | (uint64_t)(pitch[1] * packed->element);
+    const rf_dtype dtype = packed->params->dtype;
+    const uint64_t all = (uintptr_t)data | (uint64_t)rf__elements_bytes(dtype, pitch[0]) |
+                         (uint64_t)rf__elements_bytes(dtype, pitch[1]);
     return packed->params->dim == packed->padded && all % ALIGNED == 0 && pitch[0] < INT32_MAX &&
            pitch[1] < INT32_MAX;
 }
@@ -100,7 +100,7 @@ static rf_status keys_copy(packed_call *packed, const void *data, const int64_t 
                                      .heads = params->kv_heads,
                                      .group = 1,
                                      .dim = params->dim,
-                                     .element = packed->element};
+                                     .dtype = params->dtype};
     return rf__attention_pack_lower(&rows, NULL, to, packed->padded, &packed->launches);
 }
 
@@ -155,7 +155,7 @@ static rf_status queries_pack(packed_call *packed, AtenTensorHandle handle, pack
                                      .heads = params->heads,
                                      .group = group,
                                      .dim = params->dim,
-                                     .element = packed->element};
+                                     .dtype = params->dtype};
     return rf__attention_pack_lower(&rows, set->order, to, packed->padded, &packed->launches);
 }
 
@@ -359,7 +359,6 @@ rf_status rf__attention_packed_cuda(rf__call *call, const rf__attention *attenti
     packed.attention = attention;
     packed.params = params;
     packed.dtype = rf__torch_dtype(params->dtype);
-    packed.element = rf__dtype_bytes(params->dtype);
     packed.padded = rf__round_up(params->dim, PADDED);
     packed.group = params->heads > 0 ? params->heads / params->kv_heads : 1;
     rf__launches_init(&packed.launches, "ikbo_attention");

@@ -127,11 +127,10 @@ static rf_status add(const rf__call *call, const rf_ikbo_add_params *params, con
 static rf__ikbo_tail tail_of(const rf__call *call, const rf__ikbo_layer *layer, int32_t l) {
     const rf__tensor *weight = &layer->weights[l], *input = &layer->inputs[l];
     const int64_t rows = tail_rows(call, layer, l), first = input->sizes[1] - rows;
-    const int64_t bytes = rf__dtype_bytes(layer->dtype);
     return (rf__ikbo_tail){.rows = (int32_t)rows,
-                           .weight = (const char *)weight->data + first * weight->strides[1] * bytes,
+                           .weight = rf__element_at(weight->data, layer->dtype, first * weight->strides[1]),
                            .weight_pitch = {weight->strides[0], weight->strides[1]},
-                           .x = (const char *)input->data + first * input->strides[1] * bytes,
+                           .x = rf__element_at(input->data, layer->dtype, first * input->strides[1]),
                            .x_pitch = {input->strides[0], input->strides[1]}};
 }
 

@@ -12,16 +12,17 @@ static int64_t width(const rf__ikbo_layer *layer, int32_t l) { return layer->inp
 /* Whether the weights lie in one tensor's memory as [m, k_user + k_cand]. */
 static rf_status is_one_weight(const rf__ikbo_layer *layer, bool *one) {
     const rf__tensor *user = &layer->weights[0], *cand = &layer->weights[1];
-    const int64_t bytes = rf__dtype_bytes(layer->dtype), k = width(layer, 0) + width(layer, 1);
+    const int64_t k = width(layer, 0) + width(layer, 1);
     const int64_t last = (layer->m - 1) * user->strides[0] + (k - 1) * user->strides[1];
     int64_t offset = 0, has = 0;
     *one = layer->m > 0 && k > 0 && user->strides[0] == cand->strides[0] &&
            user->strides[1] == cand->strides[1] &&
-           (const char *)cand->data == (const char *)user->data + width(layer, 0) * user->strides[1] * bytes;
+           cand->data == rf__element_at(user->data, layer->dtype, width(layer, 0) * user->strides[1]);
     if (!*one) return RF_OK;
     RF__TORCH_CHECK(aoti_torch_get_storage_offset(user->handle, &offset));
     RF__TORCH_CHECK(aoti_torch_get_storage_size(user->handle, &has));
-    *one = (offset + last + 1) * bytes <= has; /* else two tensors are neighbours by chance */
+    *one = rf__elements_bytes(layer->dtype, offset + last + 1) <=
+           has; /* else two tensors are neighbours by chance */
     return RF_OK;
 }
 

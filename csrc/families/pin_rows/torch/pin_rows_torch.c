@@ -19,8 +19,9 @@ static rf_status pin(rf__call *call, bool keep) {
     RF_CHECK(rf__call_integers(call, ROWS, &params.hot_rows, &params.n_hot_rows, &params.index_type));
     params.weight = weight.data;
     params.rows = weight.sizes[0];
-    params.row_bytes = weight.sizes[1] * rf__dtype_bytes(dtype);
-    params.row_pitch = weight.strides[0] * rf__dtype_bytes(dtype);
+    const rf__row_format row = rf__row_format_of(dtype, weight.sizes[1], weight.strides[0]);
+    params.row_bytes = row.bytes;
+    params.row_pitch = row.pitch;
     RF_CHECK(rf__call_stream(call, &stream));
     return rf_pin_rows_cuda(&params, keep, &stream);
 }

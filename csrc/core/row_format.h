@@ -1,0 +1,64 @@
+/* How rows lie in memory. Bytes of elements and of rows are computed here alone; tests/tools/test_lint.py holds that. */
+#ifndef RECFUSE_ROW_FORMAT_H
+#define RECFUSE_ROW_FORMAT_H
+
+#include "gpu/device/codes.h"
+
+/* Returns the bytes of `count` neighbouring elements. A packed dtype rounds up here. */
+static inline int64_t rf__elements_bytes(rf_dtype dtype, int64_t count) {
+    return count * rf_element_bytes((int)dtype);
+}
+
+/* Returns the number of elements that lie in `bytes`. */
+static inline int64_t rf__elements_in(rf_dtype dtype, int64_t bytes) {
+    return bytes / rf_element_bytes((int)dtype);
+}
+
+/* Returns whether `count` neighbouring elements at an address can be moved by one instruction that wants them aligned. */
+static inline bool rf__elements_aligned(uint64_t address, rf_dtype dtype, int64_t count) {
+    return address % (uint64_t)rf__elements_bytes(dtype, count) == 0;
+}
+
+/* Returns whether the bytes of `rows` rows, `stride` elements apart, fit int64. Requires rows and stride >= 0. */
+static inline bool rf__rows_fit(rf_dtype dtype, int64_t rows, int64_t stride) {
+    int64_t elements, bytes;
+    return !__builtin_mul_overflow(rows, stride, &elements) &&
+           !__builtin_mul_overflow(elements, rf__elements_bytes(dtype, 1), &bytes);
+}
+
+/* Returns the largest power of two, at most `most`, that divides all addresses and sizes whose bits are in `bits`. */
+static inline int32_t rf__alignment_of(uint64_t bits, int32_t most) {
+    bits |= (uint64_t)most;
+    return (int32_t)(bits & -bits);
+}
+
+/* Rows of one table, output or gradient. A dtype with parameters adds here where those of a row lie: bytes from the row
+ * where they share its pitch, else the pitch of an array of their own. */
+typedef struct rf__row_format {
+    rf_dtype dtype; /* of the elements */
+    int64_t dim; /* elements of a row */
+    int64_t bytes; /* of a row's elements */
+    int64_t pitch; /* bytes from a row to the next; parameters in the row are part of it */
+} rf__row_format;
+
+/* Returns the format of rows that begin `stride` elements apart. */
+static inline rf__row_format rf__row_format_of(rf_dtype dtype, int64_t dim, int64_t stride) {
+    return (rf__row_format){dtype, dim, rf__elements_bytes(dtype, dim), rf__elements_bytes(dtype, stride)};
+}
+
+/* Returns the format of rows that lie side by side. */
+static inline rf__row_format rf__contiguous_row(rf_dtype dtype, int64_t dim) {
+    return rf__row_format_of(dtype, dim, dim);
+}
+
+/* Returns the bytes from the beginning of row 0 to element `column` of a row. */
+static inline int64_t rf__row_offset(const rf__row_format *format, int64_t row, int64_t column) {
+    return row * format->pitch + rf__elements_bytes(format->dtype, column);
+}
+
+/* Returns the address of element `element` in memory that is filled with elements. */
+static inline const char *rf__element_at(const void *data, rf_dtype dtype, int64_t element) {
+    return (const char *)data + rf__elements_bytes(dtype, element);
+}
+
+#endif
