@@ -53,7 +53,6 @@ class SwapReport:
 
     entries: list[SwapEntry] = field(default_factory=list)
     fused_optimizers: list[FusedOptimizer] = field(default_factory=list)
-    """With ``fuse_optimizers``: of each optimizer that has tables, the one that updates them."""
     gain: Gain | None = None
 
     def add(self, name: str, kind: str, action: str, detail: str, pattern: str = "") -> None:

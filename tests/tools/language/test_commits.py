@@ -14,14 +14,15 @@ CHECKED = "267923c"  # Commits after this one follow the rule.
 MOST_CHARACTERS = 72
 VERBS = """
     add adopt align allow avoid bound build bump cache call check choose clarify clean compare
-    compile compute convert copy correct cover cut deduplicate define delete derive describe
-    document draw drop enable export extend extract fill find fix fold follow format free fuse
-    generate give group handle hold index inline interpolate join keep launch layer let limit link list load
-    look lower make mark measure merge mention move name open order pack pad pass patch pin place pool
-    predict print prove publish put raise read record reduce refuse register release remove rename
-    reorder replace report require reset restore return reuse revert rewrite round run save schedule set share
-    shorten show simplify skip sort speed split start state stop store support swap take teach test
-    time train treat trim tune unify update use validate wait warn write
+    compile complete compute convert copy correct count cover cut deduplicate define delete derive
+    describe document draw drop enable export extend extract fill find fix fold follow format free
+    fuse generate give group handle hold index inline interpolate join keep launch layer let limit
+    link list load look lower make mark measure mention merge move name open order pack pad pass
+    patch pin place pool predict print prove publish put quantize raise read record reduce refuse
+    register release remove rename reorder replace report require reset restore return reuse revert
+    rewrite round run save schedule set shard share shorten show simplify skip sort speed split
+    start state stop store support swap take teach test time train treat trim tune unify update use
+    validate wait warn write
 """
 SUBJECT = re.compile(rf"[a-z][\w ,./*-]*: (?:{'|'.join(VERBS.split())})\b[^;]*[^;.]")
 
