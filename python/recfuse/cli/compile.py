@@ -291,7 +291,7 @@ def _of_training(
         integers = INTEGER_NAMES.index(form.indices), INTEGER_NAMES.index(form.offsets)
         call = native_call_of([table.form for table in tables])
         for kind in arguments.training:
-            number = TRAINING.index(kind) - 1  # -1: gradients; as recfuse.ops.updates.OPTIMIZERS has them
+            number = TRAINING.index(kind) - 1  # -1: gradients; else a code of the KINDS of recfuse.ops
             rounding = arguments.stochastic_rounding
             yield f"{name}, {kind}", (call, *integers, form.weighted, number, rounding)
 
