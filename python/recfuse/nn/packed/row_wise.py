@@ -14,7 +14,7 @@ from torch.optim import Optimizer, optimizer
 
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.packed.by_table.dicts import speak_of_tables
-from recfuse.nn.packed.by_table.known_optimizers import KNOWN, name_of
+from recfuse.nn.packed.by_table.known_optimizers import KNOWN, Known, name_of
 from recfuse.nn.packed.frozen_alone import group_of, keep_states, left
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.nn.packed.taking_part import (
@@ -36,17 +36,15 @@ table must keep a Parameter of its own.
 def is_row_wise(found: Optimizer) -> bool:
     """Whether the step of packed tables is that of the tables; False where that is not known."""
     vouched = getattr(found, VOUCHED, None)
-    return _listed(type(found)) is not None if vouched is None else bool(vouched)
+    return _known(type(found)) is not None if vouched is None else bool(vouched)
 
 
 @functools.lru_cache(maxsize=256)
-def _listed(kind: type) -> str | None:
-    """The name in the list of a class, or of one that it is derived from, overriding no method but
-    ``__init__``; None: it is not known.
-    """
+def _known(kind: type) -> Known | None:
+    """What is known of a class, or of one that it is derived from, overriding no method but ``__init__``."""
     for at, own in enumerate(kind.__mro__):
-        if name_of(own) in KNOWN:
-            return name_of(own)
+        if (known := KNOWN.get(name_of(own))) is not None:
+            return known
         bases = kind.__mro__[at + 1 : -1]
         for name, value in vars(own).items():
             inherited = next((vars(base)[name] for base in bases if name in vars(base)), None)
@@ -107,8 +105,8 @@ def _moves_idle_rows(found: Optimizer, group: Mapping[str, Any]) -> bool:
 
 
 def _idle_options(found: Optimizer) -> tuple[str, ...] | None:
-    listed = _listed(type(found))
-    return None if listed is None else KNOWN[listed].moves_idle
+    known = _known(type(found))
+    return None if known is None else known.moves_idle
 
 
 def _before_step(found: Optimizer, args: Any, options: Any) -> Any:
