@@ -70,6 +70,13 @@ def test_every_error_has_a_limit(errors):
     }
 
 
+def test_the_report_of_the_papers_is_that_of_the_results(recorded):
+    paper = importlib.import_module("paper")
+    assert paper.PAGE.read_text() == paper.HEAD + paper.report().grid(words=True), (
+        "python benchmarks/paper.py"
+    )
+
+
 def test_the_page_has_the_table(recorded, errors):
     assert recorded.table(errors) in PAGE.read_text(), (
         "python benchmarks/performance_model.py --recorded writes it"
