@@ -73,8 +73,8 @@ def test_the_module_and_the_operators_share_one_state() -> None:
     """What fails in recfuse._C leaves its text in the library that torch has loaded."""
     library = ctypes.CDLL(recfuse.library_path())
     library.rf_last_error.restype = ctypes.c_char_p
-    with pytest.raises(ValueError, match="alignment 3") as raised:
-        _C.embedding_bag_compile("sm_80", 8, 8, 3, 0, 1, 1, 0, False, False, True, 8, 8, "")
+    with pytest.raises(ValueError, match="hopper") as raised:
+        _C.gpu("hopper")
     assert str(raised.value).endswith(library.rf_last_error().decode())
     maps = Path("/proc/self/maps").read_text()
     assert len({line.split()[-1] for line in maps.splitlines() if "librecfuse" in line}) == 1
@@ -145,7 +145,8 @@ def test_a_change_of_folder_moves_nothing(tmp_path: Path) -> None:
         assert os.path.samefile(os.environ["RECFUSE_LIBRARY"], folder + "/librecfuse.so")
         from recfuse import _C
         assert _C.jit_status()["folder"] == folder + "/cache"
-        _C.small_kernels_compile("sm_80")  # reads kernels/ beside the library
+        options = "-DRF_INDEX=int -DRF_KEEP=1"
+        _C.kernel_compile("sm_80", "families/pin_rows/pin_rows.cu", "rf_pin_rows", options)
         assert os.listdir(folder + "/cache")
     """
     package = str(Path(recfuse.__file__).resolve().parents[1])

@@ -8,13 +8,13 @@
 
 static PyObject *gpu_dict(const rf__gpu *gpu) {
     return Py_BuildValue(
-        "{s:s,s:s,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:d}", "name", gpu->name, "arch", gpu->arch,
-        "sms", gpu->sms, "threads_per_sm", gpu->threads_per_sm, "blocks_per_sm", gpu->blocks_per_sm,
-        "registers_per_sm", (long long)gpu->registers_per_sm, "shared_per_sm", (long long)gpu->shared_per_sm,
-        "shared_per_block", (long long)gpu->shared_per_block_optin, "reserved_shared_per_block",
-        (long long)gpu->reserved_shared_per_block, "l2_bytes", (long long)gpu->l2_bytes, "clock", gpu->clock,
-        "bytes_per_second", gpu->bytes_per_second, "flops_per_clock", gpu->flops_per_clock,
-        "tensor_flops_per_clock", gpu->tensor_flops_per_clock);
+        "{s:s,s:s,s:i,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:d}", "name", gpu->name, "arch", gpu->arch,
+        "major", gpu->cc_major, "sms", gpu->sms, "threads_per_sm", gpu->threads_per_sm, "blocks_per_sm",
+        gpu->blocks_per_sm, "registers_per_sm", (long long)gpu->registers_per_sm, "shared_per_sm",
+        (long long)gpu->shared_per_sm, "shared_per_block", (long long)gpu->shared_per_block_optin,
+        "reserved_shared_per_block", (long long)gpu->reserved_shared_per_block, "l2_bytes",
+        (long long)gpu->l2_bytes, "clock", gpu->clock, "bytes_per_second", gpu->bytes_per_second,
+        "flops_per_clock", gpu->flops_per_clock, "tensor_flops_per_clock", gpu->tensor_flops_per_clock);
 }
 
 RF__PY_METHOD(gpus) {
@@ -90,7 +90,14 @@ RF__PY_METHOD(explain_end) {
 
 RF__PY_METHOD(explain_lowers) {
     if (!PyArg_ParseTuple(arguments, ":explain_lowers")) return NULL;
-    return PyBool_FromLong(rf__cuda_device_is_described());
+    return PyBool_FromLong(rf__cuda_described_gpu() != NULL);
+}
+
+RF__PY_METHOD(explain_gpu) {
+    if (!PyArg_ParseTuple(arguments, ":explain_gpu")) return NULL;
+    const rf__gpu *gpu = rf__cuda_described_gpu();
+    if (gpu == NULL) Py_RETURN_NONE;
+    return gpu_dict(gpu);
 }
 
 RF__PY_METHOD(kernel_compile) {

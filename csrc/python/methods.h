@@ -89,6 +89,7 @@
       "calls of this thread on the CPU's tensors are lowered for it instead of run")                         \
     X(explain_end, "explain_end() -> list[dict]: the launches")                                              \
     X(explain_lowers, "explain_lowers() -> bool: whether calls of this thread are lowered instead of run")   \
+    X(explain_gpu, "explain_gpu() -> dict | None: the GPU that they are lowered for")                        \
     X(kernel_compile, "kernel_compile(arch: str, file: str, kernel: str, defines: str, cached_only: bool = " \
                       "False) -> dict: what the compiler says about it; None where it is not in the cache")  \
     X(occupancy,                                                                                             \
@@ -102,20 +103,12 @@
       "schedule: str, rows: int = lookups, sms: int, l2_bytes: int = a typical GPU's) -> dict: the "         \
       "complete schedule, and what the compiler says "                                                       \
       "about its GPU kernel; of arch None nothing is compiled")                                              \
-    X(columns_kernels_compile,                                                                               \
-      "columns_kernels_compile(arch: str): the kernels of embedding columns and of their lookups")           \
-    X(small_kernels_compile,                                                                                 \
-      "small_kernels_compile(arch: str): the kernels of pinning, gradients and mappings")                    \
     X(embedding_bag_measure,                                                                                 \
       "embedding_bag_measure(device: int, stream: int, table: (weight, rows, dim, stride, dtype), batches: " \
       "list[(indices, lookups, index_type, offsets, bags, offset_type, include_last_offset, "                \
       "sample_weights, "                                                                                     \
       "output)], pooling: int, padding_idx: int, check: bool, schedules: list[str], rounds: int, pinned: "   \
       "(rows, count, index_type = int64) | None) -> float64 [schedules, rounds], seconds a batch")           \
-    X(fused_embedding_bag_training_compile,                                                                  \
-      "fused_embedding_bag_training_compile(arch: str, call, index_type: int, offset_type: int, weighted: "  \
-      "bool, optimizer: int, stochastic_rounding: bool): the kernels of gradients (optimizer -1) or of "     \
-      "updates")                                                                                             \
     X(fused_embedding_bag_describe,                                                                          \
       "fused_embedding_bag_describe(call, schedules: int32 [features, 5], warps: int) -> what "              \
       "fused_embedding_bag_map wants; call: (buffers: list[(address, numel, dtype)], features: int64 "       \

@@ -33,7 +33,10 @@ rf_status rf__call_contiguous(rf__call *call, rf__tensor *tensor, int32_t dtype)
     AtenTensorHandle *slot = NULL;
     if (tensor->dtype == dtype && rf__tensor_is_contiguous(tensor)) return RF_OK;
     RF_CHECK(temporary_slot(call, &slot));
-    return rf__tensor_make_contiguous(tensor, dtype, slot);
+    if (!rf__call_is_explained(call)) return rf__tensor_make_contiguous(tensor, dtype, slot);
+    void *data = NULL; /* nothing reads elements */
+    RF_CHECK(rf__tensor_reserve(tensor->dim, tensor->sizes, dtype, slot, &data));
+    return rf__tensor_read(tensor->argument, *slot, tensor->dim, call->device, tensor);
 }
 
 rf_status rf__call_temporary(rf__call *call, int64_t dim, const int64_t *sizes, int32_t dtype,

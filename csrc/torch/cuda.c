@@ -50,11 +50,11 @@ static rf_status torch_cuda_get(const torch_cuda **cuda) {
 }
 
 bool rf__call_on_cpu(const rf__call *call) {
-    return rf__device_is_cpu(call->device) && !rf__cuda_device_is_described();
+    return rf__device_is_cpu(call->device) && rf__cuda_described_gpu() == NULL;
 }
 
 bool rf__call_is_explained(const rf__call *call) {
-    return rf__device_is_cpu(call->device) && rf__cuda_device_is_described();
+    return rf__device_is_cpu(call->device) && rf__cuda_described_gpu() != NULL;
 }
 
 int32_t rf__call_gpu(const rf__call *call) {

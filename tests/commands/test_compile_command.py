@@ -10,51 +10,42 @@ from typing import Any
 import pytest
 
 from recfuse import _C, cli, info
+from recfuse.perf.described import bag_call
 
+FIGURES = {"registers": 40, "spill_bytes": 0, "cubin_bytes": 12345, "cached": False, "seconds": 0.5}
 NO_PATH = os.fsdecode(b"caf\xe9")  # not UTF-8
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Stand-ins for the functions of `_C`, which keep as many kernels as they are told."""
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A stand-in for the compiler, which keeps as many kernels as it is told."""
     kept: set[Any] = set()
 
-    def stand_in(name: str, room: int) -> Callable[..., Any]:
-        def compile(*arguments: Any) -> Any:
-            key = name, str(arguments)
-            if os.environ.get("RECFUSE_JIT") == "off" and key not in kept:
-                raise NotImplementedError(f"{name}: not in the cache")
-            if len(kept) < room:
-                kept.add(key)
-            return {}
-
-        return compile
-
     def prepare(room: int) -> None:
-        for name in (
-            "small_kernels_compile",
-            "columns_kernels_compile",
-            "embedding_bag_compile",
-            "fused_embedding_bag_training_compile",
-        ):
-            monkeypatch.setattr(_C, name, stand_in(name, room))
+        def compile(*kernel: Any) -> Any:
+            if kernel[4:] == (True,) and kernel[:4] not in kept:
+                return None
+            if len(kept) < room:
+                kept.add(kernel[:4])
+            return FIGURES
+
+        monkeypatch.setattr(_C, "kernel_compile", compile)
 
     return prepare
 
 
 def test_what_is_not_kept_is_no_success(compiler, capsys, tmp_path):
-    """The kernels that tell no figures too: small ones, columns, training."""
     given = ["compile", "--arch", "sm_90a", "--dim", "8", "--training", "sgd", "--columns", "--gpu", "132:60"]
-    compiler(room=100)
+    compiler(100)
     assert cli.main([*given, "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count(": compiled\n") == 4
-    compiler(room=0)
-    capsys.readouterr()
+    kernels = capsys.readouterr().out.count(", compiled, 0.50 s\n")
+    assert kernels > 10
+    compiler(0)
     assert cli.main([*given, "--arch", "sm_80", "--out", str(tmp_path)]) == 1
     printed = capsys.readouterr()
-    assert printed.err.count(f"compiled, but not written to the cache ({tmp_path})\n") == 4
-    assert "4 of 8 failed" in printed.err and printed.out.count(": compiled\n") == 4
-    assert "RECFUSE_JIT" not in os.environ
+    lost = printed.err.count(f"compiled, but not written to the cache ({tmp_path})\n")
+    assert lost > 10 and printed.out.count(", compiled, 0.50 s\n") == kernels
+    assert f"{lost} of {lost + kernels} failed" in printed.err
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -69,7 +60,7 @@ def test_what_is_not_kept_is_no_success(compiler, capsys, tmp_path):
     ],
 )
 def test_an_option_without_its_subject_is_refused(compiler, capsys, columns, option, words):
-    compiler(room=0)
+    compiler(0)
     with pytest.raises(SystemExit) as stopped:
         cli.main(["compile", "--arch", "sm_90a", *option, *["--columns"] * columns])
     assert stopped.value.code == 2 and words in capsys.readouterr().err
@@ -84,10 +75,9 @@ def test_a_folder_that_is_no_text(monkeypatch, capsys, tmp_path):
     assert cli.main(given) == 0
     assert "registers" in capsys.readouterr().out and any(folder.iterdir())
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(folder))
-    kernel = _C.embedding_bag_compile(
-        "sm_90a", 8, 8, 16, 0, 1, 1, 0, False, False, True, 307200, 2048, "", 500000, 132, 60 << 20
-    )
-    assert kernel["path"].startswith(str(folder)) and kernel["cached"]
+    for kernel in bag_call(500_000, 8).kernels("sm_90a:132:60"):
+        found = _C.kernel_compile(*kernel)
+        assert found["path"].startswith(str(folder)) and found["cached"]
 
 
 def test_a_path_that_is_too_long_is_said(monkeypatch, capsys, tmp_path):

@@ -13,7 +13,7 @@ from torch import Tensor
 import recfuse
 from recfuse import _C
 from recfuse.ops.updates import update_of
-from recfuse.perf.described import with_reserved_memory
+from recfuse.perf.reserved import Reserving
 from support.backward.explained import gradient, update
 
 GPUS = ("H100", "H200", "A100", "L4", "B200")
@@ -82,11 +82,24 @@ def test_training_is_explained_without_a_gpu(name: str, gpu: str) -> None:
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_gradients_larger_than_memory_cost_nothing(sparse: bool) -> None:
-    table = recfuse.nn.FusedEmbeddingBagCollection([(2**33, 64)], sparse=sparse, device="meta")
-    table = with_reserved_memory(table)
+    with Reserving():
+        table = recfuse.nn.FusedEmbeddingBagCollection([(2**33, 64)], sparse=sparse)
     launches = recfuse.explain(table, torch.zeros(8).long(), torch.arange(9), gpu="H100", training=True)
     assert any(launch.operator == (SPARSE if sparse else BACKWARD) for launch in launches)
     assert all(parameter.grad is None for parameter in table.parameters())
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("integer", [torch.int32, torch.int64])
+def test_offsets_of_one_table_keep_their_type(integer: torch.dtype, last: bool, sparse: bool) -> None:
+    """As on a GPU; the CPU's gradients complete offsets as int64."""
+    table = recfuse.nn.EmbeddingBag(50_000, 16, mode="sum", sparse=sparse, include_last_offset=last)
+    batch = torch.zeros(64, dtype=integer), torch.arange(0, 64 + last, 4, dtype=integer)
+    launches = recfuse.explain(table, *batch, gpu="H100", training=True)
+    readers = [one for one in launches if one.kernel in ("rf_backward_keys", "rf_small_lists")]
+    name = "int" if integer == torch.int32 else "rf_i64"
+    assert readers and all(f"-DRF_OFFSET={name}" in one.defines.split() for one in readers)
 
 
 def kernels(launches: Any, operator: str) -> list[tuple[Any, ...]]:

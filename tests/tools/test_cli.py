@@ -9,6 +9,7 @@ import torch
 
 import recfuse
 from recfuse import _C, cli, info
+from recfuse.perf.described import bag_call
 from support.bag_plan import plan_for
 from support.processes.fresh import run_python
 
@@ -178,122 +179,78 @@ def test_an_interrupt_ends_with_status_130(capsys, monkeypatch):
 def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     asked, folders = [], set()
 
-    def compile(*arguments):
-        asked.append(arguments)
+    def compile(*kernel):
         folders.add(os.environ["RECFUSE_CACHE_DIR"])
-        if arguments[0] == "sm_99":
+        if kernel[4:] != (True,):
+            asked.append(kernel)
+        if kernel[0] == "sm_99":
             raise ValueError("recfuse: arch is sm_99")
         return {
-            "schedule": arguments[13] or "station=register", "registers": 40, "spill_bytes": 0,
-            "cubin_bytes": 12345, "cached": arguments[1] == 6, "seconds": 0.5, "path": "here",
+            "registers": 40, "spill_bytes": 0, "cubin_bytes": 12345, "cached": "-DRF_DIM=6 " in kernel[3],
+            "seconds": 0.5, "path": "here",
         }  # fmt: skip
 
-    monkeypatch.setattr(_C, "embedding_bag_compile", compile)
-    monkeypatch.setattr(
-        _C, "small_kernels_compile", lambda arch: "RECFUSE_JIT" in os.environ or asked.append((arch,))
-    )
+    monkeypatch.setattr(_C, "kernel_compile", compile)
     monkeypatch.delenv("RECFUSE_CACHE_DIR", raising=False)
     plan = plan_for(recfuse.nn.EmbeddingBag(100, 4, mode="mean"))
     object.__setattr__(plan.device, "type", "cuda")
     plan.save(tmp_path / "plan.json")
     cache = tmp_path / "new" / "cache"
-    options = [
-        "--dim",
-        "6",
-        "64",
-        "--mode",
-        "sum",
-        "max",
-        "--weighted",
-        "--out",
-        str(cache),
-        "--gpu",
-        "132:60",
-    ]
-    arguments = [
-        "compile",
-        "--arch",
-        "sm_80",
-        "--arch",
-        "sm_90a",
-        "--plan",
-        str(tmp_path / "plan.json"),
-        *options,
-    ]
-    assert cli.main(arguments) == 0
+    options = ["--dim", "6", "64", "--mode", "sum", "max", "--weighted", "--gpu", "132:60"]
+    options += ["--plan", str(tmp_path / "plan.json"), "--out", str(cache)]
+    assert cli.main(["compile", "--arch", "sm_80", "--arch", "sm_90a", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(asked) == 2 * (5 + 1)
-    assert lines[-1] == "sm_90a small kernels: compiled"
-    assert lines[1] == (
-        "sm_80 6 float32 sum int64 2048x150 on 132 SMs, 60 MiB: 40 registers, 0 bytes spilled, 12,345 bytes, "
-        "cached, 0.50 s; station=register"
+    assert len(lines) == len(asked) == len(set(asked)) == 2 * (5 + 4)  # tables, and what pins rows
+    assert lines[0] == (
+        "sm_80 table of 500,000 x 6 float32, sum, int64, 2,048 bags of 150, rf_embedding_bag 0: "
+        "40 registers, 0 bytes spilled, 12,345 bytes, cached, 0.50 s"
     )
-    assert ("sm_90a", 4, 4, 16, 0, 1, 1, 1, False, False, True, 100, 10, plan.schedule, 100) in asked
-    assert (
-        "sm_90a",
-        6,
-        6,
-        8,
-        0,
-        1,
-        1,
-        2,
-        False,
-        False,
-        True,
-        307200,
-        2048,
-        "",
-        500000,
-        132,
-        60 << 20,
-    ) in asked
-    assert (
-        "sm_80",
-        64,
-        64,
-        16,
-        0,
-        1,
-        1,
-        0,
-        True,
-        False,
-        True,
-        307200,
-        2048,
-        "",
-        500000,
-        132,
-        60 << 20,
-    ) in asked
+    found = {
+        (
+            arch,
+            *(re.search(rf"-D{name}=(\S+)", defines)[1] for name in ("RF_DIM", "RF_POOLING", "RF_WEIGHTED")),
+        )
+        for arch, _, kernel, defines in asked
+        if kernel == "rf_embedding_bag"
+    }
+    tables = {("6", "0", "1"), ("6", "2", "0"), ("64", "0", "1"), ("64", "2", "0"), ("4", "1", "0")}
+    assert found == {(arch, *table) for arch in ("sm_80", "sm_90a") for table in tables}
     assert folders == {str(cache)} and cache.is_dir() and "RECFUSE_CACHE_DIR" not in os.environ
     assert cli.main(["compile", "--arch", "sm_99", "--dim", "8", "--out", str(cache)]) == 1
-    assert (
-        "sm_99 8 float32 sum int64 2048x150: recfuse: arch is sm_99\n1 of 2 failed" in capsys.readouterr().err
-    )
+    printed = capsys.readouterr()
+    assert printed.err.startswith("note: sm_99 is not in the table of GPUs; its GPU is described as H200\n")
+    assert "2,048 bags of 150, rf_embedding_bag 0: recfuse: arch is sm_99\n" in printed.err
+    assert "5 of 5 failed" in printed.err
 
 
 def test_compile_of_what_training_takes(capsys, monkeypatch, tmp_path):
     """Of each table, or each plan, for each optimizer: its form, and what there is no table for."""
-    asked = []
-    monkeypatch.setattr(_C, "embedding_bag_compile", lambda *arguments: None)
-    monkeypatch.setattr(_C, "small_kernels_compile", lambda arch: None)
-    monkeypatch.setattr(_C, "fused_embedding_bag_training_compile", lambda *call: asked.append(call))
+    asked = set()
+
+    def compile(*kernel):
+        asked.add(kernel[:4])
+        return {"registers": 1, "spill_bytes": 0, "cubin_bytes": 1, "cached": False, "seconds": 0}
+
+    monkeypatch.setattr(_C, "kernel_compile", compile)
     plan = plan_for(recfuse.nn.EmbeddingBag(100, 4, mode="mean"))
     object.__setattr__(plan.device, "type", "cuda")
     plan.save(tmp_path / "plan.json")
     given = ["--plan", str(tmp_path / "plan.json"), "--dim", "16", "--rows", "70", "--dtype", "float16"]
     given += ["--index", "int32", "--weighted", "--stochastic-rounding", "--out", str(tmp_path)]
     plain = [one for one in given if one != "--stochastic-rounding"]
-    assert cli.main(["compile", "--arch", "sm_90a", *plain]) == 0 and not asked
+    assert cli.main(["compile", "--arch", "sm_90a", *plain]) == 0
+    assert not any("backward" in file for _, file, *_ in asked)
     assert cli.main(["compile", "--arch", "sm_90a", *given, "--training", "gradients", "adam"]) == 0
-    found = {(buffers[0][1:], tuple(features[0, 2:5]), output, *rest) for _, (buffers, features, output, _),
-             *rest in asked}  # fmt: skip
-    want = {((400, 0), (100, 4, 1), 0, 1, 1, False, number, True) for number in (-1, 3)}
-    want |= {((70 * 16, 1), (70, 16, 0), 1, 0, 0, True, number, True) for number in (-1, 3)}
-    assert found == want and {call[0] for call in asked} == {"sm_90a"}
-    assert "sm_90a 16 float16 sum int32, adam: compiled" in capsys.readouterr().out.splitlines()
+    names = "RF_EMIT", "RF_GRAD_DTYPE", "RF_WEIGHT_DTYPE", "RF_ROUND"
+    found = {
+        tuple(int(re.search(rf"-D{name}=(\d)", defines)[1]) for name in names)
+        for _, _, kernel, defines in asked
+        if kernel == "rf_backward_rows"
+    }
+    adam, half = 4, 1
+    assert found >= {(0, 0, 0, 0), (0, half, half, 0), (adam, half, half, 1)}
+    assert any(kernel[2] == "rf_sample_weights" for kernel in asked)
+    assert "table of 70 x 16 float16, sum, int32, adam" in capsys.readouterr().out
 
 
 def test_a_missing_nvrtc_is_one_line(capsys, monkeypatch, tmp_path):
@@ -304,10 +261,9 @@ def test_a_missing_nvrtc_is_one_line(capsys, monkeypatch, tmp_path):
     message %= "\n  /opt/toolkit/lib64\n  /usr/local/cuda/lib64"
 
     def fail(*arguments):
-        raise NotImplementedError(f"embedding_bag_compile: {message}")
+        raise NotImplementedError(f"kernel_compile: {message}")
 
-    monkeypatch.setattr(_C, "embedding_bag_compile", fail)
-    monkeypatch.setattr(_C, "small_kernels_compile", fail)
+    monkeypatch.setattr(_C, "kernel_compile", fail)
     with pytest.raises(SystemExit) as stopped:
         cli.main(["compile", "--arch", "sm_90a", "--dim", "8", "16", "--out", str(tmp_path)])
     assert stopped.value.code == 2
@@ -333,15 +289,14 @@ def test_all_that_a_call_may_ask_for_is_compiled(monkeypatch, tmp_path):
         arguments = ["compile", "--arch", "sm_90a", "--dim", "32", *given, "--rows", str(rows)]
         assert cli.main(arguments) == 0
     monkeypatch.setenv("RECFUSE_JIT", "off")
-    schedules = set()
-    for (sms, mib), batch, rows in itertools.product(
-        ((132, 60), (132, 50), (114, 50), (78, 60)), sizes["--batch"], (400_000, 1 << 32)
+    kernels = set()
+    for gpu, batch, rows in itertools.product(
+        ("132:60", "132:50", "114:50", "78:60"), sizes["--batch"], (400_000, 1 << 32)
     ):
-        call = ("sm_90a", 32, 32, 16, 0, 1, 1, 0, False, False, True, batch * 20, batch, "")
-        found = _C.embedding_bag_compile(*call, rows, sms, mib << 20)
-        assert found["cached"]
-        schedules.add(found["schedule"])
-    assert len(schedules) > 2  # a GPU of other SMs has other defaults
+        found = bag_call(rows, 32, bags=batch, pooling=20).kernels(f"sm_90a:{gpu}")
+        assert all(_C.kernel_compile(*kernel)["cached"] for kernel in found)
+        kernels.update(found)
+    assert len(kernels) > 2  # a GPU of other SMs has other defaults
 
 
 def test_compile_fails_where_nothing_is_kept(capsys, monkeypatch, tmp_path):
@@ -351,7 +306,7 @@ def test_compile_fails_where_nothing_is_kept(capsys, monkeypatch, tmp_path):
     printed = capsys.readouterr()
     assert "registers" not in printed.out
     assert (
-        "sum int64 2048x150 on 78 SMs, 60 MiB: compiled, but not written to the cache "
+        "sum, int64, 2,048 bags of 150, rf_embedding_bag 0: compiled, but not written to the cache "
         f"({tmp_path / 'file'}, which is not used: it is no folder)\n" in printed.err
     )
 

@@ -199,7 +199,7 @@ DECLARED = {
     "fused_backward": {
         **{f"{file}.c": "backward.h" for file in ("problem", "segments", "backward_kernel")},
         **{"bags/backward_bags.c": "backward.h", "general/layout.c": "general/general.h"},
-        **{f"{file}.c": "lowering.h" for file in ("entry", "backward", "compile_ahead")},
+        **{f"{file}.c": "lowering.h" for file in ("entry", "backward")},
         **{f"small/{file}.c": "small/small.h" for file in ("small_launch", "small_tasks")},
     },
 }

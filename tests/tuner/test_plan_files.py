@@ -403,9 +403,6 @@ def test_any_file_is_refused_or_read_as_a_plan_that_works(tmp_path, kind, data):
     given = (bag_plan if isinstance(loaded, Plan) else collection_plan).batches()
     with contextlib.suppress(ArgumentValueError):
         assert loaded.drift(given).before == loaded.trace
-    if kind == "collection":
-        with contextlib.suppress(ArgumentValueError):
-            loaded.compile_arguments()
     with warnings.catch_warnings(), contextlib.suppress(ArgumentValueError):
         warnings.simplefilter("ignore", UserWarning)
         loaded.apply(module)

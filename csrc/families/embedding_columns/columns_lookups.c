@@ -120,10 +120,3 @@ rf_status rf__columns_lookups_count(const rf_cuda_stream *stream, const int64_t 
 out:
     return rf__cuda_leave_with(status);
 }
-
-rf_status rf__columns_lookups_compile(const char *arch) {
-    const lookups_variant variants[] = {{RF_COLUMNS_FEW_UNITS, 0, 1}, {RF_COLUMNS_FEW_UNITS, 1, 1}};
-    const int32_t sums[] = {1, 0};
-    RF_CHECK(rf__jit_compile_each(&lookups_source, variants, sizeof variants[0], 2, describe, arch));
-    return rf__jit_compile_each(&scan_source, sums, sizeof sums[0], 2, describe_scan, arch);
-}

@@ -71,12 +71,3 @@ rf_status rf_embedding_columns_cuda(const rf_embedding_columns_params *params,
     rf__launches_free(&launches);
     return status;
 }
-
-rf_status rf__columns_compile(const char *arch) {
-    columns_variant variants[6];
-    int32_t count = 0;
-    for (int32_t dtype = RF_FLOAT32; dtype <= RF_BFLOAT16; dtype++)
-        for (int32_t bags = 0; bags < 2; bags++)
-            variants[count++] = (columns_variant){RF_COLUMNS_FEW_UNITS, dtype, dtype, bags, 1};
-    return rf__jit_compile_each(&source, variants, sizeof variants[0], count, describe, arch);
-}

@@ -32,8 +32,4 @@ rf_status rf__columns_lookups_lower(const rf__gpu *gpu, const rf_embedding_colum
  * the stream, which must not be captured. Of a described device 0. */
 rf_status rf__columns_lookups_count(const rf_cuda_stream *stream, const int64_t *last_offset, int64_t *count);
 
-/* Compiles the kernels that most calls need; and those of their gradients. */
-RF__SHARED rf_status rf__columns_compile(const char *arch);
-RF__SHARED rf_status rf__columns_lookups_compile(const char *arch);
-
 #endif

@@ -3,7 +3,7 @@
  * From file to file: entry.c, the functions of recfuse.h; backward.c, runs a problem; lowering.c, descriptions and launches of
  * both paths; problem.c, features as kernels see them; segments.c, features whose entries are sorted together;
  * general/layout.c, the workspace of the general path; general/general.c, its launches; backward_kernel.c, variants of its kernels;
- * small/small.c, tables that fit in shared memory; compile_ahead.c, kernels that training takes.
+ * small/small.c, tables that fit in shared memory.
  * On the device, general path: keys.cu makes entries of lookups, sort.cu sorts them by row, rows.cu and joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
  * listed.cu updates rows whose sums are given. Small tables: lists.cu, small_rows.cu. All
  * end in emit.cuh. */
@@ -108,14 +108,5 @@ rf_status rf__backward_launch_add(rf__launches *launches, const rf__backward_var
 
 /* Lowers an update of rows whose sums are given. */
 rf_status rf__rows_update_lower(const rf_rows_update_params *params, rf__launches *launches);
-
-/* Compiles into the cache what training takes after calls with these features, buffers (not their data), types and
- * output; in collections, whose buffers are aligned matrices. `emit`: RF_EMIT_GRADIENT, dense and sparse gradients;
- * optimizer + 1, its updates, in the backward pass or of rows (of those alone where rows are too wide for the first). Needs
- * no GPU. */
-RF__SHARED rf_status rf__backward_compile(const char *arch, const rf_fused_embedding_bag_params *params,
-                                          int32_t emit, bool stochastic_rounding);
-/* The same of winners.cu and sample_weights.cu, as far as such calls take them. */
-rf_status rf__bags_compile(const rf__gpu *gpu, const rf_fused_embedding_bag_params *params);
 
 #endif

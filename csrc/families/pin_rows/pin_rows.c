@@ -84,9 +84,3 @@ rf_status rf_unpin_all_cuda(int32_t device_ordinal) {
     RF_CHECK(rf__cuda_enter(device));
     return rf__cuda_leave_with(RF__CUDA_CALL(device->driver->cuCtxResetPersistingL2Cache()));
 }
-
-rf_status rf__pin_rows_compile(const char *arch) {
-    static const pin_rows_variant every[] = {{RF_INT32, 0}, {RF_INT32, 1}, {RF_INT64, 0}, {RF_INT64, 1}};
-    return rf__jit_compile_each(&source, every, sizeof every[0], sizeof every / sizeof every[0], describe,
-                                arch);
-}

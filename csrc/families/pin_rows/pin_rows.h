@@ -7,7 +7,4 @@
 /* Lowers a call whose params are checked. */
 rf_status rf__pin_rows_lower(const rf_pin_rows_params *params, bool keep, rf__launches *launches);
 
-/* Fills the cache with every variant; needs no GPU. */
-RF__SHARED rf_status rf__pin_rows_compile(const char *arch);
-
 #endif

@@ -23,7 +23,7 @@ void rf__cuda_device_describe(const rf__gpu *gpu) {
     if (gpu != NULL) described = (rf__cuda_device){.ordinal = RF__CUDA_DESCRIBED, .gpu = *gpu};
 }
 
-bool rf__cuda_device_is_described(void) { return is_described; }
+const rf__gpu *rf__cuda_described_gpu(void) { return is_described ? &described.gpu : NULL; }
 
 rf_status rf__cuda_enter(const rf__cuda_device *device) {
     return RF__CUDA_CALL(device->driver->cuCtxPushCurrent_v2(device->context));

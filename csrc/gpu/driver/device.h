@@ -20,7 +20,8 @@ typedef struct rf__cuda_device {
 /* Until the next call of this function, device RF__CUDA_DESCRIBED of this thread is one that is described, without a driver.
  * NULL: there is none. */
 void rf__cuda_device_describe(const rf__gpu *gpu);
-RF__SHARED bool rf__cuda_device_is_described(void);
+/* The GPU that this thread describes; NULL: none. */
+RF__SHARED const rf__gpu *rf__cuda_described_gpu(void);
 
 /* Device `ordinal` with its primary context retained; made at the first call, which may wait for the device, and others
  * for it; kept for ever. RF_ERR_VALUE: there is none of this number. */

@@ -191,14 +191,4 @@ bool rf__jit_is_cached(const rf__kernel_source *kernel, const rf__kernel_options
     return get(kernel, options, arch, false, NULL, NULL, info) == RF_OK && info->cached;
 }
 
-rf_status rf__jit_compile_each(const rf__kernel_source *source, const void *keys, size_t key_size, int32_t n,
-                               rf__kernel_describe describe, const char *arch) {
-    for (int32_t i = 0; i < n; i++) {
-        rf__kernel_options options = {0};
-        RF_CHECK(describe((const char *)keys + (size_t)i * key_size, &options));
-        RF_CHECK(rf__jit_compile(source, &options, arch, NULL, NULL, NULL));
-    }
-    return RF_OK;
-}
-
 const char *rf__kernel_integer(int32_t int_type) { return int_type == RF_INT64 ? "rf_i64" : "int"; }

@@ -51,10 +51,6 @@ typedef rf_status (*rf__kernel_describe)(const void *key, rf__kernel_options *op
 rf_status rf__jit_kernel(const rf__cuda_device *device, const rf__kernel_source *source, const void *key,
                          size_t key_size, rf__kernel_describe describe, const rf__kernel **kernel);
 
-/* Compiles the kernel of each of `n` keys, key_size bytes apart, into the cache; needs no GPU. */
-rf_status rf__jit_compile_each(const rf__kernel_source *source, const void *keys, size_t key_size, int32_t n,
-                               rf__kernel_describe describe, const char *arch);
-
 /* An integer type's name in kernels. */
 const char *rf__kernel_integer(int32_t int_type);
 

@@ -1,39 +1,52 @@
-"""Options that describe calls, of `recfuse explain` and `recfuse compile`."""
+"""Options that describe calls and GPUs, of `recfuse explain` and `recfuse compile`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recfuse import _C
+from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES
 
-if TYPE_CHECKING:
-    from recfuse.perf.described import DescribedCall
-
-
-def sizes(count: int, names: str) -> Any:
-    """Returns a reader of that many positive integers between colons, for argparse."""
-
-    def read(text: str) -> tuple[int, ...]:
-        found = text.split(":")
-        if len(found) != count or not all(part.isdecimal() and int(part) > 0 for part in found):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {names}, {count} integers from 1 on")
-        return tuple(int(part) for part in found)
-
-    return read
+TRAINING = ("gradients", "sgd", "adagrad", "rowwise_adagrad", "adam")
+_LEAST = (("rows", 1), ("batch", 1), ("pooling", 0), ("dim", 1), ("users", 1), ("candidates", 1))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of columns and IKBO."""
-    linear, attention = "M:KU:KC:N", "HEADS:KV_HEADS:DIM:QUERIES:KEYS"
+    """Adds the options that describe calls."""
+
+    def several(name: str, default: list[Any], help: str | None = None, **options: Any) -> None:
+        parser.add_argument(name, nargs="+", default=default, help=help, **options)
+
+    several("--plan", [], "plans, as recfuse tune writes them", metavar="FILE")
+    several("--collection", [], "collections, or dicts of tables, as torch.save writes them", metavar="FILE")
+    several("--dim", [], "a table with rows of so many elements", type=int)
+    several("--dtype", ["float32"], "of the table", choices=DTYPE_NAMES)
+    several("--mode", ["sum"], "of the table, and of a dict of tables", choices=MODES)
+    several("--index", ["int64"], "of lookups and offsets", choices=INTEGER_NAMES)
+    several("--batch", [2048], "bags or samples of a batch (default: 2048)", type=int)
+    several("--pooling", [150], "lookups of a bag on average (default: 150)", type=int)
+    parser.add_argument("--rows", type=int, default=500_000, help="of the table (default: %(default)s)")
+    parser.add_argument("--schedule", default="", help="of the table (default: the kernel's defaults)")
+    parser.add_argument("--weighted", action="store_true", help="with per-sample weights (mode sum)")
+    parser.add_argument("--padded", action="store_true", help="the table has a padding_idx")
+    parser.add_argument("--unchecked", action="store_true", help='calls with bounds_check="off"')
+    training = "steps of training too: gradients for optimizers of torch (default), or those of recfuse.optim"
+    parser.add_argument("--training", nargs="*", choices=TRAINING, help=training)
+    rounding = "of float16 and bfloat16 tables, in --training"
+    parser.add_argument("--stochastic-rounding", action="store_true", help=rounding)
     parser.add_argument(
         "--columns",
         nargs="*",
         metavar="FILE",
         help="embedding columns of JSON files, as EmbeddingColumns.to_json writes them",
     )
+    _add_ikbo(parser)
+
+
+def _add_ikbo(parser: argparse.ArgumentParser) -> None:
+    linear, attention = "M:KU:KC:N", "HEADS:KV_HEADS:DIM:QUERIES:KEYS"
     parser.add_argument(
         "--ikbo-linear",
         nargs="+",
@@ -61,6 +74,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def sizes(count: int, names: str) -> Any:
+    """Returns a reader of that many positive integers between colons, for argparse."""
+
+    def read(text: str) -> tuple[int, ...]:
+        found = text.split(":")
+        if len(found) != count or not all(part.isdecimal() and int(part) > 0 for part in found):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {names}, {count} integers from 1 on")
+        return tuple(int(part) for part in found)
+
+    return read
+
+
+def check(arguments: argparse.Namespace, command: str) -> None:
+    """Completes --training. Raises ValueError for a size below the least, for an option without its subject,
+    and where no call is described.
+    """
+    for name, least in _LEAST:
+        given = getattr(arguments, name)
+        lowest = min(given, default=least) if isinstance(given, list) else given
+        if lowest < least:
+            raise ValueError(f"--{name} is {lowest}, must be >= {least}")
+    training = arguments.training
+    arguments.training = [] if training is None else training or ["gradients"]
+    needs(arguments, ("dim",), "padded", "schedule")
+    needs(arguments, ("dim", "collection"), "weighted")
+    needs(arguments, ("training",), "stochastic_rounding")
+    trained = arguments.dim or arguments.plan or arguments.collection or arguments.columns
+    if arguments.training and not trained:
+        raise ValueError("--training needs --dim or --plan, whose tables are trained; none is given")
+    described = trained or arguments.columns is not None or arguments.ikbo_linear or arguments.ikbo_attention
+    if not described:
+        raise ValueError(
+            f"nothing to {command}: give --plan FILE, or --dim with --dtype, --mode and --index, or "
+            "--collection FILE, --columns FILE, --ikbo-linear or --ikbo-attention"
+        )
+
+
+def needs(arguments: argparse.Namespace, subjects: tuple[str, ...], *options: str) -> None:
+    """Raises ValueError for an option that changes nothing, since none of its subjects is given."""
+    if any(getattr(arguments, subject) for subject in subjects):
+        return
+    for option in options:
+        if getattr(arguments, option):
+            subject = " or ".join(f"--{name}" for name in subjects)
+            raise ValueError(f"--{option.replace('_', '-')} needs {subject}, which is not given")
+
+
 def gpu_of(name: str) -> dict[str, Any]:
     """Returns the facts of a GPU. Prints a note where its architecture is not in the table of GPUs.
 
@@ -74,30 +134,3 @@ def gpu_of(name: str) -> dict[str, Any]:
             file=sys.stderr,
         )
     return gpu
-
-
-def described_calls(arguments: argparse.Namespace) -> Iterator[DescribedCall]:
-    """The calls that columns' files and IKBO's sizes describe, at each --batch."""
-    if not (arguments.columns or arguments.ikbo_linear or arguments.ikbo_attention):
-        return
-    import torch
-
-    from recfuse.nn.columns import json
-    from recfuse.perf import described
-
-    for name in ("users", "candidates"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name} is {getattr(arguments, name)}, must be >= 1")
-    for path in arguments.columns or ():
-        columns = json.read(path)
-        for batch in arguments.batch:
-            yield described.columns_call(columns, batch, training=bool(arguments.training))
-    form = {
-        "users": arguments.users,
-        "candidates": arguments.candidates,
-        "dtype": getattr(torch, arguments.ikbo_dtype),
-    }
-    for one in arguments.ikbo_linear:
-        yield described.linear_call(*one, **form)
-    for one in arguments.ikbo_attention:
-        yield described.attention_call(*one, **form)

@@ -36,7 +36,7 @@ def problem_of(arguments: argparse.Namespace, device: str) -> tuple[Any, list[An
             f"--batches is {arguments.batches!r}, must with --collection be a file that torch.save wrote: "
             + BATCHES
         )
-    collection = _collection(arguments.collection, arguments.mode).to(device)
+    collection = collection_in(arguments.collection, arguments.mode).to(device)
     return collection, _load(arguments.batches, "--batches", (list, tuple))
 
 
@@ -63,7 +63,7 @@ def _of_workload(arguments: argparse.Namespace, device: str) -> tuple[Any, list[
     return nn.FusedEmbeddingBagCollection(tables, device=device), batches
 
 
-def _collection(path: str, mode: str) -> Any:
+def collection_in(path: str, mode: str) -> Any:
     """The collection that a file holds, or one of its tensors."""
     import torch
 

@@ -112,12 +112,17 @@ class Mapper:
         if not bags:
             work = torch.zeros(0, MAPPING_FIELDS, dtype=torch.int32, device="cpu")
             return Mapping(work, bags, features, schedules, warps)
-        arguments = (self._describe(call, features, schedules, warps), batch, self._sms, self._stages)
+        arguments = (self._describe(call, features, schedules, warps), batch, *self._size())
         if device is None or not torch.cuda.is_initialized():  # or in a process of a loader
             work = torch.from_numpy(_C.fused_embedding_bag_map(*arguments))
         else:
             work = _pinned(lambda memory: _C.fused_embedding_bag_map(*arguments, memory))
         return Mapping(work, bags, features, schedules, warps)
+
+    def _size(self) -> tuple[int, bool]:
+        """The GPU's SMs, and whether they have room for tables: where a call is explained, of its GPU."""
+        gpu = _C.explain_gpu()
+        return (self._sms, self._stages) if gpu is None else (gpu["sms"], gpu["major"] in _STAGING)
 
     def _describe(self, call: tuple[Any, ...], features: Tensor, schedules: Tensor, warps: int) -> Any:
         last = self._description  # other threads may replace it

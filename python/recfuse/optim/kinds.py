@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from recfuse.ops.training.optimizers import KINDS
+import torch
+from torch import Tensor
+
 from recfuse.optim.base import FusedOptimizer
 from recfuse.optim.groups import refuse
 
 _COMMON = {"maximize": False, "differentiable": False, "foreach": None, "fused": None}
 
 
-_SGD, _ADAGRAD, _ROW_WISE_ADAGRAD, _ADAM = KINDS
+def _step_tensor(steps: int) -> Tensor:
+    return torch.tensor(float(steps), dtype=torch.float32)
 
 
 class SGD(FusedOptimizer):
@@ -46,8 +49,6 @@ class SGD(FusedOptimizer):
 
     Source: FBGEMM's table-batched embedding (updates in the backward pass).
     """
-
-    _kind = _SGD
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class Adagrad(FusedOptimizer):
     Source: Duchi et al., 2011; FBGEMM's table-batched embedding (updates in the backward pass).
     """
 
-    _kind = _ADAGRAD
+    _step_type = staticmethod(_step_tensor)
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class RowWiseAdagrad(Adagrad):
     Source: Gupta et al., "Training Recommender Systems at Scale", 2020 (row-wise Adagrad).
     """
 
-    _kind = _ROW_WISE_ADAGRAD
+    _row_state = True
 
 
 class Adam(FusedOptimizer):
@@ -175,7 +176,7 @@ class Adam(FusedOptimizer):
     Source: Kingma and Ba, 2015; FBGEMM's table-batched embedding (updates in the backward pass).
     """
 
-    _kind = _ADAM
+    _step_type = int
 
     def __init__(
         self,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from recfuse.perf.reserved import reserve, with_reserved_memory
+from recfuse.perf.launches import Kernel, Launches, kernels_of
+from recfuse.perf.reserved import Reserving, reserve
 
 if TYPE_CHECKING:
     from recfuse.nn.columns.specs import Column
-    from recfuse.perf.launches import Launches
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,22 @@ class DescribedCall:
     call: Callable[..., Any]
     batch: tuple[Any, ...] = field(repr=False)
     training: bool = False
+    without: Collection[str] = field(default=(), repr=False)  # operators that are described by other calls
+    optional: bool = False  # described beside others: one that is not supported is no error
 
     def explain(self, gpu: str) -> Launches:
         """Return its launches on a GPU, as `recfuse.explain` does."""
-        from recfuse.perf.explain import explain
+        return Launches(self._record(gpu))
 
-        return explain(self.call, *self.batch, gpu=gpu, training=self.training)
+    def kernels(self, gpu: str) -> list[Kernel]:
+        """Return the kernels of its launches, each once."""
+        return kernels_of(self._record(gpu))
+
+    def _record(self, gpu: str) -> list[dict[str, Any]]:
+        from recfuse.perf.explain import record
+
+        recorded = record(self.call, self.batch, gpu, self.training)
+        return [launch for launch in recorded if launch["operator"] not in self.without]
 
 
 def bag_call(
@@ -44,8 +54,9 @@ def bag_call(
     weighted: bool = False,
     padded: bool = False,
     schedule: str = "",
+    check: bool = True,
 ) -> DescribedCall:
-    """Return a call of one table, of ``bags * pooling`` lookups."""
+    """Return a call of one table, of ``bags * pooling`` lookups; ``check``: whether it checks bounds."""
     from recfuse.ops import embedding_bag
 
     weight = reserve((rows, dim), dtype)
@@ -56,28 +67,46 @@ def bag_call(
     def call(indices: Tensor, offsets: Tensor) -> Tensor:
         return embedding_bag(
             indices, weight, offsets, mode=mode, per_sample_weights=weights,
-            padding_idx=0 if padded else None, schedule=schedule,
+            padding_idx=0 if padded else None, schedule=schedule, bounds_check="on" if check else "off",
         )  # fmt: skip
 
-    return DescribedCall(f"table of {rows:,} x {dim} {_name(dtype)}, {mode}", call, (indices, offsets))
+    table = f"table of {rows:,} x {dim} {_name(dtype)}, {mode}, {_name(integer)}"
+    name = f"{table}, {bags:,} bags of {pooling}"
+    return DescribedCall(name, call, (indices, offsets))
 
 
 def columns_call(columns: Sequence[Column], batch: int, training: bool = False) -> DescribedCall:
     """Return a call of columns, of a dense value a sample of each feature."""
+    name = f"{len(columns)} columns of {batch} samples"
+    return DescribedCall(name, new_columns(columns), columns_batch(columns, batch), training)
+
+
+def new_columns(columns: Sequence[Column], sparse: bool = False) -> nn.Module:
+    """Return columns whose tables take no memory."""
     from recfuse.nn.columns.module import EmbeddingColumns
 
-    module = with_reserved_memory(EmbeddingColumns(columns, device="meta", host_tables=None))
+    with Reserving():
+        return EmbeddingColumns(columns, device="cpu", host_tables=None, sparse=sparse)
+
+
+def columns_batch(columns: Sequence[Column], batch: int, jagged: bool = False) -> tuple[dict[str, Any]]:
+    """Return the argument of a call of columns, of a value a sample; ``jagged``: with offsets where there may
+    be several.
+    """
     uses = {source.use for column in columns for source in column.sources()}
     floats = {source.use.feature for column in columns if column.kind in ("bucketize", "numeric")
               for source in column.sources()}  # fmt: skip
     entries: dict[str, Any] = {}
     for use in uses:
         values = torch.zeros(batch, dtype=torch.float32 if use.feature in floats else torch.int64)
-        weighted = (torch.arange(batch + 1), torch.ones(batch)) if use.weighted else ()
-        entries[use.feature] = (values, *weighted) if weighted else values
+        entries[use.feature] = values
+        if use.weighted:
+            entries[use.feature] = values, torch.arange(batch + 1), torch.ones(batch)
+        elif jagged and use.feature not in floats:
+            entries[use.feature] = values, torch.arange(batch + 1)
         if use.weights is not None:
             entries[use.weights] = torch.ones(batch)
-    return DescribedCall(f"{len(columns)} columns of {batch} samples", module, (entries,), training)
+    return (entries,)
 
 
 def linear_call(

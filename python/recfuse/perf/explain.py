@@ -51,8 +51,8 @@ def explain(
 
     Note:
         Collections learn the lengths of bags from their first batch, as on a GPU. A ``mapping`` that was
-        made on the CPU is for 132 SMs. Launches of other threads are recorded too while a call runs on a
-        GPU. torch's own kernels are not listed.
+        made outside of the call is for 132 SMs. Launches of other threads are recorded too while a call
+        runs on a GPU. torch's own kernels are not listed.
     """
     if gpu is None and not _has_cuda_tensor((call, batch)):
         raise ValueError(
@@ -64,10 +64,17 @@ def explain(
             f"explain: gpu is {gpu!r} and tensors are on a GPU; expected tensors on the CPU. Move them "
             "by .cpu(), or leave gpu out to explain the call on their own GPU"
         )
-    with _record(gpu) as recorded, torch.set_grad_enabled(training):
-        _run(call, batch, training, gpu)
-    launches = Launches(recorded)
+    launches = Launches(record(call, batch, gpu, training))
     return launches.compile() if compile else launches
+
+
+def record(
+    call: Callable[..., Any], batch: Sequence[Any], gpu: str | None, training: bool
+) -> list[dict[str, Any]]:
+    """Return the launches of a call as `_C.explain_end` gives them; see `explain`."""
+    with _recording(gpu) as recorded, torch.set_grad_enabled(training):
+        _run(call, batch, training, gpu)
+    return recorded
 
 
 def known_gpus() -> list[dict[str, Any]]:
@@ -79,7 +86,7 @@ def known_gpus() -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _record(gpu: str | None) -> Iterator[list[dict[str, Any]]]:
+def _recording(gpu: str | None) -> Iterator[list[dict[str, Any]]]:
     recorded: list[dict[str, Any]] = []
     _C.explain_begin(gpu)
     try:

@@ -6,7 +6,7 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 from recfuse import _C
 
@@ -19,6 +19,8 @@ _RECORDED = (
     "operator", "call", "kernel", "file", "defines", "grid", "block", "cluster", "dynamic_shared",
     "read_bytes", "written_bytes", "flops", "tensor_flops",
 )  # fmt: skip
+Kernel: TypeAlias = tuple[str, str, str, str]
+"""Architecture, file, name, ``-D`` options: arguments of `_C.kernel_compile`."""
 _LAUNCH_SECONDS = 2e-6  # from a kernel's end to the start of the next on one stream
 
 
@@ -106,9 +108,9 @@ class Launches(Sequence[Launch]):
         """Sum of the launches' bounds."""
         return sum(launch.bound_seconds for launch in self)
 
-    def kernels(self) -> list[tuple[str, str, str, str]]:
+    def kernels(self) -> list[Kernel]:
         """Return each kernel once: architecture, file, name, ``-D`` options."""
-        return list(dict.fromkeys(_kernel_of(one) for one in self._recorded if one["file"]))
+        return kernels_of(self._recorded)
 
     def compile(self) -> Launches:
         """Compile the kernels into the cache and return the launches with the compiler's facts.
@@ -146,7 +148,12 @@ class Launches(Sequence[Launch]):
         return f"<table><caption>{html.escape(self.gpu['name'])}</caption>{body}</table>"
 
 
-def _kernel_of(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def kernels_of(recorded: Sequence[Mapping[str, Any]]) -> list[Kernel]:
+    """Return each kernel of some launches once."""
+    return list(dict.fromkeys(_kernel_of(one) for one in recorded if one["file"]))
+
+
+def _kernel_of(one: Mapping[str, Any]) -> Kernel:
     return one["gpu"]["arch"], one["file"], one["kernel"], one["defines"]
 
 

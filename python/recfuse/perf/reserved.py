@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux: memory counts where it is written alone
 
@@ -29,6 +31,21 @@ def reserve(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=numel).view(tuple(shape))
 
 
-def with_reserved_memory(module: nn.Module) -> nn.Module:
-    """Give a module of meta tensors memory of `reserve` on the CPU."""
-    return module._apply(lambda tensor: reserve(tensor.shape, tensor.dtype))
+class Reserving(TorchDispatchMode):
+    """A context in which modules and optimizers are made on the CPU without memory: large tensors of
+    ``torch.empty`` are those of `reserve`, which ``fill_`` and ``normal_`` leave as they are.
+    """
+
+    _LEAST = 1 << 12  # elements
+    _FILLS = torch.ops.aten.fill_.Scalar, torch.ops.aten.normal_.default
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator, or not."""
+        kwargs = kwargs or {}
+        if function is torch.ops.aten.empty.memory_format:
+            dtype = kwargs.get("dtype") or torch.get_default_dtype()
+            if dtype.is_floating_point and math.prod(args[0]) >= self._LEAST:
+                return reserve(args[0], dtype)
+        if function in self._FILLS and args[0].numel() >= self._LEAST:
+            return args[0]
+        return function(*args, **kwargs)

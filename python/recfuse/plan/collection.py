@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from recfuse import _C
 from recfuse._arguments import path_of
-from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES
 from recfuse.data.collection import CollectionTrace, jagged_batches, mean_lengths, trace_of
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.collection_view import CollectionView, native_call_of, view_of
@@ -121,35 +120,6 @@ class CollectionPlan(BasePlan):
         found = rows.reshape(-1, FIELDS)[np.array(self.schedule_of, np.int64)]
         found[:, -1] = self.expected
         return found
-
-    def compile_arguments(
-        self, *, check: bool = True, mapped: bool = False, huge: bool = False
-    ) -> tuple[Any, ...]:
-        """Return arguments of ``_C.fused_embedding_bag_compile``, except the architecture.
-
-        They describe the plan's kernel. No tables are needed; the packing is that of a collection.
-
-        Args:
-            check: whether the kernel checks indices.
-            mapped: for calls with a ``mapping``, which the kernel checks.
-            huge: for batches of 2**30 lookups and more.
-
-        Raises:
-            ValueError: there is no kernel for the plan's tables.
-        """
-        form = self.form
-        for name, value, allowed in (
-            *((f"a table of {table.dtype}", table.dtype, DTYPE_NAMES) for table in self.tables),
-            *((f"mode {table.mode}", table.mode, MODES) for table in self.tables),
-            (f"{form.indices} indices", form.indices, INTEGER_NAMES),
-            (f"{form.offsets} offsets", form.offsets, INTEGER_NAMES),
-        ):
-            if value not in allowed:
-                there = f"there is for {', '.join(allowed)}"
-                raise ArgumentValueError(f"recfuse.Plan: there is no kernel for {name}, {there}")
-        call = native_call_of([table.form for table in self.feature_tables])
-        integers = INTEGER_NAMES.index(form.indices), INTEGER_NAMES.index(form.offsets)
-        return call, *integers, form.weighted, check, self.rows()[None], self.warps, False, mapped, huge
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CollectionPlan:

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from recfuse import _C
-from recfuse.nn.collection_view import FeatureForm, native_call_of
+from recfuse.nn import Table
+from recfuse.perf.described_tables import ANY_SIZE, collection_of
+from recfuse.perf.described_training import TRAINING
 from support.c_program import COMPILER, SANITIZERS
 from support.cuda_program import Build
 
@@ -44,34 +46,32 @@ import torch  # librecfuse.so needs its libraries
 spec = importlib.util.spec_from_file_location("_C", sys.argv[1])
 _C = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(_C)
-from numpy import array, int64
-buffers, features, dtype, stride = eval(sys.argv[2])
-for optimizer in (-1, int(sys.argv[3])):
-    call = buffers, array(features, int64), dtype, stride
-    _C.fused_embedding_bag_training_compile("sm_90a", call, 1, 1, False, optimizer, False)
+for kernel in eval(sys.argv[2]):
+    _C.kernel_compile(*kernel)
 """
 
 
-@pytest.mark.parametrize("rows, optimizer", ((1000, 3), (20000, 2)))
+@pytest.mark.parametrize("rows, optimizer", ((1000, "adam"), (20000, "rowwise_adagrad")))
 def test_what_is_compiled_ahead_is_all_that_training_takes(
-    cuda_build: Build, tmp_path: Path, rows: int, optimizer: int
+    cuda_build: Build, tmp_path: Path, rows: int, optimizer: str
 ) -> None:
-    """The tables of test_backward.c, from `recfuse compile`'s function to calls where nothing is compiled.
-    The function runs in a process where the module and the library lie beside the empty kernels.
+    """The tables of test_backward.c, from the kernels of `recfuse compile` to calls where nothing is
+    compiled. They are compiled in a process where the module and the library lie beside the empty kernels.
     """
     program = cuda_build("plain").beside_empty_kernels()
     program.add_nvrtc()
     module = program.path.with_name(Path(_C.__file__).name)
     for file in (module.name, "librecfuse.so"):
         shutil.copy2(Path(_C.__file__).with_name(file), module.with_name(file))
-    tables = [FeatureForm(rows, dim, torch.float32, "sum", False) for dim in (8, 16, 8, 16)]
-    buffers, features, *rest = native_call_of(tables)
-    call = repr((buffers, features.tolist(), *rest))
+    tables = collection_of("tables", [Table(rows, dim) for dim in (8, 16, 8, 16)], (torch.int64, torch.int64))
+    calls = [call for kind in ("gradients", optimizer) for call in tables.training(kind, ANY_SIZE)]
+    kernels = list(dict.fromkeys(kernel for call in calls for kernel in call.kernels("sm_90a")))
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, module, call, str(optimizer)],
+        [sys.executable, "-c", COMPILE, module, repr(kernels)],
         env=program.environment(tmp_path),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    program.run("backward_training", str(rows), str(optimizer), cache=tmp_path, gpu=True, RECFUSE_JIT="off")
+    number = str(TRAINING.index(optimizer) - 1)
+    program.run("backward_training", str(rows), number, cache=tmp_path, gpu=True, RECFUSE_JIT="off")

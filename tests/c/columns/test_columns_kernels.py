@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recfuse import _C
+from recfuse import cli
 from support.kernels import ARCHS, BFLOAT16, FLOAT16, FLOAT32, NVRTC, compile_log, disassembler, standalone
 
 FOLDER = "families/embedding_columns"
@@ -71,5 +71,5 @@ def test_rows_are_loaded_one_behind_another(tmp_path: Path) -> None:
 
 
 def test_kernels_go_into_the_cache(kernel_cache: Path) -> None:
-    _C.columns_kernels_compile("sm_90a")
+    assert cli.main(["compile", "--arch", "sm_90a", "--columns"]) == 0
     assert len(list(kernel_cache.rglob("*.cubin"))) == 10

@@ -25,7 +25,9 @@ from recfuse import _C
 done, sent, received = threading.Event(), [], []
 def compile_kernels():
     try:
-        _C.small_kernels_compile("sm_80")
+        for keep in range(4):
+            options = f"-DRF_INDEX=rf_i64 -DRF_KEEP={keep}"
+            _C.kernel_compile("sm_80", "families/pin_rows/pin_rows.cu", "rf_pin_rows", options)
     finally:
         done.set()
 def send(number):

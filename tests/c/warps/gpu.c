@@ -178,12 +178,6 @@ rf_status rf__jit_kernel(const rf__cuda_device *device, const rf__kernel_source 
     *kernel = &gpu.kernels[at].kernel;
     return RF_OK;
 }
-rf_status rf__jit_compile_each(const rf__kernel_source *source, const void *keys, size_t key_size, int32_t n,
-                               rf__kernel_describe describe, const char *arch) {
-    (void)source, (void)keys, (void)key_size, (void)n, (void)describe, (void)arch;
-    return RF_OK;
-}
-
 rf_status rf__jit_compile(const rf__kernel_source *source, const rf__kernel_options *options,
                           const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
     (void)source, (void)options, (void)arch, (void)cubin, (void)cubin_bytes, (void)info;

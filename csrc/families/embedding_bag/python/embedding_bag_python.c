@@ -6,8 +6,6 @@
 #include <string.h>
 
 #include "families/embedding_bag/embedding_bag.h"
-#include "families/embedding_columns/embedding_columns.h"
-#include "families/fused_embedding_bag/partition/map_lower.h"
 #include "families/pin_rows/pin_rows.h"
 #include "core/validate.h"
 
@@ -56,30 +54,6 @@ RF__PY_METHOD(embedding_bag_compile) {
     rf_embedding_bag_schedule_print(&complete, complete_text);
     return rf__py_kernel(
         &info, Py_BuildValue("{s:s,s:i}", "schedule", complete_text, "shared_bytes", info.shared_bytes));
-}
-
-RF__PY_METHOD(small_kernels_compile) {
-    const char *arch;
-    rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "s:small_kernels_compile", &arch)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = rf__pin_rows_compile(arch);
-    if (status == RF_OK) status = rf__fused_map_compile(arch);
-    Py_END_ALLOW_THREADS;
-    Py_INCREF(Py_None);
-    return rf__py_result(Py_None, status, "small_kernels_compile");
-}
-
-RF__PY_METHOD(columns_kernels_compile) {
-    const char *arch;
-    rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "s:columns_kernels_compile", &arch)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = rf__columns_compile(arch);
-    if (status == RF_OK) status = rf__columns_lookups_compile(arch);
-    Py_END_ALLOW_THREADS;
-    Py_INCREF(Py_None);
-    return rf__py_result(Py_None, status, "columns_kernels_compile");
 }
 
 /* The batches and schedules of a measurement, which the caller frees; false: *status or an exception says why. */

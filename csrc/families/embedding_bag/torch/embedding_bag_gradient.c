@@ -51,6 +51,7 @@ void rf__gradient_list_free(const rf__gradient_list *list) {
 
 /* Adds the number of lookups to offsets [bags]; the call's scratch. */
 static rf_status offsets_complete(rf__call *call, rf_fused_backward_params *params) {
+    if (rf__call_is_explained(call)) return RF_OK; /* the type stays, as on a GPU; nothing reads offsets */
     int64_t *offsets = malloc((size_t)(params->bags + 1) * sizeof *offsets);
     RF_FAIL_IF(offsets == NULL, RF_ERR_MEMORY, "no memory for %lld offsets", (long long)params->bags);
     call->scratch = offsets;

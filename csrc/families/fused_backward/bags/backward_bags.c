@@ -206,29 +206,3 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cuda(const rf_fused_emb
         .params = params, .kernel = SAMPLE_WEIGHTS, .grad_dtype = grad_dtype, .grad = grad, .output = output};
     return run(operator_name, &problem, allocator, stream);
 }
-
-static rf_status compile(const rf__gpu *gpu, const bags_problem *problem) {
-    rf_status status = RF_OK;
-    rf__description description = {0};
-    rf__launches launches;
-    rf__launches_init(&launches, "fused_embedding_bag_training_compile");
-    RF_TRY(description_make(gpu, problem, &description));
-    RF_TRY(lower(gpu, description.data, problem, &launches));
-    RF_TRY(rf__launches_compile(&launches, gpu->arch, NULL));
-out:
-    rf__launches_free(&launches);
-    free(description.data);
-    return status;
-}
-
-rf_status rf__bags_compile(const rf__gpu *gpu, const rf_fused_embedding_bag_params *params) {
-    rf_fused_embedding_bag_params one = *params;
-    const bags_problem winners = {.params = &one, .kernel = WINNERS};
-    const bags_problem sample_weights = {
-        .params = &one, .kernel = SAMPLE_WEIGHTS, .grad_dtype = params->output_dtype};
-    bool any_max = false;
-    one.bags = one.lookups = 1;
-    for (int64_t f = 0; f < params->n_features; f++) any_max |= params->features[f].pooling == RF_MAX;
-    if (any_max) RF_CHECK(compile(gpu, &winners));
-    return params->sample_weights != NULL ? compile(gpu, &sample_weights) : RF_OK;
-}

@@ -230,21 +230,3 @@ rf_status rf__fused_map_lower(const rf__gpu *gpu, const rf__fused_map_table *tab
         (int64_t)tile_means + (int64_t)table->n_tiles * blocks * (int64_t)sizeof(uint32_t);
     return RF_OK;
 }
-
-rf_status rf__fused_map_compile(const char *arch) {
-    const rf__fused_map_table table = {0};
-    rf__fused_device_mapping mapping;
-    rf__launches launches;
-    rf__gpu gpu;
-    rf_status status = RF_OK;
-    RF_CHECK(rf__gpu_of_arch(arch, &gpu));
-    for (int32_t type = RF_INT32; type <= RF_INT64 && status == RF_OK; type++) {
-        const rf_fused_embedding_bag_params params = {
-            .n_features = 1, .bags = 1, .offset_type = (rf_int_type)type};
-        rf__launches_init(&launches, "fused_embedding_bag");
-        status = rf__fused_map_lower(&gpu, &table, &params, &launches, &mapping);
-        if (status == RF_OK) status = rf__launches_compile(&launches, arch, NULL);
-        rf__launches_free(&launches);
-    }
-    return status;
-}

@@ -36,7 +36,4 @@ rf_status rf__fused_map_lower(const rf__gpu *gpu, const rf__fused_map_table *tab
                               const rf_fused_embedding_bag_params *params, rf__launches *launches,
                               rf__fused_device_mapping *mapping);
 
-/* Every variant of the kernel into the cache; needs no GPU. */
-RF__SHARED rf_status rf__fused_map_compile(const char *arch);
-
 #endif

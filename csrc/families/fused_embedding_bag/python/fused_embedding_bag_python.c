@@ -100,33 +100,6 @@ out:
     return rf__py_result(result, status, function);
 }
 
-RF__PY_METHOD(fused_embedding_bag_training_compile) {
-    static const char function[] = "fused_embedding_bag_training_compile";
-    rf__py_fused_call call = {0};
-    const char *arch;
-    PyObject *call_object, *result = NULL;
-    int index_type, offset_type, weighted, optimizer, stochastic_rounding;
-    rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "sOiipip:fused_embedding_bag_training_compile", &arch, &call_object,
-                          &index_type, &offset_type, &weighted, &optimizer, &stochastic_rounding))
-        return NULL;
-    if (rf__py_call_read(call_object, function, &call) != 0) goto out;
-    RF__PY_REFUSE_IF(optimizer < -1 || optimizer > RF_ADAM, PyExc_ValueError, "%s: optimizer is %d", function,
-                     optimizer);
-    call.params.index_type = (rf_int_type)index_type;
-    call.params.offset_type = (rf_int_type)offset_type;
-    call.params.sample_weights = weighted ? call.params.output : NULL; /* not looked at */
-    RF_TRY(rf__py_call_check(&call.params, 0));
-    RF__PY_UNLOCKED(status =
-                        rf__backward_compile(arch, &call.params, optimizer + 1, stochastic_rounding != 0));
-    RF_TRY(status);
-    Py_INCREF(Py_None);
-    result = Py_None;
-out:
-    rf__py_call_free(&call);
-    return rf__py_result(result, status, function);
-}
-
 RF__PY_METHOD(fused_embedding_bag_backward_leave_out) {
     int parts;
     if (!PyArg_ParseTuple(arguments, "i:fused_embedding_bag_backward_leave_out", &parts)) return NULL;
