@@ -11,7 +11,8 @@ import torch
 from torch import optim
 
 import recfuse
-from recfuse.nn.packed.row_wise import _ROW_WISE, is_row_wise
+from recfuse.nn.packed.by_table.known_optimizers import KNOWN
+from recfuse.nn.packed.row_wise import is_row_wise
 from support.dlrm import DLRM_Net, batch_of, train
 
 close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
@@ -169,7 +170,7 @@ def test_which_classes_are_known():
 @pytest.mark.parametrize("package", ("torch", "torchrec", "accelerate", "recfuse"))
 def test_the_classes_of_the_list_exist(package):
     pytest.importorskip(package)
-    names = [name for name in _ROW_WISE if name.split(".")[0] == package]
+    names = [name for name in KNOWN if name.split(".")[0] == package]
     assert names
     for name in names:
         module, _, kind = name.rpartition(".")

@@ -12,7 +12,8 @@ from torch import nn
 
 import recfuse
 from recfuse import optim
-from recfuse.ops.updates import GRAD_SCALE, SKIP, update_of
+from recfuse.ops.training.optimizers import GRAD_SCALE, SKIP
+from recfuse.ops.updates import update_of
 from support.collection import collection_of, lookups_of
 from support.compiled import sees_optimizers
 

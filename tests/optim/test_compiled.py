@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import recfuse
 from recfuse import optim
 from recfuse.nn import FusedEmbeddingBagCollection, Table
-from recfuse.ops.updates import STATES
+from recfuse.ops.training.optimizers import STATES
 from support.compiled import sees_optimizers
 
 pytestmark = sees_optimizers

@@ -21,7 +21,7 @@ import recfuse
 from recfuse import optim
 from recfuse.nn import FusedEmbeddingBagCollection, Table
 from recfuse.ops.training.applied_gradients import AppliedGradient
-from recfuse.ops.updates import STATES
+from recfuse.ops.training.optimizers import STATES
 from support import gpu
 from support.collection import SPECS, collection_of, lookups_of
 from support.compiled import sees_optimizers

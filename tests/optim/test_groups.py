@@ -13,7 +13,8 @@ from torch import nn
 import recfuse
 from recfuse import optim
 from recfuse.nn import FusedEmbeddingBagCollection
-from recfuse.ops.updates import BETA1, EPS, GRAD_SCALE, LR, STEP, WEIGHT_DECAY, update_of
+from recfuse.ops.training.optimizers import BETA1, EPS, GRAD_SCALE, LR, STEP, WEIGHT_DECAY
+from recfuse.ops.updates import update_of
 from support.collection import collection_of, lookups_of
 
 SPECS = [(20, 4), (9, 8)]

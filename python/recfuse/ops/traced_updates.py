@@ -16,8 +16,10 @@ from torch import Tensor
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.gradients import OutputGrad
 from recfuse.ops.library import below_autograd, library, register_fake
+from recfuse.ops.training.optimizers import STATES
 from recfuse.ops.training.scaled_losses import check_unscaled
-from recfuse.ops.updates import OPTIONS, STATES, Update, Updater, fused_update_operator, is_written
+from recfuse.ops.training.updaters import OPTIONS, Updater
+from recfuse.ops.updates import Update, fused_update_operator, is_written
 
 _ops = torch.ops.recfuse
 _ORDINARY, _DEFERRED = -2, -1  # in `updater_of`, where no updater of the list has the weight

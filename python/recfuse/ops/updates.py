@@ -23,112 +23,13 @@ from recfuse.ops.autograd import register
 from recfuse.ops.gradients import OutputGrad
 from recfuse.ops.library import below_autograd, register_fake
 from recfuse.ops.training.applied_gradients import AppliedGradient
+from recfuse.ops.training.updaters import Updater
 
 _ops = torch.ops.recfuse
 fused_update_operator = _ops.fused_embedding_bag_update.default
 _rows_update = _ops.rows_update.default
 
-OPTIMIZERS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam")  # in the order of rf_optimizer
-STATES = (0, 1, 1, 2)  # tensors that each keeps of a weight
-_WHOLE = 1 << 24  # float32 has every whole number up to it
-OPTIONS = 3  # numbers that say how an updater works: kind, stochastic_rounding, seed
-LR, WEIGHT_DECAY, EPS, BETA1, BETA2, STEP, GRAD_SCALE, SKIP = range(8)  # rf_update_number
 _ATTRIBUTE = "_recfuse_update"  # of a Parameter; the compiler guards on it
-
-
-class Updater:
-    """What Parameters have in common that one optimizer updates in one call: the same numbers, the same step.
-
-    Attributes:
-        kind: a position in OPTIMIZERS.
-        numbers: float32 ``[8]`` on the Parameters' device, which the kernels read when they run; see LR and
-            those behind it. STEP is that of the next update.
-        deferred: the backward pass leaves sparse gradients, instead of updating.
-        counts_on_device: whether kernels read the number of the step.
-        owner: the optimizer; None once it is deleted.
-        device: of ``numbers``.
-        made: steps that were made, as the host has counted them.
-    """
-
-    def __init__(
-        self,
-        owner: Any,
-        kind: int,
-        device: torch.device,
-        deferred: bool,
-        stochastic_rounding: bool,
-        seed: int,
-    ) -> None:
-        """Numbers that change nothing: an lr of 0."""
-        self.kind, self.deferred = kind, deferred
-        self.stochastic_rounding, self.seed = stochastic_rounding, seed
-        self.options = kind, int(self.stochastic_rounding), self.seed
-        self.counts_on_device = OPTIMIZERS[kind] == "Adam" or stochastic_rounding
-        self._owner: Callable[[], Any] = weakref.ref(owner)
-        self.made = 0
-        self.device = device
-        self._written = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
-        with torch.inference_mode(False):
-            self.numbers = torch.tensor(self._written, dtype=torch.float32, device=device)
-
-    @property
-    def owner(self) -> Any:
-        """The optimizer, or None."""
-        return self._owner()
-
-    def disown(self) -> None:
-        """Parts from the optimizer, as if it were deleted."""
-        self._owner = lambda: None
-
-    def write(self, number: int, value: float) -> None:
-        """Writes a number, asynchronously, unless it is that already."""
-        if self._written[number] != value:
-            self._written[number] = value
-            self._put(number, value)
-
-    def _put(self, number: int, value: float | Tensor) -> None:
-        with torch.inference_mode(False), torch.no_grad():
-            self.numbers[number].fill_(value)
-
-    def set_steps(self, made: int) -> None:
-        """Says how many steps were made."""
-        self.made = made
-        self._put(STEP, made + 1 if made < _WHOLE else _WHOLE // 2 + (made + 1) % (_WHOLE // 2))
-
-    def steps_made(self) -> int:
-        """How many steps were made; waits for the device, where it counts them. Beyond 2^24 the host's
-        count, which has not those of replayed graphs.
-        """
-        if not self.counts_on_device:
-            return self.made
-        counted = round(self.numbers[STEP].item()) - 1
-        return counted if counted < _WHOLE // 2 else max(counted, self.made)
-
-    def tick(self, found_inf: Tensor | None = None) -> None:
-        """Counts a step, unless ``found_inf`` says that it was none."""
-        self.made += 1
-        if self.counts_on_device:
-            with torch.inference_mode(False), torch.no_grad():
-                step = self.numbers[STEP]
-                if found_inf is None:
-                    step.add_(1)
-                else:
-                    step.add_(found_inf.to(self.device, non_blocking=True).reshape(()) == 0)
-                if self.stochastic_rounding:
-                    # A step that stays what it is would round with the same bits for ever. Half of 2^24 steps
-                    # behind its first bits are enough, and Adam's corrections are 1 there.
-                    step.add_(step >= _WHOLE, alpha=-(_WHOLE // 2))
-
-    def scale(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """What a gradient scaler has found out: gradients are divided by ``grad_scale``, and not used at all
-        where ``found_inf`` is not 0. None: neither.
-        """
-        device, sign = self.device, self._written[GRAD_SCALE]
-        if grad_scale is not None:
-            self._put(GRAD_SCALE, (sign / grad_scale.to(device, non_blocking=True)).reshape(()))
-        else:
-            self._put(GRAD_SCALE, sign)
-        self._put(SKIP, 0.0 if found_inf is None else found_inf.to(device, non_blocking=True).reshape(()))
 
 
 unfinished: set[int] = set()

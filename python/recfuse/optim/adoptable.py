@@ -13,7 +13,7 @@ from recfuse.errors import ArgumentValueError
 from recfuse.optim.base import FusedOptimizer
 from recfuse.optim.groups import check_betas, check_number, check_off
 from recfuse.optim.kinds import SGD, Adagrad, Adam, RowWiseAdagrad
-from recfuse.optim.states import NAMES, check_state
+from recfuse.optim.states import check_state
 
 _DENSE_ADAM = (
     "moves each row of a table at each step, looked up or not, as a fused one never does: use "
@@ -37,12 +37,12 @@ class Form(NamedTuple):
     @property
     def step_type(self) -> Callable[[int], Any] | None:
         """Of ``step`` in a state."""
-        return int if self.dlrm else self.fused._step_type
+        return int if self.dlrm else self.fused._kind.step
 
     def check(self, state: Any, parameter: Tensor, what: str) -> None:
         """Raises unless a state of the optimizer is whole."""
         if not self.dlrm:
-            check_state(state, NAMES[self.fused.__name__], parameter.shape, what)
+            check_state(state, self.fused._kind.states, parameter.shape, what)
         elif isinstance(state, Mapping) and set(state) <= {"step"}:
             check_state(state, (), (), what)
         else:

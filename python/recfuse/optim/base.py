@@ -13,23 +13,13 @@ from torch.nn import Parameter
 from recfuse._arguments import integer
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.memory import advise_huge_pages
+from recfuse.ops.training.optimizers import BETA1, BETA2, EPS, GRAD_SCALE, KINDS, LR, WEIGHT_DECAY, Kind
 from recfuse.ops.training.scaled_losses import watch_scalers
-from recfuse.ops.updates import (
-    BETA1,
-    BETA2,
-    EPS,
-    GRAD_SCALE,
-    LR,
-    OPTIMIZERS,
-    WEIGHT_DECAY,
-    Update,
-    Updater,
-    set_update,
-    update_of,
-)
+from recfuse.ops.training.updaters import Updater
+from recfuse.ops.updates import Update, set_update, update_of
 from recfuse.optim.groups import ParamGroup, check_betas, check_groups, check_number, check_off
 from recfuse.optim.parameters import check_parameter, parameters_of, without_views
-from recfuse.optim.states import NAMES, check_state, states_by_parameter
+from recfuse.optim.states import check_state, states_by_parameter
 from recfuse.optim.stepping import Stepping
 from recfuse.optim.surroundings import check_wrapper
 
@@ -40,8 +30,7 @@ class FusedOptimizer(Stepping):
     """An optimizer of embedding tables, whose step a kernel makes row by row; see :mod:`recfuse.optim`."""
 
     _step_supports_amp_scaling = True  # for torch.amp.GradScaler: step() reads found_inf on the device
-    _row_state = False  # a number a row, instead of one an element
-    _step_type: Any = None  # of the entry "step" of the state; None: there is none
+    _kind: Kind
     _where = "recfuse.optim"  # the subject of errors
     _instead = ""  # how to have gradients, for errors
     _adoption: Any = None  # a weak reference to what makes the steps of an optimizer of torch with this one
@@ -76,10 +65,6 @@ class FusedOptimizer(Stepping):
         self._held: list[weakref.ref[Any]] = []
         self._count = 0  # of param groups
         weakref.finalize(self, _release, self._held).atexit = False
-
-    @property
-    def _kind(self) -> int:
-        return OPTIMIZERS.index(type(self).__name__)
 
     @property
     def deferred(self) -> bool:
@@ -134,18 +119,18 @@ class FusedOptimizer(Stepping):
     # ---- state
 
     def _new_state(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        shape = (parameter.shape[0], 1) if self._row_state else parameter.shape
         found: dict[str, Any] = {}
         with torch.inference_mode(False):
-            for name in self._state_names:
-                found[name] = torch.empty(shape, dtype=torch.float32, device=parameter.device)
+            for name in self._kind.states:
+                found[name] = torch.empty(
+                    self._state_shape(parameter), dtype=torch.float32, device=parameter.device
+                )
                 advise_huge_pages(found[name])
                 found[name].fill_(group.get("initial_accumulator_value", 0))
         return found
 
-    @property
-    def _state_names(self) -> tuple[str, ...]:
-        return NAMES[type(self).__name__]
+    def _state_shape(self, parameter: Tensor) -> tuple[int, ...]:
+        return (parameter.shape[0], 1) if self._kind.by_row else tuple(parameter.shape)
 
     def _arrange(self, group: Mapping[str, Any], steps: Mapping[Tensor, int]) -> None:
         """Gives each Parameter of a group its update: those with as many steps behind them share an updater,
@@ -162,7 +147,7 @@ class FusedOptimizer(Stepping):
         for (device, made), parameters in together.items():
             updater = next((old for old in spare if old.device == device), None)
             if updater is None:
-                updater = Updater(self, self._kind, device, *self._settings)
+                updater = Updater(self, KINDS.index(self._kind), device, *self._settings)
             else:
                 spare.remove(updater)
             updater.set_steps(made)
@@ -173,7 +158,7 @@ class FusedOptimizer(Stepping):
 
     def _attach(self, parameter: Tensor, updater: Updater) -> None:
         state = self.state[parameter]
-        states = [state[name].view(-1) if self._row_state else state[name] for name in self._state_names]
+        states = [state[name].view(-1) if self._kind.by_row else state[name] for name in self._kind.states]
         update = update_of(parameter)
         if (
             update is None
@@ -214,7 +199,7 @@ class FusedOptimizer(Stepping):
 
     def _check_shared(self, state: Mapping[str, Any], update: Update) -> None:
         """Raises where an entry of a state is not what the kernels write to."""
-        for name, own in zip(self._state_names, update.states, strict=True):
+        for name, own in zip(self._kind.states, update.states, strict=True):
             found = state.get(name)
             if found is not own and (found is None or found.data_ptr() != own.data_ptr()):
                 raise ArgumentValueError(
@@ -250,11 +235,12 @@ class FusedOptimizer(Stepping):
 
     def _before_move(self) -> None:
         """Brings the steps' number into the state, where torch's optimizers have it."""
-        if self._step_type is not None or self._settings[1]:
+        step = self._kind.step
+        if step is not None or self._settings[1]:
             for _, parameter, update in self._own():
                 self._check_step(parameter, update)
                 made = update.updater.steps_made()
-                self.state[parameter]["step"] = made if self._step_type is None else self._step_type(made)
+                self.state[parameter]["step"] = made if step is None else step(made)
                 update.step_in_state = made
 
     def state_dict(self) -> dict[str, Any]:
@@ -315,15 +301,14 @@ class FusedOptimizer(Stepping):
             self._arrange(group, {p: int(self.state[p].get("step", 0)) for p in group["params"]})
 
     def _check_loaded(self, parameter: Tensor, loaded: Mapping[str, Any]) -> None:
-        shape = (parameter.shape[0], 1) if self._row_state else parameter.shape
-        check_state(loaded, self._state_names, shape, self._where)
+        check_state(loaded, self._kind.states, self._state_shape(parameter), self._where)
 
     def _load(
         self, parameter: Tensor, group: Mapping[str, Any], own: dict[str, Any], loaded: Mapping[str, Any]
     ) -> None:
         """Copies a loaded state into the tensors that are there; without one, that of a new optimizer."""
         with torch.no_grad():
-            for name in self._state_names:
+            for name in self._kind.states:
                 if loaded.get(name) is not None:
                     own[name].copy_(loaded[name].reshape(own[name].shape))
                 else:

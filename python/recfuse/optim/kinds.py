@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from recfuse.ops.training.optimizers import KINDS
 from recfuse.optim.base import FusedOptimizer
 from recfuse.optim.groups import refuse
 
 _COMMON = {"maximize": False, "differentiable": False, "foreach": None, "fused": None}
 
 
-def _step_tensor(steps: int) -> Tensor:
-    return torch.tensor(float(steps), dtype=torch.float32)
+_SGD, _ADAGRAD, _ROW_WISE_ADAGRAD, _ADAM = KINDS
 
 
 class SGD(FusedOptimizer):
@@ -49,6 +46,8 @@ class SGD(FusedOptimizer):
 
     Source: FBGEMM's table-batched embedding (updates in the backward pass).
     """
+
+    _kind = _SGD
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class Adagrad(FusedOptimizer):
     Source: Duchi et al., 2011; FBGEMM's table-batched embedding (updates in the backward pass).
     """
 
-    _step_type = staticmethod(_step_tensor)
+    _kind = _ADAGRAD
 
     def __init__(
         self,
@@ -145,7 +144,7 @@ class RowWiseAdagrad(Adagrad):
     Source: Gupta et al., "Training Recommender Systems at Scale", 2020 (row-wise Adagrad).
     """
 
-    _row_state = True
+    _kind = _ROW_WISE_ADAGRAD
 
 
 class Adam(FusedOptimizer):
@@ -176,7 +175,7 @@ class Adam(FusedOptimizer):
     Source: Kingma and Ba, 2015; FBGEMM's table-batched embedding (updates in the backward pass).
     """
 
-    _step_type = int
+    _kind = _ADAM
 
     def __init__(
         self,

@@ -13,8 +13,6 @@ from torch import Tensor
 from recfuse._arguments import integer, real, wrong_type
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 
-NAMES = {"SGD": (), "Adagrad": ("sum",), "RowWiseAdagrad": ("sum",), "Adam": ("exp_avg", "exp_avg_sq")}
-"""Tensors of a Parameter's state beside ``step``, by the name of the optimizer."""
 _MOST_STEPS = 2**63 - 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch.nn import Parameter
 
 from recfuse import optim
-from recfuse.ops.updates import EPS
+from recfuse.ops.training.optimizers import EPS
 from recfuse.optim.base import FusedOptimizer
 from recfuse.torchrec.options import Options
 

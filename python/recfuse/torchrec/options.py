@@ -26,12 +26,12 @@ DTYPES = {
 }
 MODES = {PoolingMode.SUM: "sum", PoolingMode.MEAN: "mean"}
 
-# The optimizers of FBGEMM that have a fused form here, with the names of their states.
-OPTIMIZERS: dict[EmbOptimType, tuple[type[FusedOptimizer], tuple[str, ...]]] = {
-    EmbOptimType.EXACT_SGD: (optim.SGD, ()),
-    EmbOptimType.EXACT_ADAGRAD: (optim.Adagrad, ("sum",)),
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: (optim.RowWiseAdagrad, ("sum",)),
-    EmbOptimType.ADAM: (optim.Adam, ("exp_avg", "exp_avg_sq")),
+# The optimizers of FBGEMM that have a fused form here.
+OPTIMIZERS: dict[EmbOptimType, type[FusedOptimizer]] = {
+    EmbOptimType.EXACT_SGD: optim.SGD,
+    EmbOptimType.EXACT_ADAGRAD: optim.Adagrad,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: optim.RowWiseAdagrad,
+    EmbOptimType.ADAM: optim.Adam,
 }
 
 # Arguments that only caches, statistics or other optimizers read: any value is accepted.

@@ -77,7 +77,7 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         self.tables = PooledTables(
             shapes, self.table_names, self.feature_table_map, self.options, self.current_device
         )
-        kind, _ = OPTIMIZERS[self.optimizer]
+        kind = OPTIMIZERS[self.optimizer]
         self._fused = in_backward(kind, list(self.tables.parameters()), self.options)
 
     # ---- calls
@@ -132,17 +132,17 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
 
     def split_optimizer_states(self) -> list[list[Tensor]]:
         """Each table's states in FBGEMM's order, views: ``[rows, dim]``, of row-wise Adagrad ``[rows]``."""
-        kind, names = OPTIMIZERS[self.optimizer]
-        states: list[list[Tensor]] = [[] for _ in self.embedding_specs] if names else []
-        for name in names:
+        kind = OPTIMIZERS[self.optimizer]._kind
+        states: list[list[Tensor]] = [[] for _ in self.embedding_specs] if kind.states else []
+        for name in kind.states:
             matrices = [self._fused.state[weight][name] for weight in self.tables.parameters()]
             for table, rows in zip(states, self.tables.table_rows(matrices), strict=True):
-                table.append(rows.view(-1) if kind._row_state else rows)
+                table.append(rows.view(-1) if kind.by_row else rows)
         return states
 
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
         """The same by the names of torch's optimizers."""
-        names = OPTIMIZERS[self.optimizer][1]
+        names = OPTIMIZERS[self.optimizer]._kind.states
         return [dict(zip(names, states, strict=True)) for states in self.split_optimizer_states()]
 
     # ---- hyper-parameters

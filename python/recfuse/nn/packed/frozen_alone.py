@@ -17,26 +17,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from recfuse.errors import ArgumentValueError
+from recfuse.nn.packed.by_table.known_optimizers import is_counted
 from recfuse.nn.packed.optimizer_state import kinds_of
 from recfuse.nn.packed.store import PackedStore
 
 left: list[weakref.ref[PackedStore]] = []
 """Stores that had a table which is frozen alone."""
-
-_NOT_COUNTED = (
-    "torch.optim.sgd.SGD",
-    "torch.optim.rmsprop.RMSprop",
-    "torch.optim.adadelta.Adadelta",
-    "torch.optim.rprop.Rprop",
-    "torch.optim.adagrad.Adagrad",
-    "recfuse.optim.kinds.SGD",
-    "recfuse.optim.kinds.Adagrad",
-    "recfuse.optim.kinds.RowWiseAdagrad",
-    "optim.rwsadagrad.RWSAdagrad",
-    "torchrec.optim.rowwise_adagrad.RowWiseAdagrad",
-)
-"""Classes whose step does not depend on the number of steps, without the options below."""
-_COUNTING = ("lr_decay", "dampening")
 
 _Records = weakref.WeakKeyDictionary[PackedStore, dict[int, dict[str, Any]]]
 _records: weakref.WeakKeyDictionary[Optimizer, _Records] = weakref.WeakKeyDictionary()
@@ -145,12 +131,6 @@ def noted_numbers(found: Optimizer, store: PackedStore, table: int) -> dict[str,
 def group_of(found: Optimizer, parameter: Any) -> dict[str, Any] | None:
     """The param group that has a Parameter; None: there is none."""
     return next((group for group in found.param_groups if any(p is parameter for p in group["params"])), None)
-
-
-def is_counted(found: Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether a step depends on the number of steps."""
-    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(found).__mro__)
-    return any(group.get(option) for option in _COUNTING) or not any(name in _NOT_COUNTED for name in names)
 
 
 def numbers_of(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,6 @@
 """Which optimizers may make the step of several tables in one Parameter, and the error for the others.
 
-A packed Parameter has the rows of many tables. Its step is that of the tables alone where each element, or
-each row, is treated by itself (SGD, Adam, row-wise Adagrad). LAMB, LARS and Adafactor scale a step by norms
-of the whole Parameter, so packing would change it. Only classes that are listed here, and those for which the
-user vouches, are taken for row-wise.
+Only classes of `by_table.known_optimizers`, and those for which the user vouches, are taken for row-wise.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from torch.optim import Optimizer, optimizer
 
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.packed.by_table.dicts import speak_of_tables
+from recfuse.nn.packed.by_table.known_optimizers import KNOWN, Known, name_of
 from recfuse.nn.packed.frozen_alone import group_of, keep_states, left
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.nn.packed.taking_part import (
@@ -33,53 +31,20 @@ VOUCHED = "recfuse_row_wise"
 """Attribute of an optimizer, or of its class: True says that it treats each row for itself, False that each
 table must keep a Parameter of its own.
 """
-_OF_TORCH = (
-    "SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD",
-    "SparseAdam",
-)  # fmt: skip
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-_ROW_WISE: dict[str, tuple[str, ...] | None] = {
-    **{_name(getattr(torch.optim, name)): None for name in _OF_TORCH},
-    "torch.optim.sgd.SGD": ("momentum", "weight_decay"),
-    "torch.optim.adagrad.Adagrad": ("lr_decay", "weight_decay"),
-    "torch.optim.lbfgs.LBFGS": (),  # takes all Parameters for one vector, in which None is zeros
-    "recfuse.optim.kinds.SGD": (),  # and the others step rows that were looked up alone
-    "recfuse.optim.kinds.Adagrad": (),
-    "recfuse.optim.kinds.RowWiseAdagrad": (),
-    "recfuse.optim.kinds.Adam": (),
-    "optim.rwsadagrad.RWSAdagrad": ("lr_decay", "weight_decay"),  # of facebookresearch/dlrm
-    "torchrec.optim.rowwise_adagrad.RowWiseAdagrad": ("lr_decay", "weight_decay"),
-    # These call other optimizers, and scale all gradients by one number at most.
-    "torchrec.optim.keyed.KeyedOptimizerWrapper": (),
-    "torchrec.optim.keyed.CombinedOptimizer": (),
-    "torchrec.optim.warmup.WarmupOptimizer": (),
-    "torchrec.optim.clipping.GradientClippingOptimizer": (),
-    "accelerate.optimizer.AcceleratedOptimizer": (),
-    "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer": (),
-    "torch.distributed.optim.post_localSGD_optimizer.PostLocalSGDOptimizer": (),
-}
-"""Options of a class with which a step of zeros moves a table or changes its state; None: it always does."""
 
 
 def is_row_wise(found: Optimizer) -> bool:
     """Whether the step of packed tables is that of the tables; False where that is not known."""
     vouched = getattr(found, VOUCHED, None)
-    return _listed(type(found)) is not None if vouched is None else bool(vouched)
+    return _known(type(found)) is not None if vouched is None else bool(vouched)
 
 
 @functools.lru_cache(maxsize=256)
-def _listed(kind: type) -> str | None:
-    """The name in the list of a class, or of one that it is derived from, overriding no method but
-    ``__init__``; None: it is not known.
-    """
+def _known(kind: type) -> Known | None:
+    """What is known of a class, or of one that it is derived from, overriding no method but ``__init__``."""
     for at, own in enumerate(kind.__mro__):
-        if _name(own) in _ROW_WISE:
-            return _name(own)
+        if (known := KNOWN.get(name_of(own))) is not None:
+            return known
         bases = kind.__mro__[at + 1 : -1]
         for name, value in vars(own).items():
             inherited = next((vars(base)[name] for base in bases if name in vars(base)), None)
@@ -140,8 +105,8 @@ def _moves_idle_rows(found: Optimizer, group: Mapping[str, Any]) -> bool:
 
 
 def _idle_options(found: Optimizer) -> tuple[str, ...] | None:
-    listed = _listed(type(found))
-    return None if listed is None else _ROW_WISE[listed]
+    known = _known(type(found))
+    return None if known is None else known.moves_idle
 
 
 def _before_step(found: Optimizer, args: Any, options: Any) -> Any:

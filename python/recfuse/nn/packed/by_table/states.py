@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.memory import own_storage
+from recfuse.nn.packed.by_table.known_optimizers import is_counted
 from recfuse.nn.packed.by_table.slots import Slot
-from recfuse.nn.packed.frozen_alone import is_counted, note_numbers, noted_numbers, numbers_of
+from recfuse.nn.packed.frozen_alone import note_numbers, noted_numbers, numbers_of
 from recfuse.nn.packed.optimizer_state import Entry, Piece, Target, described, gathered, kinds_of
 
 State = Mapping[str, Any]

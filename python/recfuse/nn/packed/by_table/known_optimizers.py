@@ -1,0 +1,69 @@
+"""Classes of optimizers that are known to treat each row of a Parameter for itself.
+
+The step of a packed Parameter is that of its tables alone with these. LAMB, LARS and Adafactor scale a step
+by norms of the whole Parameter, so packing would change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch.optim import Optimizer
+
+from recfuse.ops.training.optimizers import KINDS
+
+
+class Known(NamedTuple):
+    """Options on which the step of a class depends. None: it always does so.
+
+    Attributes:
+        moves_idle: those with which a step of zeros moves a row or changes its state.
+        counts: those with which a step depends on the number of steps.
+    """
+
+    moves_idle: tuple[str, ...] | None = ()
+    counts: tuple[str, ...] | None = None
+
+
+_LR_DECAY = Known(("lr_decay", "weight_decay"), ("lr_decay",))
+_WRAPPER = Known()  # calls other optimizers, and scales all gradients by one number at most
+KNOWN: dict[str, Known] = {
+    "torch.optim.sgd.SGD": Known(("momentum", "weight_decay"), ("dampening",)),
+    "torch.optim.adagrad.Adagrad": _LR_DECAY,
+    "torch.optim.adam.Adam": Known(None),
+    "torch.optim.adamw.AdamW": Known(None),
+    "torch.optim.adadelta.Adadelta": Known(None, ()),
+    "torch.optim.adamax.Adamax": Known(None),
+    "torch.optim.nadam.NAdam": Known(None),
+    "torch.optim.radam.RAdam": Known(None),
+    "torch.optim.rmsprop.RMSprop": Known(None, ()),
+    "torch.optim.rprop.Rprop": Known(None, ()),
+    "torch.optim.asgd.ASGD": Known(None),
+    "torch.optim.sparse_adam.SparseAdam": Known(None),
+    "torch.optim.lbfgs.LBFGS": Known(),  # takes all Parameters for one vector, in which None is zeros
+    **{  # step rows that were looked up alone
+        f"recfuse.optim.kinds.{kind.name}": Known((), None if kind.counts else ()) for kind in KINDS
+    },
+    "optim.rwsadagrad.RWSAdagrad": _LR_DECAY,  # of facebookresearch/dlrm
+    "torchrec.optim.rowwise_adagrad.RowWiseAdagrad": _LR_DECAY,
+    "torchrec.optim.keyed.KeyedOptimizerWrapper": _WRAPPER,
+    "torchrec.optim.keyed.CombinedOptimizer": _WRAPPER,
+    "torchrec.optim.warmup.WarmupOptimizer": _WRAPPER,
+    "torchrec.optim.clipping.GradientClippingOptimizer": _WRAPPER,
+    "accelerate.optimizer.AcceleratedOptimizer": _WRAPPER,
+    "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer": _WRAPPER,
+    "torch.distributed.optim.post_localSGD_optimizer.PostLocalSGDOptimizer": _WRAPPER,
+}
+"""By the names of the classes."""
+
+
+def name_of(kind: type) -> str:
+    """The name of a class in the table."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_counted(found: Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether a step with a param group depends on the number of steps."""
+    known = next((KNOWN[name] for name in map(name_of, type(found).__mro__) if name in KNOWN), Known())
+    return known.counts is None or any(group.get(option) for option in known.counts)
