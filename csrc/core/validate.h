@@ -22,6 +22,18 @@ static inline bool rf__is_multiple(int64_t elements, int64_t columns) {
     return elements % columns == 0;
 }
 
+/* Copies `count` offsets, `stride` elements apart, to `to` [count], with `first` added to each. Sums wrap: offsets are any
+ * numbers of a caller's, and operators refuse those that do not rise. */
+static inline void rf__offsets_copy(const void *offsets, rf_int_type type, int64_t stride, int64_t count,
+                                    int64_t first, int64_t *to) {
+    const int32_t *narrow = offsets;
+    const int64_t *wide = offsets;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t offset = type == RF_INT64 ? wide[i * stride] : narrow[i * stride];
+        to[i] = (int64_t)((uint64_t)first + (uint64_t)offset);
+    }
+}
+
 /* Initializers of the fields that every params struct of lookups has, from `params`. */
 #define RF__LOOKUPS_OF(params)                                                                        \
     .indices = (params)->indices, .lookups = (params)->lookups, .offsets = (params)->offsets,         \

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "core/validate.h"
 #include "core/tensors.h"
 
 RF__PY_METHOD(tensor_cell) {
@@ -51,19 +52,13 @@ static int64_t lookups_of(PyObject *type, Py_ssize_t cell, PyObject *indices, Py
     return integers_read(type, cell, object, 1, &found) ? found.sizes[0] : -1;
 }
 
-/* Writes a table's offsets, `first` added to each; false: they do not begin with 0. */
+/* Writes the offsets of a table with `first` added to each. False: they do not begin with 0. */
 static bool offsets_join(const rf__integers *offsets, int64_t table, int64_t first, int64_t *joined) {
-    const int64_t bags = offsets->sizes[1], stride = offsets->strides[1], row = table * offsets->strides[0];
-    const int32_t *narrow = offsets->data;
-    const int64_t *wide = offsets->data;
-    const bool is_wide = offsets->type == RF_INT64;
-    if (bags > 0 && (is_wide ? wide[row] : narrow[row]) != 0) return false;
-    for (int64_t bag = 0; bag < bags;
-         bag++) { /* wraps as torch's sums do; the operator refuses such offsets */
-        const int64_t begin = is_wide ? wide[row + bag * stride] : narrow[row + bag * stride];
-        joined[bag] = (int64_t)((uint64_t)first + (uint64_t)begin);
-    }
-    return true;
+    const int64_t bags = offsets->sizes[1], size = offsets->type == RF_INT64 ? 8 : 4;
+    if (bags == 0) return true;
+    const char *row = (const char *)offsets->data + table * offsets->strides[0] * size;
+    rf__offsets_copy(row, offsets->type, offsets->strides[1], bags, first, joined);
+    return joined[0] == first;
 }
 
 RF__PY_METHOD(join_offsets) {

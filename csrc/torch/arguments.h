@@ -22,9 +22,10 @@ rf_status rf__fused_weights_read(rf__call *call, int argument, const int64_t **c
  * offsets of one feature on the CPU may lack the last one, which is the number of indices. */
 rf_status rf__fused_lookups_read(rf__call *call, int indices, int offsets, int64_t bags,
                                  rf_fused_embedding_bag_params *params);
-/* Copies offsets [bags] and adds the number of lookups: to `complete` [bags + 1]. */
-void rf__offsets_complete(const void *offsets, rf_int_type type, int64_t bags, int64_t lookups,
-                          int64_t *complete);
+/* Replaces offsets [bags] on the CPU by a copy of int64 [bags + 1], which ends with the number of lookups and lasts as long as
+ * the call. Offsets of a call that is explained stay. */
+rf_status rf__call_offsets_complete(rf__call *call, int64_t bags, int64_t lookups, const void **offsets,
+                                    rf_int_type *type);
 /* grad: [bags, columns] of any float type, contiguous. */
 rf_status rf__fused_grad_read(rf__call *call, int argument, int64_t bags, rf__tensor *grad, rf_dtype *dtype);
 /* int64 of the shape of grad, contiguous; NULL: they are not given. */

@@ -151,6 +151,7 @@ void rf__call_run(const rf__registered *registered, StableIValue *stack) {
     const rf_status status = none_refuse(&call, run(&call, stack));
     for (int32_t i = call.n_temporaries - 1; i >= 0; i--) rf__tensor_free(call.temporaries[i]);
     free(call.scratch);
+    free(call.offsets);
     rf__columns_inputs_drop(call.inputs);
     for (int32_t i = 0; i < signature->n_arguments; i++)
         rf__value_free(signature->arguments[i], &call.values[i]);

@@ -53,6 +53,7 @@ struct rf__call {
     AtenTensorHandle temporaries[RF__MAX_TEMPORARIES];
     int32_t n_temporaries;
     void *scratch; /* of the host, or NULL: freed with the call */
+    void *offsets; /* of rf__call_offsets_complete, as scratch */
     struct rf__columns_inputs *inputs; /* a reference, or NULL: dropped with the call */
 };
 

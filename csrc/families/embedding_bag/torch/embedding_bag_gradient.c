@@ -1,7 +1,6 @@
 /* recfuse::_embedding_bag_gradient: the sparse gradient of a plain bag on the CPU, as one tensor. A step of a small bag
  * takes as long as what is around it, so the tensor is made here, and the operator takes nothing that such a bag has
  * not. The tensors that list it are made as for other sparse gradients. */
-#include <stdlib.h>
 
 #include "core/kept.h"
 #include "core/validate.h"
@@ -49,18 +48,6 @@ void rf__gradient_list_free(const rf__gradient_list *list) {
     rf__tensor_free(list->values);
 }
 
-/* Adds the number of lookups to offsets [bags]; the call's scratch. */
-static rf_status offsets_complete(rf__call *call, rf_fused_backward_params *params) {
-    if (rf__call_is_explained(call)) return RF_OK; /* the type stays, as on a GPU; nothing reads offsets */
-    int64_t *offsets = malloc((size_t)(params->bags + 1) * sizeof *offsets);
-    RF_FAIL_IF(offsets == NULL, RF_ERR_MEMORY, "no memory for %lld offsets", (long long)params->bags);
-    call->scratch = offsets;
-    rf__offsets_complete(params->offsets, params->offset_type, params->bags, params->lookups, offsets);
-    params->offsets = offsets;
-    params->offset_type = RF_INT64;
-    return RF_OK;
-}
-
 /* `feature` is what params then point to. */
 static rf_status params_read(rf__call *call, rf_feature *feature, rf_fused_backward_params *params) {
     const rf__value *values = call->values;
@@ -83,7 +70,8 @@ static rf_status params_read(rf__call *call, rf_feature *feature, rf_fused_backw
                    "offsets is empty, must have at least one element with include_last_offset");
         params->bags--;
     } else {
-        RF_CHECK(offsets_complete(call, params));
+        RF_CHECK(rf__call_offsets_complete(call, params->bags, params->lookups, &params->offsets,
+                                           &params->offset_type));
     }
     RF_CHECK(rf__fused_grad_read(call, GRAD, params->bags, &grad, &params->grad_dtype));
     params->grad = grad.data;

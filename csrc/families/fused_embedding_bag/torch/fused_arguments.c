@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "core/validate.h"
+
 rf_status rf__fused_features_read(rf__call *call, int argument, const rf_feature **features,
                                   int64_t *n_features) {
     enum { FIELDS = sizeof(rf_feature) / sizeof(int64_t) };
@@ -63,23 +65,16 @@ rf_status rf__fused_weights_read(rf__call *call, int argument, const int64_t **c
     return RF_OK;
 }
 
-void rf__offsets_complete(const void *offsets, rf_int_type type, int64_t bags, int64_t lookups,
-                          int64_t *complete) {
-    for (int64_t i = 0; i < bags; i++)
-        complete[i] = type == RF_INT32 ? ((const int32_t *)offsets)[i] : ((const int64_t *)offsets)[i];
-    complete[bags] = lookups;
-}
-
-/* Adds the number of indices to offsets [count]. */
-static rf_status offsets_complete(rf__call *call, int64_t count, rf_fused_embedding_bag_params *params) {
-    const int64_t sizes[1] = {count + 1};
-    AtenTensorHandle tensor;
-    void *data = NULL;
+rf_status rf__call_offsets_complete(rf__call *call, int64_t bags, int64_t lookups, const void **offsets,
+                                    rf_int_type *type) {
     if (rf__call_is_explained(call)) return RF_OK; /* the type stays, as on a GPU; nothing reads offsets */
-    RF_CHECK(rf__call_temporary(call, 1, sizes, aoti_torch_dtype_int64(), &tensor, &data));
-    rf__offsets_complete(params->offsets, params->offset_type, count, params->lookups, data);
-    params->offsets = data;
-    params->offset_type = RF_INT64;
+    int64_t *complete = malloc((size_t)(bags + 1) * sizeof *complete);
+    RF_FAIL_IF(complete == NULL, RF_ERR_MEMORY, "no memory for %lld offsets", (long long)bags);
+    call->offsets = complete;
+    rf__offsets_copy(*offsets, *type, 1, bags, 0, complete);
+    complete[bags] = lookups;
+    *offsets = complete;
+    *type = RF_INT64;
     return RF_OK;
 }
 
@@ -90,7 +85,8 @@ rf_status rf__fused_lookups_read(rf__call *call, int indices, int offsets, int64
     RF_CHECK(rf__call_integers(call, offsets, &params->offsets, &n_offsets, &params->offset_type));
     const int64_t features = params->n_features;
     if (features == 1 && n_offsets == known_bags && rf__device_is_cpu(call->device))
-        RF_CHECK(offsets_complete(call, n_offsets++, params));
+        RF_CHECK(rf__call_offsets_complete(call, n_offsets++, params->lookups, &params->offsets,
+                                           &params->offset_type));
     const int64_t bags = n_offsets - 1; /* of all features */
     RF_FAIL_IF(bags < 0 || (features > 0 ? bags % features != 0 : bags != 0), RF_ERR_VALUE,
                "offsets has %lld elements, must have features * bags + 1 with %lld features",
