@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map
 import recfuse
 from recfuse.nn import EmbeddingColumns
 from recfuse.nn.columns import Cross, Identity, Numeric, TableColumn, host
-from recfuse.nn.columns.host import Lookup, page_locked
+from recfuse.nn.columns.host import Lookup
+from recfuse.nn.columns.placement import page_locked
 from support.columns.inputs import COLUMNS, mapping, parts
 
 

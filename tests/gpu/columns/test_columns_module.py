@@ -16,7 +16,7 @@ import recfuse
 import recfuse.nn.columns.host as host_module
 from recfuse.nn import EmbeddingColumns
 from recfuse.nn.columns import Bucketize, Hash, Identity, Numeric, TableColumn
-from recfuse.nn.columns.host import Lookup, Split
+from recfuse.nn.columns.host import HostSplit, Lookup
 from support import gpu
 from support.columns.compare import REFUSED, magnitude, want_dtype
 from support.columns.inputs import COLUMNS, SUMS, mapping, parts
@@ -232,9 +232,9 @@ def test_frozen_tables_on_the_host_are_read_by_the_gpu(
     reference = first.to_torch()
     first.to(gpu.DEVICE)
     by_threads: list[bool] = []
-    call = Split.deferred
+    call = HostSplit.deferred
     monkeypatch.setattr(host_module, "MOST_ROWS", most)
-    monkeypatch.setattr(Split, "deferred", lambda *given: by_threads.append(True) or call(*given))
+    monkeypatch.setattr(HostSplit, "deferred", lambda *given: by_threads.append(True) or call(*given))
     for module in (first, copy.deepcopy(first)):
         tables = [table.weight for name, table in module.tables.items() if name in names]
         assert all(weight.is_cpu and weight.is_pinned() for weight in tables)

@@ -16,7 +16,7 @@ import recfuse
 import recfuse.nn.columns.host as host_module
 from recfuse.nn import EmbeddingColumns
 from recfuse.nn.columns import Bucketize, Hash, Identity, Numeric
-from recfuse.nn.columns.host import Split
+from recfuse.nn.columns.host import HostSplit
 from support import gpu
 
 pytestmark = gpu.MARKS
@@ -69,8 +69,8 @@ def busy() -> None:
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     calls: list[bool] = []
-    call = Split.deferred
-    monkeypatch.setattr(Split, "deferred", lambda *given: calls.append(True) or call(*given))
+    call = HostSplit.deferred
+    monkeypatch.setattr(HostSplit, "deferred", lambda *given: calls.append(True) or call(*given))
     return calls
 
 

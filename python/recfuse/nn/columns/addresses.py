@@ -11,8 +11,8 @@ from torch import Tensor
 from recfuse import _C
 from recfuse._storage import CELL
 from recfuse.nn.columns.inputs import Inputs
-from recfuse.nn.columns.lowering import Place
-from recfuse.nn.columns.specs import Use
+from recfuse.nn.columns.lowering import InputRef
+from recfuse.nn.columns.specs import FeatureRef
 
 MOST_FORMS = 256
 """Of batches, whose places are remembered; there is no end of widths."""
@@ -21,7 +21,7 @@ MOST_FORMS = 256
 class Addresses(NamedTuple):
     """The inputs of a batch, which the operator finds by a number."""
 
-    places: tuple[Place, ...]  # one a use
+    places: tuple[InputRef, ...]  # one a use
     batch: int
     number: int  # by which the operator finds the inputs
     forms: NDArray[Any]  # int64 [inputs, 4]: type, width, features, whether weighted; dense ones first
@@ -40,11 +40,11 @@ class Addresses(NamedTuple):
 class AddressReader:
     """Reads dicts of plain tensors, and of pairs of them, for the columns of one module."""
 
-    def __init__(self, uses: Sequence[Use]) -> None:
+    def __init__(self, uses: Sequence[FeatureRef]) -> None:
         """``uses``: what the columns read."""
         self._names = tuple(use.feature for use in uses)
         self._is_plain = all(use.weights is None and not use.weighted for use in uses)
-        self._places: dict[bytes, tuple[Place, ...]] = {}  # by widths
+        self._places: dict[bytes, tuple[InputRef, ...]] = {}  # by widths
 
     def __call__(self, batch: dict[str, Any]) -> Addresses | None:
         """None: an entry is missing, is no plain tensor or pair, or is wrong; a slower reader finds out."""
@@ -74,14 +74,14 @@ def addresses_of(given: Inputs) -> Addresses | None:
     return None if found is None else _addresses(given.places, entries, found)
 
 
-def _addresses(places: tuple[Place, ...], entries: Any, found: Any) -> Addresses:
+def _addresses(places: tuple[InputRef, ...], entries: Any, found: Any) -> Addresses:
     owner, number, forms, widths, batch, on_gpu, index = found
     device = ("cuda", index) if on_gpu else ("cpu", None)
     return Addresses(places, batch, number, forms, int((widths > 0).sum()), device, owner, entries)
 
 
-def _places(widths: NDArray[Any]) -> tuple[Place, ...]:
+def _places(widths: NDArray[Any]) -> tuple[InputRef, ...]:
     """Dense inputs come first."""
     numbers = sorted(range(len(widths)), key=lambda number: widths[number] == 0)
     input_of = {number: at for at, number in enumerate(numbers)}
-    return tuple(Place(input_of[number], 0, int(width)) for number, width in enumerate(widths))
+    return tuple(InputRef(input_of[number], 0, int(width)) for number, width in enumerate(widths))

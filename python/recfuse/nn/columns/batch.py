@@ -23,10 +23,10 @@ from recfuse.data.forms import is_keyed, jagged_offsets, unshared
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.columns.addresses import MOST_FORMS, Addresses, AddressReader
 from recfuse.nn.columns.inputs import Inputs, Jagged, contiguous, offsets_of, widened, width_of
-from recfuse.nn.columns.lowering import Place
+from recfuse.nn.columns.lowering import InputRef
 from recfuse.nn.columns.packed import PackedColumns
 from recfuse.nn.columns.packing import Packer
-from recfuse.nn.columns.specs import Use
+from recfuse.nn.columns.specs import FeatureRef
 from recfuse.ops.library import is_transformed
 
 _ENTRY = (
@@ -87,15 +87,15 @@ class Reader:
         packer: brings what was read into one buffer.
     """
 
-    def __init__(self, uses: Sequence[Use], users: Mapping[Use, str]) -> None:
+    def __init__(self, uses: Sequence[FeatureRef], users: Mapping[FeatureRef, str]) -> None:
         """``users``: the name of a column that reads it, for each use."""
         self.uses = tuple(uses)
         self.packer = Packer(self.uses)
         self._users = dict(users)
         self._address_reader = AddressReader(self.uses)
         self._plain = all(use.weights is None and not use.weighted for use in self.uses)
-        self._keys: tuple[list[str], tuple[Place, ...]] | None = None  # of the last that had all features
-        self._interned: dict[tuple[Place, ...], tuple[Place, ...]] = {}
+        self._keys: tuple[list[str], tuple[InputRef, ...]] | None = None  # of the last that had all features
+        self._interned: dict[tuple[InputRef, ...], tuple[InputRef, ...]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what it remembers."""
@@ -134,7 +134,7 @@ class Reader:
             batch = {**batch, **dense}
         return self._gather([self._entry(batch, use) for use in self.uses])
 
-    def _same(self, places: tuple[Place, ...]) -> tuple[Place, ...]:
+    def _same(self, places: tuple[InputRef, ...]) -> tuple[InputRef, ...]:
         """The object that equal places were before: what remembers them compares objects first."""
         if len(self._interned) >= MOST_FORMS:
             self._interned.clear()
@@ -146,16 +146,16 @@ class Reader:
         for entry in entries:
             if isinstance(entry, Tensor):
                 width = width_of(entry)
-                places.append(Place(len(dense), 0, width))
+                places.append(InputRef(len(dense), 0, width))
                 dense.append(widened(entry))
             else:
-                places.append(Place(n_dense + len(jagged), 0, 0))
+                places.append(InputRef(n_dense + len(jagged), 0, 0))
                 jagged.append(entry)
         return self._inputs(places, dense, jagged, [1] * len(jagged))
 
     def _inputs(
         self,
-        places: Sequence[Place],
+        places: Sequence[InputRef],
         dense: list[Tensor],
         jagged: Sequence[Jagged],
         features: Sequence[int],
@@ -185,7 +185,7 @@ class Reader:
 
     def _check_sizes(
         self,
-        places: Sequence[Place],
+        places: Sequence[InputRef],
         dense: Sequence[Tensor],
         jagged: Sequence[Jagged],
         features: Sequence[int],
@@ -244,20 +244,20 @@ class Reader:
         n_dense = 0
         for entry in entries:
             if isinstance(entry, Tensor):
-                places.append(Place(n_dense, 0, width_of(entry)))
+                places.append(InputRef(n_dense, 0, width_of(entry)))
                 n_dense += 1
             elif isinstance(entry, Jagged):
-                places.append(Place(len(dense) + len(jagged), 0, 0))
+                places.append(InputRef(len(dense) + len(jagged), 0, 0))
                 jagged.append(entry)
                 features.append(1)
             else:
-                places.append(Place(len(dense), entry, 0))
+                places.append(InputRef(len(dense), entry, 0))
         given = self._inputs(places, dense, jagged, features)
         if self._plain and len(jagged) == 1 and not dense and not torch.compiler.is_compiling():
             self._keys = list(keys), given.places
         return given
 
-    def _entry(self, batch: Mapping[str, Any], use: Use, more: str = "") -> Tensor | Jagged:
+    def _entry(self, batch: Mapping[str, Any], use: FeatureRef, more: str = "") -> Tensor | Jagged:
         """What a use reads of a mapping."""
         if use.feature not in batch:
             raise ArgumentValueError(f"{self._where(use)} is not in the batch{more}")
@@ -266,7 +266,7 @@ class Reader:
             return entry._replace(weights=None) if isinstance(entry, Jagged) else entry
         return self._weighted(entry, batch, use)
 
-    def _weighted(self, entry: Tensor | Jagged, batch: Mapping[str, Any], use: Use) -> Jagged:
+    def _weighted(self, entry: Tensor | Jagged, batch: Mapping[str, Any], use: FeatureRef) -> Jagged:
         """The same with its weights; a dense one becomes jagged."""
         shape = entry.shape if isinstance(entry, Tensor) else None
         if isinstance(entry, Tensor):
@@ -290,10 +290,10 @@ class Reader:
             raise ArgumentValueError(f"{where}, are {list(found.shape)}, must be as the feature's values are")
         return entry._replace(weights=widened(found.reshape(-1)))
 
-    def _where(self, use: Use) -> str:
+    def _where(self, use: FeatureRef) -> str:
         return f"recfuse.nn.EmbeddingColumns: feature {use.feature!r} of column {self._users[use]!r}"
 
-    def _fail_weights(self, use: Use) -> None:
+    def _fail_weights(self, use: FeatureRef) -> None:
         raise ArgumentValueError(f"{self._where(use)} has no weights, but its column has weighted=True")
 
 

@@ -8,7 +8,7 @@ from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.columns.inputs import Inputs
 from recfuse.nn.columns.kinds import Numeric
-from recfuse.nn.columns.specs import Column, TableColumn, Use
+from recfuse.nn.columns.specs import Column, FeatureRef, TableColumn
 
 _WHERE = "recfuse.nn.EmbeddingColumns"
 
@@ -48,7 +48,7 @@ def tables_of(columns: Sequence[Column]) -> dict[str, TableColumn]:
     return found
 
 
-def differentiable(columns: Sequence[Column], uses: Sequence[Use]) -> list[int]:
+def differentiable(columns: Sequence[Column], uses: Sequence[FeatureRef]) -> list[int]:
     """Numbers of the uses on which the output depends smoothly: numeric values, and weights."""
     number_of = {use: number for number, use in enumerate(uses)}
     found = []
@@ -60,7 +60,7 @@ def differentiable(columns: Sequence[Column], uses: Sequence[Use]) -> list[int]:
     return sorted(set(found))
 
 
-def check_values(numbers: Sequence[int], uses: Sequence[Use], given: Inputs) -> None:
+def check_values(numbers: Sequence[int], uses: Sequence[FeatureRef], given: Inputs) -> None:
     """Raises NotImplementedError where a batch has something whose gradient would be missing; ``numbers``: of
     the uses that are differentiable.
     """

@@ -9,8 +9,6 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-import re
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,85 +16,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recfuse._arguments import integer
-from recfuse._storage import is_readable
 from recfuse.errors import ArgumentValueError
+from recfuse.nn.columns.groups import ColumnGroup, InputSubset
 from recfuse.nn.columns.inputs import Inputs
-from recfuse.nn.columns.lowering import Place
+from recfuse.nn.columns.lowering import InputRef
 from recfuse.nn.columns.packed import PackedColumns
 from recfuse.nn.columns.packing import Packer
-from recfuse.nn.columns.parts import Part, Restriction
+from recfuse.nn.columns.placement import PinnedReaders
 from recfuse.nn.columns.programs import is_captured
-from recfuse.nn.columns.specs import Column, Source, TableColumn, Use
+from recfuse.nn.columns.specs import Column, FeatureRef, Source, TableColumn
+from recfuse.nn.memo import LastResult
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.ops.embedding_columns import OF_HOST, embedding_columns_split, fits_a_gpu
 from recfuse.ops.fused_embedding_bag import fused_dtype
 from recfuse.ops.library import is_transformed, needs_derivatives
 
 _CPU = torch.device("cpu")
-_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """Where the tables of an ``EmbeddingColumns`` are."""
-
-    device: str
-    device_bytes: int  # of tables that are, or go, where the module is
-    host_bytes: int  # of tables that stay in the host's memory when the module is on a GPU
-    host_tables: tuple[str, ...]
-
-    @property
-    def saved(self) -> float:
-        """The share of all tables' bytes that a GPU does not need."""
-        whole = self.device_bytes + self.host_bytes
-        return self.host_bytes / whole if whole else 0.0
-
-    def __str__(self) -> str:
-        """One line."""
-        names = ", ".join(self.host_tables[:8]) + (", ..." if len(self.host_tables) > 8 else "")
-        text = f"{self.device_bytes / 2**20:.1f} MiB of tables on {self.device}"
-        if not self.host_tables:
-            return text
-        return f"{text}, {self.host_bytes / 2**20:.1f} MiB ({self.saved:.1%}) stay on the host: {names}"
-
-
-def size_of(text: str | int | None, where: str) -> int | None:
-    """Bytes, from a number or a text as "256MiB"; None: no bound.
-
-    Raises:
-        TypeError, ValueError: it is none of these.
-    """
-    if text is None:
-        return None
-    if not isinstance(text, str):
-        return integer(where, text, 0, 2**62)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)\s*", text)
-    if found is None:
-        raise ArgumentValueError(f'{where} is {text!r}, must be a number of bytes or a text as "256MiB"')
-    return int(float(found[1]) * _UNITS[found[2]])
-
-
-def stays(column: TableColumn, nbytes: int, threshold: int | None) -> bool:
-    """Whether a table stays on the host when the module moves to a GPU."""
-    if column.placement == "auto":
-        return threshold is not None and nbytes > threshold
-    return column.placement == "host"
-
-
-def page_locked(table: Tensor) -> Tensor:
-    """A copy that a GPU can read; the same where it is one, other processes share it, or there is no room."""
-    if not torch.cuda.is_available() or table.is_pinned() or table.is_shared():
-        return table
-    try:
-        return table.pin_memory()
-    except RuntimeError as error:
-        warnings.warn(
-            f"recfuse.nn.EmbeddingColumns: {table.nbytes / 2**20:.0f} MiB of tables could not be page-locked "
-            f"({str(error).splitlines()[0]}); CPU threads look their rows up, which takes longer",
-            stacklevel=2,
-        )
-        return table
 
 
 MOST_ROWS, MOST_SAMPLES = 4096, 512
@@ -129,9 +64,9 @@ class _Pooled(Column):
         pass
 
     @property
-    def use(self) -> Use:
+    def use(self) -> FeatureRef:
         """As no feature of a batch is used."""
-        return Use(self.name, "", True)
+        return FeatureRef(self.name, "", True)
 
     def sources(self) -> tuple[Source, ...]:
         """The one."""
@@ -143,7 +78,7 @@ class _Pooled(Column):
         return self.width
 
 
-class Split:
+class HostSplit:
     """The columns of a module in two parts, by where their tables are."""
 
     def __init__(
@@ -159,18 +94,19 @@ class Split:
         both = list(zip(columns, is_host, strict=True))
         kinds = [[one for one, host in both if host == kind] for kind in (False, True)]
         self._packer, self._matrices = packer, list(matrices)
-        self.device, self.host = (Part(kind, tables, packer.uses) if kind else None for kind in kinds)
-        self._near = Restriction(packer.uses, self.host.used() if self.host is not None else set())
+        self.device, self.host = (ColumnGroup(kind, tables, packer.uses) if kind else None for kind in kinds)
+        self._near = InputSubset(packer.uses, self.host.used() if self.host is not None else set())
         seen = [_Pooled(one.name, one.output_dim) if host else one for one, host in both]
         seen = [one for one in seen if not isinstance(one, _Pooled) or one.width > 0]
         self._widths = [one.width for one in seen if isinstance(one, _Pooled)]
-        self._merging = Part(seen, tables, packer.uses)  # the GPU's columns, and what the host has pooled
+        self._merging = ColumnGroup(
+            seen, tables, packer.uses
+        )  # the GPU's columns, and what the host has pooled
         self._waits = True  # the GPU's streams can wait for the host
-        self._last: tuple[tuple[Place, ...], tuple[Place, ...]] = ((), ())
-        self._last_rows: tuple[tuple[Place, ...], Counter[tuple[tuple[int, int], ...]]] = ((), Counter())
-        # Of a matrix: the memory, and the streams of GPUs that torch knows to read it.
-        self._readers: dict[int, tuple[tuple[int, int], set[int]]] = {}
-        self._last_dtypes: tuple[tuple[torch.dtype, ...], bool, bool] = ((), True, True)
+        self._readers = PinnedReaders()
+        self._counts = LastResult(self._count_reads)
+        self._merged_places = LastResult(self._place_pooled)
+        self._fits = LastResult(self._compare_dtypes)
         widths = [(host, one.output_dim) for one, host in both]
         self._runs = [
             (kind, sum(width for _, width in run))
@@ -196,7 +132,7 @@ class Split:
         pieces: dict[bool, Tensor] = {}
         if self.device is not None:
             pieces[False] = self.device(
-                weights, moved(given, self._packer, device, len(weights)), sparse, bounds_check
+                weights, inputs_to_device(given, self._packer, device, len(weights)), sparse, bounds_check
             )
         if self.host is not None:
             found = self.host(weights, self._near(near, _CPU), sparse, bounds_check)
@@ -210,10 +146,6 @@ class Split:
 
     def rows(self, near: Inputs) -> int:
         """How many rows of the host's tables a batch looks up, if the features of an input are alike."""
-        places, counts = self._last_rows
-        if places is not near.places:
-            counts = self._counts(near.places)
-            self._last_rows = near.places, counts
 
         def values_of(number: int, width: int) -> float:
             if width > 0:
@@ -221,10 +153,13 @@ class Split:
             jagged = number - len(near.dense)
             return near.values[jagged].shape[0] / max(near.offsets[jagged].shape[0] - 1, 1)
 
-        each = sum(count * math.prod(values_of(*one) for one in read) for read, count in counts.items())
+        each = sum(
+            count * math.prod(values_of(*one) for one in read)
+            for read, count in self._counts(near.places).items()
+        )
         return int(each * near.batch)
 
-    def _counts(self, places: Sequence[Place]) -> Counter[tuple[tuple[int, int], ...]]:
+    def _count_reads(self, places: Sequence[InputRef]) -> Counter[tuple[tuple[int, int], ...]]:
         """How many of the host's columns read the same inputs, with their widths, 0: jagged. A cross reads
         two, and looks up each pair of their values.
         """
@@ -234,25 +169,8 @@ class Split:
         return Counter(tuple((place.input, place.width) for place in places) for places in read)
 
     def keep(self, weights: Sequence[Tensor], device: torch.device) -> None:
-        """Page-locked tables stay until the device's current stream has read them, whoever lets them go:
-        torch knows the streams that read such memory by its own copies from it alone.
-        """
-        if is_captured():
-            return
-        stream = torch.cuda.current_stream(device).cuda_stream
-        for number in self._matrices:
-            table = weights[number].detach()
-            if not is_readable(table):
-                continue
-            memory = table.data_ptr(), table.untyped_storage()._cdata
-            known, streams = self._readers.get(number, (None, set()))
-            if known != memory:
-                streams = set()
-            if stream not in streams and table.numel() > 0:
-                first = table[:1, :1]
-                torch.empty_like(first, device=device).copy_(first, non_blocking=True)
-                streams.add(stream)
-            self._readers[number] = memory, streams
+        """Keeps page-locked tables until the device's current stream has read them."""
+        self._readers.add(((number, weights[number]) for number in self._matrices), device)
 
     def lookup(
         self, weights: Sequence[Tensor], given: Inputs, on_host: Inputs | None, device: torch.device
@@ -282,27 +200,26 @@ class Split:
         """Whether the tables of the device's call give the output its dtype; and whether the host's rows,
         pooled to float32, are those of a call of the host's columns alone.
         """
-        dtypes = tuple([weight.dtype for weight in weights])
-        last, merges, is_exact = self._last_dtypes
-        if last != dtypes:
-            whole = fused_dtype(dtypes)
-            merges = fused_dtype([dtypes[number] for number in self._merging.matrices]) == whole
-            is_exact = fused_dtype([dtypes[number] for number in self._matrices]) in (torch.float32, whole)
-            self._last_dtypes = dtypes, merges, is_exact
+        return self._fits(*[weight.dtype for weight in weights])
+
+    def _compare_dtypes(self, *dtypes: torch.dtype) -> tuple[bool, bool]:
+        whole = fused_dtype(dtypes)
+        merges = fused_dtype([dtypes[number] for number in self._merging.matrices]) == whole
+        is_exact = fused_dtype([dtypes[number] for number in self._matrices]) in (torch.float32, whole)
         return merges, is_exact
 
     def _merged(
         self, weights: Sequence[Tensor], given: Inputs, near: Inputs, device: torch.device, bounds_check: str
     ) -> Tensor:
         """What the host has pooled, while the batch is copied, is one more input of the device's call."""
-        given = moved(given, self._packer, device, len(weights), 1)
+        given = inputs_to_device(given, self._packer, device, len(weights), 1)
         dense = list(given.dense)
         if self.host is not None:
             pooled = self.host(weights, self._near(near, _CPU), False, bounds_check)
             if self._widths:
                 dense.append(pooled.to(torch.float32))
         own = [weights[number] for number in self._merging.matrices]
-        inputs = given._replace(places=self._places(given), dense=dense)
+        inputs = given._replace(places=self._merged_places(given.places, len(given.dense)), dense=dense)
         return self._merging.programs.compute(own, inputs, bounds_check, device)
 
     def deferred(
@@ -317,11 +234,11 @@ class Split:
         if on_host is None and given.device != device:  # the caller's tensors may change: these are copies
             packed = self._packer(given, True).to(device, non_blocking=True)
             given, on_host = packed.inputs(self._packer.uses), packed.on_host
-        given = moved(given, self._packer, device, len(weights), 1)
+        given = inputs_to_device(given, self._packer, device, len(weights), 1)
         host, part = self.host, self._merging
         assert on_host is not None and host is not None
         near = self._near(on_host, _CPU)
-        program, on_device = part.programs.of(self._places(given), device)
+        program, on_device = part.programs.of(self._merged_places(given.places, len(given.dense)), device)
         host_program, _ = host.programs.of(near.places, _CPU)
         try:
             return embedding_columns_split(
@@ -344,20 +261,16 @@ class Split:
             of_host = OF_HOST in str(error)
             (host if of_host else part).programs.raise_named(error, near if of_host else given)
 
-    def _places(self, given: Inputs) -> tuple[Place, ...]:
-        """Where uses are when what is pooled has become the last dense input."""
-        last, found = self._last
-        if last is not given.places:
-            number, slots = len(given.dense), itertools.accumulate(self._widths, initial=0)
-            found = tuple(
-                place if place.input < number else place._replace(input=place.input + bool(self._widths))
-                for place in given.places
-            ) + tuple(Place(number, slot, width) for slot, width in zip(slots, self._widths, strict=False))
-            self._last = given.places, found
-        return found
+    def _place_pooled(self, places: tuple[InputRef, ...], number: int) -> tuple[InputRef, ...]:
+        """Where uses are when what is pooled has become dense input `number`, the last one."""
+        more = int(bool(self._widths))
+        slots = itertools.accumulate(self._widths, initial=0)
+        given = (one if one.input < number else one._replace(input=one.input + more) for one in places)
+        pooled = (InputRef(number, slot, width) for slot, width in zip(slots, self._widths, strict=False))
+        return (*given, *pooled)
 
 
-def sent(packed: PackedColumns, device: torch.device) -> PackedColumns:
+def packed_to_device(packed: PackedColumns, device: torch.device) -> PackedColumns:
     """A packed batch on the device, if that is a GPU."""
     if device.type != "cuda":
         return packed
@@ -366,7 +279,9 @@ def sent(packed: PackedColumns, device: torch.device) -> PackedColumns:
     return packed.to(device, non_blocking=True)
 
 
-def moved(given: Inputs, packer: Packer, device: torch.device, n_weights: int, n_more: int = 0) -> Inputs:
+def inputs_to_device(
+    given: Inputs, packer: Packer, device: torch.device, n_weights: int, n_more: int = 0
+) -> Inputs:
     """The inputs on a device: packed, and copied at once, where they are elsewhere, or too many with
     ``n_more`` dense ones.
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recfuse._storage import check_storages
-from recfuse.nn.columns.lowering import Place
+from recfuse.nn.columns.lowering import InputRef
 
 TYPES = (torch.float32, torch.int32, torch.int64)
 """Of values, as the operator takes them."""
@@ -37,7 +37,7 @@ class Jagged(NamedTuple):
 class Inputs(NamedTuple):
     """What the operator takes of a batch."""
 
-    places: tuple[Place, ...]  # one a use
+    places: tuple[InputRef, ...]  # one a use
     batch: int
     dense: Sequence[Tensor]  # [batch] or [batch, values]
     values: Sequence[Tensor] = ()

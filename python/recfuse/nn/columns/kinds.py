@@ -11,10 +11,10 @@ from recfuse.nn.columns.specs import (
     MOST_DIM,
     Column,
     FeatureColumn,
+    FeatureRef,
     Key,
     Source,
     TableColumn,
-    Use,
     check_name,
     checked_steps,
 )
@@ -165,7 +165,7 @@ class Cross(TableColumn):
 
     def sources(self) -> tuple[Source, ...]:
         """Return the two features with their steps."""
-        return tuple(Source(Use(key.feature), tuple(key.preprocess)) for key in self.keys)  # type: ignore[union-attr]
+        return tuple(Source(FeatureRef(key.feature), tuple(key.preprocess)) for key in self.keys)  # type: ignore[union-attr]
 
     @property
     def buckets(self) -> int:
@@ -216,7 +216,7 @@ class Numeric(Column):
 
     def sources(self) -> tuple[Source, ...]:
         """Return the feature with its steps."""
-        return (Source(Use(self.feature or self.name), tuple(self.preprocess)),)
+        return (Source(FeatureRef(self.feature or self.name), tuple(self.preprocess)),)
 
     @property
     def output_dim(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recfuse.nn.columns.kinds import Cross
-from recfuse.nn.columns.specs import POOLINGS, Column, FeatureColumn, Source, TableColumn, Use
+from recfuse.nn.columns.specs import POOLINGS, Column, FeatureColumn, FeatureRef, Source, TableColumn
 from recfuse.nn.columns.steps import (
     Affine,
     Cast,
@@ -34,7 +34,7 @@ _FILL = -1
 _N_DIMS, _OUTPUT_COLUMN = 14, 16  # fields of rf_column
 
 
-class Place(NamedTuple):
+class InputRef(NamedTuple):
     """Where the values of a use lie among the operator's inputs."""
 
     input: int
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     width: int  # dense: values a sample; jagged: 0
 
 
-class TablePlace(NamedTuple):
+class TableRef(NamedTuple):
     """Where a table lies among the operator's weights."""
 
     buffer: int
@@ -70,7 +70,7 @@ class Lowered:
     """
 
     def __init__(
-        self, columns: Sequence[Column], place_of: Mapping[str, TablePlace], uses: Sequence[Use] = ()
+        self, columns: Sequence[Column], place_of: Mapping[str, TableRef], uses: Sequence[FeatureRef] = ()
     ) -> None:
         """Columns in the order of the output; ``place_of``: where tables lie, by their names; ``uses``:
         those that come first, whether the columns have them or not.
@@ -107,7 +107,7 @@ class Lowered:
         columns = np.flatnonzero(np.isin(self._columns[:, :2], sources).any(axis=1))
         return int(columns[0]) if columns.size else None
 
-    def arrays(self, places: Sequence[Place]) -> Arrays:
+    def arrays(self, places: Sequence[InputRef]) -> Arrays:
         """What the program of batches with these places is made of; a place a use."""
         own = np.array(places, dtype=np.int64).reshape(-1, 3)
         sources = np.concatenate((own[self._source_rows[:, 0]], self._source_rows[:, 1:]), axis=1)
@@ -130,7 +130,7 @@ class Lowered:
                 self._chains[source.steps] = first, len(source.steps)
         return self._sources[source]
 
-    def _row(self, column: Column, place_of: Mapping[str, TablePlace], at: int) -> tuple[int, ...]:
+    def _row(self, column: Column, place_of: Mapping[str, TableRef], at: int) -> tuple[int, ...]:
         sources = [self._source(source) for source in column.sources()]
         left, right = (*sources, -1)[:2]
         if not isinstance(column, TableColumn):

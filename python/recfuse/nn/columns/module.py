@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,23 +17,15 @@ from recfuse.nn.columns import json
 from recfuse.nn.columns.addresses import Addresses
 from recfuse.nn.columns.batch import Reader
 from recfuse.nn.columns.checks import check_columns, check_values, differentiable, tables_of
-from recfuse.nn.columns.host import (
-    Lookup,
-    MemoryReport,
-    Split,
-    moved,
-    page_locked,
-    sent,
-    size_of,
-    stays,
-)
+from recfuse.nn.columns.groups import ColumnGroup
+from recfuse.nn.columns.host import HostSplit, Lookup, inputs_to_device, packed_to_device
 from recfuse.nn.columns.inputs import Inputs
 from recfuse.nn.columns.packed import PackedColumns
-from recfuse.nn.columns.parts import Part
+from recfuse.nn.columns.placement import MemoryReport, form_of, page_locked, size_of
 from recfuse.nn.columns.programs import is_captured
 from recfuse.nn.columns.reference import ReferenceColumns, evaluate
-from recfuse.nn.columns.specs import Column, TableColumn, Use
-from recfuse.nn.packed.layout import TableSpec, WeightForm, arrange, layout_of
+from recfuse.nn.columns.specs import Column, FeatureRef, TableColumn
+from recfuse.nn.packed.layout import TableSpec, arrange, layout_of
 from recfuse.nn.packed.pooling import has_kernel, on_gpu, refuse_proxy
 from recfuse.nn.packed.tables import PackedTables
 from recfuse.ops.embedding_columns import fits_a_gpu
@@ -128,14 +120,7 @@ class EmbeddingColumns(PackedTables):
         threshold = size_of(host_tables, f"{_WHERE}: host_tables")
         tables = tables_of(self.specs)
         where = torch.empty(0, device=device).device
-        forms = []
-        for first in tables.values():
-            own = first.dtype or dtype
-            on_host = stays(first, first.rows * first.embedding_dim * own.itemsize, threshold)
-            tag = _Tag(first.pooling == "max", on_host)
-            device_of = torch.device("cpu") if on_host and where.type == "cuda" else where
-            forms.append(WeightForm(first.rows, first.embedding_dim, own, device_of, first.trainable, tag))
-        matrices = arrange(forms)
+        matrices = arrange([form_of(first, dtype, where, threshold) for first in tables.values()])
         parameters = {name: parameter for name, parameter, _ in self._allocate(matrices, list(tables))}
         specs = [
             TableSpec(name, first.rows, first.embedding_dim, _mode(first), None)
@@ -152,16 +137,16 @@ class EmbeddingColumns(PackedTables):
 
     def _layout_changed(self) -> None:
         """Notes what follows from specifications and layout."""
-        self._whole = Part(self.specs, self.layout.tables)
-        users: dict[Use, str] = {}
+        self._whole = ColumnGroup(self.specs, self.layout.tables)
+        users: dict[FeatureRef, str] = {}
         for column in self.specs:
             for source in column.sources():
                 users.setdefault(source.use, column.name)
         self._reader = Reader(self._whole.programs.uses, users)
         self._differentiable = differentiable(self.specs, self._reader.uses)
-        self._split: Split | None = None
+        self._split: HostSplit | None = None
         if self._host_matrices:
-            self._split = Split(self.specs, self.layout.tables, self._host_matrices, self._reader.packer)
+            self._split = HostSplit(self.specs, self.layout.tables, self._host_matrices, self._reader.packer)
         self._always_split = False  # tests: with both parts on one device
         self.output_dim = self._whole.output_dim
 
@@ -208,10 +193,10 @@ class EmbeddingColumns(PackedTables):
         on_host = None
         if isinstance(batch, PackedColumns):
             if not torch.compiler.is_compiling():
-                batch = self._brought(batch)
+                batch = self._to_device(batch)
             on_host = batch.on_host
         elif dense is None and type(batch) is dict:
-            found = self._at_once(batch)
+            found = self._fast_path(batch)
             if isinstance(found, Tensor):
                 return found
             if found is not None:
@@ -224,7 +209,7 @@ class EmbeddingColumns(PackedTables):
             return None
         return self._reader.addresses(batch)
 
-    def _at_once(self, batch: dict[str, Any]) -> Tensor | PackedColumns | None:
+    def _fast_path(self, batch: dict[str, Any]) -> Tensor | PackedColumns | None:
         """The output, or the batch on the GPU; None: its tensors have to be looked at one by one."""
         weights = self.packed_weights()
         if not weights:
@@ -239,15 +224,15 @@ class EmbeddingColumns(PackedTables):
             if home.type == "cpu" or fits_a_gpu(found.n_dense, n_jagged, len(weights)):
                 return self._whole.at(weights, found, self.bounds_check)
         elif found.device[0] == "cpu" and home.type == "cuda" and not is_captured():
-            return self._brought(self._reader.packer.at(found, pin=True))
+            return self._to_device(self._reader.packer.at(found, pin=True))
         return None
 
-    def _brought(self, batch: PackedColumns) -> PackedColumns:
+    def _to_device(self, batch: PackedColumns) -> PackedColumns:
         """A packed batch where the columns are computed: its buffer is copied as it is."""
         if self._host_matrices:
-            return sent(batch, self._home.device)
+            return packed_to_device(batch, self._home.device)
         weights = self.packed_weights()
-        return sent(batch, weights[0].device) if weights else batch
+        return packed_to_device(batch, weights[0].device) if weights else batch
 
     def _computed(self, given: Inputs, on_host: Inputs | None) -> Tensor:
         if torch.is_grad_enabled() and self._differentiable:
@@ -260,7 +245,7 @@ class EmbeddingColumns(PackedTables):
             lookup = self._split.lookup(weights, given, on_host, device)
             if lookup is Lookup.GPU:
                 self._split.keep(weights, device)
-                given = moved(given, self._reader.packer, device, len(weights))
+                given = inputs_to_device(given, self._reader.packer, device, len(weights))
                 return self._whole(weights, given, self.layout.sparse, self.bounds_check)
             if lookup is Lookup.STREAM:
                 return self._split.deferred(weights, given, on_host, device, self.bounds_check)
@@ -269,7 +254,7 @@ class EmbeddingColumns(PackedTables):
             tables = {name: table.weight for name, table in self.tables.items()}
             return evaluate(self.specs, self._reader.uses, tables, given)
         if on_gpu(weights):
-            given = moved(given, self._reader.packer, weights[0].device, len(weights))
+            given = inputs_to_device(given, self._reader.packer, weights[0].device, len(weights))
         return self._whole(weights, given, self.layout.sparse, self.bounds_check)
 
     def _is_split(self, weights: Sequence[Tensor]) -> bool:
@@ -391,10 +376,3 @@ class EmbeddingColumns(PackedTables):
 def _mode(column: TableColumn) -> str:
     """How ``tables[name](...)`` pools."""
     return column.pooling if column.pooling in MODES else "sum"
-
-
-class _Tag(NamedTuple):
-    """What tables of one matrix have in common, besides their form."""
-
-    is_max: bool  # pooled by max, in a call of their own where they have gradients
-    on_host: bool

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.columns.inputs import Inputs
-from recfuse.nn.columns.lowering import Place
-from recfuse.nn.columns.specs import Use
+from recfuse.nn.columns.lowering import InputRef
+from recfuse.nn.columns.specs import FeatureRef
 from recfuse.nn.memory import own_storage
 
 
@@ -48,7 +48,7 @@ class PackedColumns:
 
     def __init__(
         self,
-        uses: tuple[Use, ...],
+        uses: tuple[FeatureRef, ...],
         inputs: Inputs,
         buffer: Tensor | None = None,
         parts: Sequence[BufferPart] = (),
@@ -60,7 +60,7 @@ class PackedColumns:
         self._form = encoded(inputs.places) if form is None else form
         self.on_host: Inputs | None = None  # the batch that it was copied from
 
-    def inputs(self, uses: tuple[Use, ...]) -> Inputs:
+    def inputs(self, uses: tuple[FeatureRef, ...]) -> Inputs:
         """Return the tensors for columns with these uses; raises ValueError for others."""
         if self._uses is not uses and self._uses != uses:
             raise ArgumentValueError(
@@ -119,8 +119,8 @@ class PackedColumns:
 
 
 def of_buffer(
-    uses: tuple[Use, ...],
-    places: tuple[Place, ...],
+    uses: tuple[FeatureRef, ...],
+    places: tuple[InputRef, ...],
     batch: int,
     buffer: Tensor,
     parts: Sequence[BufferPart],
@@ -151,7 +151,7 @@ def _unflatten(lists: Any, context: Any) -> PackedColumns:
 
 
 def _batch_of(
-    places: Sequence[Place], dense: Sequence[Tensor], values: Sequence[Tensor], offsets: Sequence[Tensor]
+    places: Sequence[InputRef], dense: Sequence[Tensor], values: Sequence[Tensor], offsets: Sequence[Tensor]
 ) -> int:
     """Samples."""
     if dense:
@@ -159,14 +159,14 @@ def _batch_of(
     return (offsets[0].shape[0] - 1) // (max(place.slot for place in places if place.input == 0) + 1)
 
 
-def encoded(places: Sequence[Place]) -> str:
+def encoded(places: Sequence[InputRef]) -> str:
     """Places as a text."""
     return " ".join(str(number) for place in places for number in place)
 
 
-def _decoded(text: str) -> tuple[Place, ...]:
+def _decoded(text: str) -> tuple[InputRef, ...]:
     numbers = [int(number) for number in text.split()]
-    return tuple(Place(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
+    return tuple(InputRef(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
 
 
 torch.utils._pytree.register_pytree_node(

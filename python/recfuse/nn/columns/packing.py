@@ -16,14 +16,15 @@ from recfuse._storage import check_storages
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.columns.addresses import Addresses, addresses_of
 from recfuse.nn.columns.inputs import TYPES, Inputs, Jagged, width_of
-from recfuse.nn.columns.lowering import Place
+from recfuse.nn.columns.lowering import InputRef
 from recfuse.nn.columns.packed import BufferPart, PackedColumns, encoded, of_buffer
-from recfuse.nn.columns.specs import Use
+from recfuse.nn.columns.specs import FeatureRef
+from recfuse.nn.memo import LastResult
 from recfuse.ops.library import is_transformed
 
 _WHERE = "recfuse.nn.EmbeddingColumns"
 
-Kind = tuple[Any, int, int, bool]
+Kind = Sequence[Any]
 """Type of an input, its width (0: jagged), features of a jagged one, and whether that has weights."""
 
 
@@ -31,7 +32,7 @@ class _Plan(NamedTuple):
     """Which inputs become one."""
 
     groups: list[list[int]]  # numbers of inputs, dense groups first
-    places: tuple[Place, ...]  # of uses in what is packed
+    places: tuple[InputRef, ...]  # of uses in what is packed
     text: str  # of these
     group_of: NDArray[Any] | None  # int32 [inputs]
 
@@ -41,10 +42,11 @@ class Packer:
     the same ``places``.
     """
 
-    def __init__(self, uses: tuple[Use, ...]) -> None:
+    def __init__(self, uses: tuple[FeatureRef, ...]) -> None:
         """``uses``: what the columns read."""
         self.uses = uses
-        self._last: tuple[tuple[Place, ...], Any, _Plan | None] = ((), None, None)
+        self._plan = LastResult(_plan_of)
+        self._plan_at = LastResult(_plan_at)
 
     def __call__(self, given: Inputs, pin: bool = False) -> PackedColumns:
         """The same inputs; of those on the CPU one buffer, with ``pin`` in page-locked memory.
@@ -67,7 +69,7 @@ class Packer:
 
     def at(self, given: Addresses, pin: bool = False) -> PackedColumns:
         """The same of tensors on the CPU that the library has read."""
-        plan = self._plan(given.places, given.forms.tobytes(), given)
+        plan = self._plan_at(given.places, given.forms.tobytes(), given.n_dense, given.batch == 0)
         form = given.owner, plan.group_of, len(plan.groups)
         size, _ = _C.embedding_columns_pack(*form, 0, 0)
         buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin)
@@ -78,23 +80,13 @@ class Packer:
         ]
         return of_buffer(self.uses, plan.places, given.batch, buffer, parts, plan.text)
 
-    def _plan(self, places: tuple[Place, ...], key: Any, given: Addresses | None = None) -> _Plan:
-        """The plan of inputs with these places; ``key``: their kinds, or the bytes of ``given.forms``."""
-        last, last_key, plan = self._last
-        if plan is None or last is not places or last_key != key:
-            kinds = key if given is None else _kinds_of(given)
-            plan = _plan_of(places, kinds)
-            self._last = places, key, plan
-        return plan
-
     def _joined(self, given: Inputs) -> PackedColumns:
         """Inputs as tensors of their own, made by torch: by the compiler, or on a GPU."""
         jagged = [given.jagged(number) for number in range(len(given.values))]
         kinds: list[Kind] = [(one.dtype, width_of(one), 0, False) for one in given.dense]
         for one, features in zip(jagged, _features(given, jagged), strict=True):
             kinds.append((one.values.dtype, 0, features, one.weights is not None))
-        is_compiling = torch.compiler.is_compiling()
-        plan = _plan_of(given.places, kinds) if is_compiling else self._plan(given.places, kinds)
+        plan = self._plan(given.places, kinds)
         n_dense, dense, bags = len(given.dense), [], []
         for numbers in plan.groups:
             if numbers[0] < n_dense:
@@ -107,21 +99,23 @@ class Packer:
             weights = [none if one.weights is None else one.weights for one in bags]
         values, offsets = [one.values for one in bags], [one.offsets for one in bags]
         inputs = Inputs(plan.places, given.batch, dense, values, offsets, weights)
-        return PackedColumns(self.uses, inputs, form=None if is_compiling else plan.text)
+        return PackedColumns(self.uses, inputs, form=plan.text or None)
 
 
-def _kinds_of(given: Addresses) -> list[Kind]:
-    """Of no samples a jagged input has as many features as columns read."""
-    least = _least_features(given.places, given.n_dense, len(given.forms) - given.n_dense)
-    kinds: list[Kind] = []
-    for number, (kind, width, features, weighted) in enumerate(given.forms.tolist()):
-        if width == 0 and given.batch == 0:
-            features = least[number - given.n_dense]
-        kinds.append((kind, width, features, weighted))
-    return kinds
+def _plan_at(places: tuple[InputRef, ...], forms: bytes, n_dense: int, is_empty: bool) -> _Plan:
+    """``forms``: the bytes of those of `Addresses`. Of no samples a jagged input has as many features as
+    columns read.
+    """
+    kinds = np.frombuffer(forms, np.int64).reshape(-1, 4).tolist()
+    if is_empty:
+        for kind, features in zip(
+            kinds[n_dense:], _least_features(places, n_dense, len(kinds) - n_dense), strict=True
+        ):
+            kind[2] = features
+    return _plan_of(places, kinds)
 
 
-def _plan_of(places: tuple[Place, ...], kinds: Sequence[Kind]) -> _Plan:
+def _plan_of(places: tuple[InputRef, ...], kinds: Sequence[Kind]) -> _Plan:
     groups: dict[Hashable, list[int]] = {}
     slots: dict[Hashable, int] = {}
     first = []  # slot of each input in its group
@@ -133,7 +127,7 @@ def _plan_of(places: tuple[Place, ...], kinds: Sequence[Kind]) -> _Plan:
     numbers = list(groups.values())
     group_of = {number: at for at, group in enumerate(numbers) for number in group}
     found = tuple(
-        Place(group_of[place.input], first[place.input] + place.slot, place.width) for place in places
+        InputRef(group_of[place.input], first[place.input] + place.slot, place.width) for place in places
     )
     if torch.compiler.is_compiling():
         return _Plan(numbers, found, "", None)
@@ -141,7 +135,7 @@ def _plan_of(places: tuple[Place, ...], kinds: Sequence[Kind]) -> _Plan:
     return _Plan(numbers, found, encoded(found), array)
 
 
-def _least_features(places: Sequence[Place], n_dense: int, count: int) -> list[int]:
+def _least_features(places: Sequence[InputRef], n_dense: int, count: int) -> list[int]:
     """What uses read of each jagged input."""
     least = [1] * count
     for place in places:

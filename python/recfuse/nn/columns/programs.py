@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from recfuse import _C
 from recfuse.nn.columns.addresses import Addresses
 from recfuse.nn.columns.inputs import Inputs
-from recfuse.nn.columns.lowering import Lowered, Place
-from recfuse.nn.columns.specs import Use
+from recfuse.nn.columns.lowering import InputRef, Lowered
+from recfuse.nn.columns.specs import FeatureRef
 from recfuse.ops.embedding_columns import (
     embedding_columns,
     embedding_columns_at,
@@ -64,7 +64,7 @@ class Programs:
         return Programs([self._names[number] for number in numbers], self._lowered.chosen(numbers))
 
     @property
-    def uses(self) -> list[Use]:
+    def uses(self) -> list[FeatureRef]:
         """What is read of a batch."""
         return self._lowered.uses
 
@@ -101,7 +101,7 @@ class Programs:
         except (ValueError, TypeError, IndexError) as error:
             self.raise_named(error, given)
 
-    def of(self, places: tuple[Place, ...], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    def of(self, places: tuple[InputRef, ...], device: torch.device) -> tuple[Tensor, Tensor | None]:
         """The program on the host, and its copy on a GPU; None: the device is none."""
         if torch.compiler.is_dynamo_compiling():
             flat = tuple(number for place in places for number in place)
@@ -119,7 +119,7 @@ class Programs:
             self._last = places, device, found
         return found
 
-    def tensor(self, places: tuple[Place, ...], device: torch.device | None) -> Tensor:
+    def tensor(self, places: tuple[InputRef, ...], device: torch.device | None) -> Tensor:
         """The program on a device, or on the host."""
         key = places, device
         found = self._made.get(key)
@@ -136,7 +136,7 @@ class Programs:
             self._made[key] = found
         return found
 
-    def _words(self, places: tuple[Place, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _words(self, places: tuple[InputRef, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
         try:
             return _C.embedding_columns_program(*self._lowered.arrays(places))
         except (ValueError, TypeError) as error:
@@ -203,7 +203,7 @@ def _namer(programs: Programs) -> Callable[[tuple[int, ...], str], str]:
     def name_of(flat: tuple[int, ...], device: str) -> str:
         text = f"{device} {' '.join(map(str, flat))}"
         name = f"program_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-        places = tuple(Place(*flat[at : at + 3]) for at in range(0, len(flat), 3))
+        places = tuple(InputRef(*flat[at : at + 3]) for at in range(0, len(flat), 3))
         setattr(programs, name, programs.tensor(places, None))
         if device:
             setattr(programs, f"{name}_on_device", programs.tensor(places, torch.device(device)))

@@ -13,7 +13,7 @@ from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeErro
 from recfuse.nn.columns.batch import Reader
 from recfuse.nn.columns.inputs import TYPES, Inputs, widened
 from recfuse.nn.columns.kinds import Cross, Numeric
-from recfuse.nn.columns.specs import Column, Source, TableColumn, Use
+from recfuse.nn.columns.specs import Column, FeatureRef, Source, TableColumn
 from recfuse.nn.columns.steps import (
     LEAST,
     MOST,
@@ -224,7 +224,7 @@ class ReferenceColumns(torch.nn.Module):
 
 
 def evaluate(
-    columns: Sequence[Column], uses: Sequence[Use], weights: Mapping[str, Tensor], given: Inputs
+    columns: Sequence[Column], uses: Sequence[FeatureRef], weights: Mapping[str, Tensor], given: Inputs
 ) -> Tensor:
     """``[batch, output_dim]``: the columns side by side.
 
@@ -239,7 +239,7 @@ def evaluate(
                 f"{given.dense[place.input].shape[0]} samples, the batch has {given.batch}"
             )
     number_of = {use: number for number, use in enumerate(uses)}
-    read: dict[Use, Bags] = {}
+    read: dict[FeatureRef, Bags] = {}
     found: dict[Source, Bags] = {}
 
     def bags_of(source: Source) -> Bags:

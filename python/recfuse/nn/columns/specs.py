@@ -23,7 +23,7 @@ MOST_DIM = 2**24
 _MOST_FLOAT = float(np.finfo(np.float32).max)
 
 
-class Use(NamedTuple):
+class FeatureRef(NamedTuple):
     """What a column reads of a batch: an entry, and the weights of its values."""
 
     feature: str
@@ -34,7 +34,7 @@ class Use(NamedTuple):
 class Source(NamedTuple):
     """An entry of a batch and the steps that its values go through."""
 
-    use: Use
+    use: FeatureRef
     steps: tuple[Step, ...]
 
 
@@ -231,7 +231,7 @@ class FeatureColumn(TableColumn):
         """The one."""
         own = self._step()
         steps = tuple(self.preprocess) if own is None else (*self.preprocess, own)
-        return (Source(Use(self.feature or self.name, self.weights, self.weighted), steps),)
+        return (Source(FeatureRef(self.feature or self.name, self.weights, self.weighted), steps),)
 
     def _step(self) -> Step | None:
         """The column's own, behind those of ``preprocess``."""

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from recfuse._codes import MAX, SUM
 from recfuse.nn.columns.inputs import Inputs
-from recfuse.nn.columns.lowering import Place, TablePlace
+from recfuse.nn.columns.lowering import InputRef, TableRef
 from recfuse.nn.columns.programs import Programs, static
-from recfuse.nn.columns.specs import Column, FeatureColumn, TableColumn, Use
+from recfuse.nn.columns.specs import Column, FeatureColumn, FeatureRef, TableColumn
 from recfuse.ops.fused_embedding_bag import fused_dtype, fused_embedding_bag
 
 
@@ -31,7 +31,7 @@ class _Group(NamedTuple):
     weighted: bool
     divided: list[tuple[int, ...]]  # numbers of the uses of each column whose sum is divided
 
-    def has_factors(self, places: Sequence[Place]) -> bool:
+    def has_factors(self, places: Sequence[InputRef]) -> bool:
         """Whether lookups have factors: weights, or a division by more than one row."""
         return self.weighted or any(places[use].width != 1 for uses in self.divided for use in uses)
 
@@ -50,7 +50,7 @@ class Training:
     """The calls of columns whose tables have gradients."""
 
     def __init__(
-        self, columns: Sequence[Column], place_of: Mapping[str, TablePlace], programs: Programs
+        self, columns: Sequence[Column], place_of: Mapping[str, TableRef], programs: Programs
     ) -> None:
         """``place_of``: where tables lie, ``programs``: of all columns."""
         kinds: tuple[list[int], list[int], list[int]] = [], [], []  # pooled by sums, by max, numeric
@@ -132,8 +132,8 @@ class Training:
 def _group(
     columns: Sequence[Any],
     programs: Programs,
-    place_of: Mapping[str, TablePlace],
-    number_of: Mapping[Use, int],
+    place_of: Mapping[str, TableRef],
+    number_of: Mapping[FeatureRef, int],
     is_max: bool,
 ) -> _Group:
     places = [place_of[column.table_name] for column in columns]

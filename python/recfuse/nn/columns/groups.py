@@ -1,4 +1,4 @@
-"""``Part``: columns that one call computes, with or without gradients."""
+"""``ColumnGroup``: columns that one call computes, with or without gradients."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from torch import Tensor
 
 from recfuse.nn.columns.addresses import Addresses
 from recfuse.nn.columns.inputs import Inputs
-from recfuse.nn.columns.lowering import Lowered, Place, TablePlace
+from recfuse.nn.columns.lowering import InputRef, Lowered, TableRef
 from recfuse.nn.columns.programs import Programs
-from recfuse.nn.columns.specs import Column, TableColumn, Use
+from recfuse.nn.columns.specs import Column, FeatureRef, TableColumn
 from recfuse.nn.columns.training import Training
+from recfuse.nn.memo import LastResult
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.ops.library import needs_derivatives
 
 
-class Part:
+class ColumnGroup:
     """Some columns of a module.
 
     Attributes:
@@ -28,7 +29,7 @@ class Part:
     """
 
     def __init__(
-        self, columns: Sequence[Column], tables: Sequence[TableSpec], uses: Sequence[Use] = ()
+        self, columns: Sequence[Column], tables: Sequence[TableSpec], uses: Sequence[FeatureRef] = ()
     ) -> None:
         """``tables``: of the whole module; ``uses``: those that come first, in the order of places."""
         self.columns = tuple(columns)
@@ -36,7 +37,7 @@ class Part:
         own = [spec_of[one.table_name] for one in self.columns if isinstance(one, TableColumn)]
         self.matrices = sorted({spec.matrix for spec in own})
         place_of = {
-            spec.name: TablePlace(
+            spec.name: TableRef(
                 self.matrices.index(spec.matrix),
                 spec.first_row * spec.embedding_dim,
                 spec.num_embeddings,
@@ -53,7 +54,7 @@ class Part:
         """Columns of the output."""
         return self.programs.output_dim
 
-    def used(self) -> set[Use]:
+    def used(self) -> set[FeatureRef]:
         """What the columns read of a batch."""
         return {source.use for column in self.columns for source in column.sources()}
 
@@ -73,30 +74,22 @@ class Part:
 class _Chosen(NamedTuple):
     """The inputs that are read; None: all."""
 
-    places: tuple[Place, ...]  # where uses are among them
+    places: tuple[InputRef, ...]  # where uses are among them
     dense: list[int] | None
     jagged: list[int] | None
 
 
-class Restriction:
+class InputSubset:
     """What some of a batch's uses read; remembers the form of the last batch."""
 
-    def __init__(self, uses: Sequence[Use], wanted: set[Use]) -> None:
+    def __init__(self, uses: Sequence[FeatureRef], wanted: set[FeatureRef]) -> None:
         """``wanted``: of the uses."""
         self._wanted = [use in wanted for use in uses]
-        self._last: tuple[tuple[Place, ...], int, _Chosen] = ((), 0, _Chosen((), None, None))
+        self._chosen = LastResult(self._choose)
 
     def __call__(self, given: Inputs, device: torch.device) -> Inputs:
         """On a device; places of the other uses stand for nothing."""
-        n_dense = len(given.dense)
-        if torch.compiler.is_compiling():
-            chosen = self._chosen(given.places, n_dense, len(given.values))
-        else:
-            last, last_dense, chosen = self._last
-            if last is not given.places or last_dense != n_dense:
-                chosen = self._chosen(given.places, n_dense, len(given.values))
-                self._last = given.places, n_dense, chosen
-        places, dense, jagged = chosen
+        places, dense, jagged = self._chosen(given.places, len(given.dense), len(given.values))
         lists: list[Sequence[Tensor]] = list(given[2:])
         if dense is not None:
             lists[0] = [given.dense[number] for number in dense]
@@ -106,12 +99,12 @@ class Restriction:
             lists = [[one.to(device) for one in each] for each in lists]
         return Inputs(places, given.batch, *lists)
 
-    def _chosen(self, places: Sequence[Place], n_dense: int, n_jagged: int) -> _Chosen:
+    def _choose(self, places: Sequence[InputRef], n_dense: int, n_jagged: int) -> _Chosen:
         both = list(zip(self._wanted, places, strict=True))
         numbers = sorted({place.input for is_wanted, place in both if is_wanted})
         new = {number: at for at, number in enumerate(numbers)}
         found = tuple(
-            place._replace(input=new[place.input]) if is_wanted else Place(0, 0, 1)
+            place._replace(input=new[place.input]) if is_wanted else InputRef(0, 0, 1)
             for is_wanted, place in both
         )
         dense = [number for number in numbers if number < n_dense]

@@ -1,0 +1,132 @@
+"""Where tables are: sizes, page-locked memory, and the streams of GPUs that read it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recfuse._arguments import integer
+from recfuse._storage import is_readable
+from recfuse.errors import ArgumentValueError
+from recfuse.nn.columns.programs import is_captured
+from recfuse.nn.columns.specs import TableColumn
+from recfuse.nn.packed.layout import WeightForm
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Where the tables of an ``EmbeddingColumns`` are."""
+
+    device: str
+    device_bytes: int  # of tables that are, or go, where the module is
+    host_bytes: int  # of tables that stay in the host's memory when the module is on a GPU
+    host_tables: tuple[str, ...]
+
+    @property
+    def saved(self) -> float:
+        """The share of all tables' bytes that a GPU does not need."""
+        whole = self.device_bytes + self.host_bytes
+        return self.host_bytes / whole if whole else 0.0
+
+    def __str__(self) -> str:
+        """One line."""
+        names = ", ".join(self.host_tables[:8]) + (", ..." if len(self.host_tables) > 8 else "")
+        text = f"{self.device_bytes / 2**20:.1f} MiB of tables on {self.device}"
+        if not self.host_tables:
+            return text
+        return f"{text}, {self.host_bytes / 2**20:.1f} MiB ({self.saved:.1%}) stay on the host: {names}"
+
+
+def size_of(text: str | int | None, where: str) -> int | None:
+    """Bytes, from a number or a text as "256MiB"; None: no bound.
+
+    Raises:
+        TypeError, ValueError: it is none of these.
+    """
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        return integer(where, text, 0, 2**62)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)\s*", text)
+    if found is None:
+        raise ArgumentValueError(f'{where} is {text!r}, must be a number of bytes or a text as "256MiB"')
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def stays(column: TableColumn, nbytes: int, threshold: int | None) -> bool:
+    """Whether a table stays on the host when the module moves to a GPU."""
+    if column.placement == "auto":
+        return threshold is not None and nbytes > threshold
+    return column.placement == "host"
+
+
+class Tag(NamedTuple):
+    """What tables of one matrix have in common, besides their form."""
+
+    is_max: bool  # pooled by max, in a call of their own where they have gradients
+    on_host: bool
+
+
+def form_of(
+    column: TableColumn, dtype: torch.dtype, device: torch.device, threshold: int | None
+) -> WeightForm:
+    """The form of a column's table, in a module on ``device``; ``dtype``: where the column says none."""
+    dtype = column.dtype or dtype
+    on_host = stays(column, column.rows * column.embedding_dim * dtype.itemsize, threshold)
+    own = torch.device("cpu") if on_host and device.type == "cuda" else device
+    tag = Tag(column.pooling == "max", on_host)
+    return WeightForm(column.rows, column.embedding_dim, dtype, own, column.trainable, tag)
+
+
+def page_locked(table: Tensor) -> Tensor:
+    """A copy that a GPU can read; the same where it is one, other processes share it, or there is no room."""
+    if not torch.cuda.is_available() or table.is_pinned() or table.is_shared():
+        return table
+    try:
+        return table.pin_memory()
+    except RuntimeError as error:
+        warnings.warn(
+            f"recfuse.nn.EmbeddingColumns: {table.nbytes / 2**20:.0f} MiB of tables could not be page-locked "
+            f"({str(error).splitlines()[0]}); CPU threads look their rows up, which takes longer",
+            stacklevel=2,
+        )
+        return table
+
+
+class PinnedReaders:
+    """Keeps page-locked tables until the streams that read them have passed, whoever releases the tables.
+
+    torch frees such memory when the streams that it knows to read it have passed; it knows the streams of its
+    own copies alone.
+    """
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._streams: dict[int, tuple[tuple[int, int], set[int]]] = {}  # of a matrix: its memory, streams
+
+    def add(self, tables: Iterable[tuple[int, Tensor]], device: torch.device) -> None:
+        """Notes that the device's current stream reads these tables, each by its number."""
+        if is_captured():
+            return
+        stream = torch.cuda.current_stream(device).cuda_stream
+        for number, weight in tables:
+            table = weight.detach()
+            if not is_readable(table):
+                continue
+            memory = table.data_ptr(), table.untyped_storage()._cdata
+            known, streams = self._streams.get(number, (None, set()))
+            if known != memory:
+                streams = set()
+            if stream not in streams and table.numel() > 0:
+                first = table[:1, :1]
+                torch.empty_like(first, device=device).copy_(first, non_blocking=True)
+                streams.add(stream)
+            self._streams[number] = memory, streams
