@@ -41,7 +41,7 @@ ANY_BAGS = tuple(4**power for power in range(10))
 """Numbers of bags between which all variants of a collection's forward kernel lie."""
 ANY_SIZE = tuple(
     Size(bags, lookups)
-    for bags in (1, 1 << 10, 1 << 15, 1 << 17)
+    for bags in (1, 1 << 8, 1 << 10, 1 << 12, 1 << 14, 1 << 17)
     for lookups in (1, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 )
 """Batches between which all variants of the kernels of training lie."""
