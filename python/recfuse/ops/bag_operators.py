@@ -53,8 +53,9 @@ def define_gradients(
         return call[0] if isinstance(call[0], (list, tuple)) else call[:1]
 
     def pool_with_winners(*call: Any) -> tuple[Tensor, Tensor]:
+        output = operator(*call)  # first: it checks the arguments
         bag = bag_of(*call, *defaults[len(call) :]) if bag_of else None
-        return operator(*call), winners_of(bag, weights_of(call), call)
+        return output, winners_of(bag, weights_of(call), call)
 
     def differentiate(call: tuple[Any, ...], updates: Updates | None = None) -> Tensor:
         given = *call, *defaults[len(call) :]
@@ -63,7 +64,11 @@ def define_gradients(
             with below_autograd():
                 return operator(*call)
         if bag_of is not None:
-            bag: Bag | None = bag_of(*given)
+            try:
+                bag: Bag | None = bag_of(*given)
+            except Exception:
+                call_below_autograd(operator, *call)  # raises, and names the argument
+                raise
             any_max = given[3] == "max"
         else:
             bag, any_max = None, given[-1]
