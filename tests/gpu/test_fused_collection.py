@@ -172,7 +172,7 @@ def test_kernels_compiled_ahead_run_where_compiling_is_forbidden(tmp_path: Path)
     recfuse.tune(collection, given, budget_s=2, progress=False).save(plan)
     printed = gpu.run_command("compile", "--arch", gpu.arch(), "--plan", str(plan), "--out", str(kernels),
                               "--training", "gradients")  # fmt: skip
-    assert printed.count("schedules") == 2, printed
+    assert printed.count("rf_fused_embedding_bag ") > 0, printed
     script = """
         import sys
         import recfuse
