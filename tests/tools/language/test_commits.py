@@ -19,7 +19,7 @@ VERBS = """
     fuse generate give group handle hold index inline interpolate join keep launch layer let limit
     link list load look lower make mark measure mention merge move name open order pack pad pass
     patch pin place pool predict print prove publish put quantize raise read record reduce refuse
-    register release remove rename reorder replace report require reset restore return reuse revert
+    register release remember remove rename reorder replace report require reset restore return reuse revert
     rewrite round run save schedule set shard share shorten show simplify skip sort speed split
     start state stop store support swap take teach test time train treat trim tune unify update use
     validate wait warn write
