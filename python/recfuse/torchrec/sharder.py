@@ -108,7 +108,9 @@ def disable() -> None:
 
 
 def uses_recfuse(module: nn.Module) -> bool:
-    """Returns whether all lookups of a sharded collection, or of a model with some, use recfuse's kernels."""
+    """Returns whether all lookups of a sharded collection, or of a model with some, use recfuse's kernels.
+    False on a rank without tables.
+    """
     lookups: list[Any] = []
     for sharded in module.modules():
         for lookup in getattr(sharded, "_lookups", ()):

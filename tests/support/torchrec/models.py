@@ -72,7 +72,7 @@ def plan_of(model: Model, sharding: str, sharder: Any, world: int) -> ShardingPl
         return {
             "table": lambda: table_wise(rank=number % world),
             "row": row_wise,
-            "column": lambda: column_wise(ranks=[rank % world for rank in range(2)]),
+            "column": lambda: column_wise(ranks=[(number + rank) % world for rank in range(2)]),
             "table_row": lambda: table_row_wise(host_index=0),
             "table_column": lambda: column_wise(ranks=[number % world] * 2),
             "grid": lambda: grid_shard(host_indexes=[0]),

@@ -8,6 +8,7 @@ import socket
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ def free_port() -> int:
 def run_cases(world: int, cases: Callable[[], Mapping[str, Callable[[], Any]]]) -> dict[str, list[Any]]:
     """Runs each case on all ranks of a new group. Returns, by name, each rank's result, or its traceback.
 
-    A case that fails on one rank must fail on all, or not need the others.
+    The cases after one that fails on a rank do not run.
     """
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_process, (world, free_port(), cases, folder), world)
         ranks = [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world)]
-    return {name: [found[name] for found in ranks] for name in ranks[0]}
+    names = dict.fromkeys(name for found in ranks for name in found)
+    return {name: [found.get(name, "not run: another case has failed") for found in ranks] for name in names}
 
 
 def _process(
@@ -45,20 +47,21 @@ def _process(
         LOCAL_WORLD_SIZE=str(world),
     )
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # where another rank has failed
     found = {}
     for name, case in cases().items():
         try:
             found[name] = case()
         except Exception:
             found[name] = traceback.format_exc()
+            break  # the other ranks wait for this one, and fail too
     (Path(folder) / str(rank)).write_bytes(pickle.dumps(found))
-    dist.barrier()
     dist.destroy_process_group()
 
 
 def check(results: Mapping[str, list[Any]], name: str) -> list[Any]:
     """The results of a case; fails with the traceback of the rank that has failed."""
+    assert name in results, "not run: a case before it has failed"
     for rank, result in enumerate(results[name]):
         assert not isinstance(result, str), f"rank {rank}: {result}"
     return results[name]
