@@ -12,6 +12,7 @@ README = ROOT / "README.md"
 BENCHMARKS = ROOT / "benchmarks"
 PAGES = sorted(BENCHMARKS.glob("**/*.md"))
 DOCS = sorted((ROOT / "docs").glob("**/*.md"))  # one a topic
+WRITTEN_APART = {"benchmarks/PAPERS.md", "benchmarks/performance_model/README.md"}  # by scripts of their own
 SHORT = [*(page for page in PAGES if page.name == "README.md"), *DOCS]
 
 
@@ -42,7 +43,7 @@ def test_pages_and_results_agree(tables, run, capsys):
     assert run("--check") == 0, f"{capsys.readouterr().out}: run python benchmarks/tables.py"
     marked = {name(page): len(tables.MARK.findall(page.read_text())) for page in tables.PAGES}
     assert set(marked) == {"README.md", *map(name, PAGES), *map(name, DOCS)}
-    assert min(marked[page] for page in ("README.md", *map(name, PAGES))) > 0
+    assert min(marked[page] for page in ("README.md", *map(name, PAGES)) if page not in WRITTEN_APART) > 0
 
 
 HEAD = re.compile(r"^\|(.*)\|\n\|[ :|-]+\|$", re.MULTILINE)
