@@ -16,7 +16,7 @@ from recfuse.perf.choosing import Chosen
 PAGE = Path(__file__).with_name("PAPERS.md")
 HEAD = """# Five papers
 
-What each paper claims, and what this project measures against today's best peer.
+Claims of the papers, and measurements of this project against today's best peers.
 `python benchmarks/paper.py` writes this page from committed results; `--check` compares. Machines and
 peers of the papers differ from those of the measurements: a claim and a figure beside it are not of the
 same thing.

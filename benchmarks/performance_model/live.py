@@ -18,11 +18,12 @@ from tqdm import tqdm
 
 import recfuse
 from performance_model.targets import NAMED, Target, named, random_targets
+from recfuse._files import write_whole
 from recfuse._progress import hidden
 from recfuse.perf.calibrating.calls import Calls, groups
 from recfuse.perf.calibrating.clock import DeviceClock, graphed
 from recfuse.perf.calibrating.fused import random_collection
-from recfuse.perf.calibrating.probes import Step
+from recfuse.perf.calibrating.probes import DlrmModel, Step
 from recfuse.perf.calibrating.run import measured
 from recfuse.perf.calibrating.sizes import EXTENTS
 from recfuse.perf.known import facts_here, name_here
@@ -69,9 +70,8 @@ class Recorder:
     def save(self) -> None:
         """Write the record."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".part")
-        temporary.write_text(json.dumps(self.record, separators=(",", ":")))
-        temporary.replace(self.path)
+        text = json.dumps(self.record, separators=(",", ":"))
+        write_whole(str(self.path), lambda: [text], "benchmarks/performance_model.py")
 
     def attempt(self, what: str, call: Callable[[], None]) -> None:
         """Run a measurement; an error is recorded, and the next one runs."""
@@ -233,15 +233,7 @@ class BagModel(torch.nn.Module):
         super().__init__()
         self.emb_l = bags
 
-    def apply_emb(self, lS_o: Any, lS_i: Any, emb_l: Any, v_W_l: Any) -> list[torch.Tensor]:
-        """Pool each table."""
-        ly = []
-        for k, sparse_index_group_batch in enumerate(lS_i):
-            sparse_offset_group_batch = lS_o[k]
-            E = emb_l[k]
-            V = E(sparse_index_group_batch, sparse_offset_group_batch, per_sample_weights=None)
-            ly.append(V)
-        return ly
+    apply_emb = DlrmModel.apply_emb
 
     def forward(self, offsets: Any, indices: Any) -> torch.Tensor:
         """The pooled rows side by side."""

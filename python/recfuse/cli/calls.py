@@ -1,9 +1,11 @@
-"""Options that describe calls and GPUs, of `recfuse explain` and `recfuse compile`."""
+"""Options that describe calls, GPUs and quantities, of several commands."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from recfuse import _C
@@ -72,6 +74,18 @@ def _add_ikbo(parser: argparse.ArgumentParser) -> None:
         default="bfloat16",
         help="of IKBO calls (default: %(default)s)",
     )
+
+
+def quantity(text: str, units: Mapping[str, float], noun: str, examples: str) -> float:
+    """Returns the value of a positive number with a unit, such as "5ms"; ``units``: the value of each.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is none.
+    """
+    found = re.fullmatch(rf"\s*([0-9]*\.?[0-9]+)\s*({'|'.join(units)})\s*", text)
+    if not found or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {noun}, must be such as {examples}")
+    return float(found[1]) * units[found[2]]
 
 
 def sizes(count: int, names: str) -> Any:

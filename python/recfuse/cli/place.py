@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from typing import Any
 
-_UNITS = {"": 1.0, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+from recfuse.cli.calls import quantity
+
+_UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "": 1.0}
 _MOST_BYTES, _MOST_VALUES = 32 << 20, 2_000_000
 
 
 def memory(text: str) -> float:
     """Returns bytes of a text such as "70GB"."""
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(MB|GB|TB|)\s*", text)
-    if not found or float(found[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size, must be such as 70GB")
-    return float(found[1]) * _UNITS[found[2]]
+    return quantity(text, _UNITS, "size", "70GB")
 
 
 def add_parser(commands: Any) -> None:

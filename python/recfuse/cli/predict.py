@@ -6,11 +6,12 @@ import argparse
 import importlib
 import importlib.util
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from recfuse.cli.calls import quantity
 
 if TYPE_CHECKING:
     from recfuse.perf.calibration import Calibration
@@ -22,10 +23,7 @@ _MOST_SPREAD = 5.0
 
 def duration(text: str) -> float:
     """Returns seconds of a text such as "5ms"."""
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*", text)
-    if not found or float(found[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration, must be such as 5ms, 800us or 1s")
-    return float(found[1]) * _UNITS[found[2]]
+    return quantity(text, _UNITS, "duration", "5ms, 800us or 1s")
 
 
 def add_parser(commands: Any) -> None:

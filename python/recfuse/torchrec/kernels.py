@@ -30,7 +30,7 @@ from recfuse.errors import ArgumentValueError
 from recfuse.torchrec.collection import PooledTables
 from recfuse.torchrec.options import WHERE, Options
 from recfuse.torchrec.tables import TableBatchedEmbeddingBags
-from recfuse.torchrec.variable_batch import pool_variable_batch
+from recfuse.torchrec.variable_batch import pool_batch
 
 
 class FusedKernel(BatchedFusedEmbeddingBag):
@@ -44,9 +44,8 @@ class FusedKernel(BatchedFusedEmbeddingBag):
         sharding_type: Any = None,
         env: Any = None,
     ) -> None:
-        """Makes the tables of one group of a rank; refuses tables that need a cache, by name."""
+        """Makes the tables of one group of a rank, which :func:`check_kernels` has allowed."""
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
-        check_kernels(config)
         on_gpu = device is not None and device.type == "cuda"
         place = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
         computes = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
@@ -60,7 +59,7 @@ class FusedKernel(BatchedFusedEmbeddingBag):
             pooling_mode=self._pooling,
             weights_precision=data_type_to_sparse_type(config.data_type),
             device=device,
-            **{**(config.fused_params or {})},
+            **(config.fused_params or {}),
         )
         self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
         self.init_parameters()
@@ -105,10 +104,8 @@ class DenseTables(DenseTableBatchedEmbeddingBagsCodegen):
         """Makes tables whose rows are not set."""
         torch.nn.Module.__init__(self)
         self.embedding_specs = shapes
-        if device is None or device.type not in (
-            "cpu",
-            "cuda",
-        ):  # DistributedDataParallel takes no meta tensors
+        # DistributedDataParallel takes no meta tensors.
+        if device is None or device.type not in ("cpu", "cuda"):
             on_gpu = device is not None and torch.cuda.is_available()
             device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.tables = PooledTables(shapes, names, feature_table_map, options, device)
@@ -124,10 +121,8 @@ class DenseTables(DenseTableBatchedEmbeddingBagsCodegen):
         """Pools every feature, as :meth:`TableBatchedEmbeddingBags.forward`."""
         if feature_requires_grad is not None:
             raise ArgumentValueError(f"{WHERE}: feature_requires_grad is not supported; pass None")
-        if batch_size_per_feature_per_rank is None:
-            return self.tables.pooled(indices, offsets, per_sample_weights)
         lookups = indices, offsets, per_sample_weights
-        return pool_variable_batch(self.tables, lookups, batch_size_per_feature_per_rank, None, None)
+        return pool_batch(self.tables, lookups, batch_size_per_feature_per_rank)
 
     def split_embedding_weights(self) -> list[Tensor]:
         """Each table's rows ``[rows, dim]``, a view."""
@@ -144,16 +139,15 @@ class DenseKernel(BatchedDenseEmbeddingBag):
         device: torch.device | None = None,
         sharding_type: Any = None,
     ) -> None:
-        """Makes the tables of one group."""
+        """Makes the tables of one group of a rank, as :class:`FusedKernel`."""
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
-        check_kernels(config)
-        precision = {"weights_precision": data_type_to_sparse_type(config.data_type)}
-        given = {
-            key: (config.fused_params or {})[key]
-            for key in ("output_dtype",)
-            if key in (config.fused_params or {})
-        }
-        options = Options.of({**given, **precision, "pooling_mode": self._pooling})
+        options = Options.of(
+            {
+                "weights_precision": data_type_to_sparse_type(config.data_type),
+                "output_dtype": (config.fused_params or {}).get("output_dtype", Options.output_dtype),
+                "pooling_mode": self._pooling,
+            }
+        )
         shapes = list(zip(self._local_rows, self._local_cols, strict=True))
         names = [table.name for table in config.embedding_tables]
         self._emb_module = DenseTables(shapes, names, self._feature_table_map, options, device)

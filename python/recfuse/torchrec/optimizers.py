@@ -19,8 +19,6 @@ class _InBackward(FusedOptimizer):
     ``step()``. Several forward passes may come before their backward passes.
     """
 
-    _adam_eps: float | None = None  # FBGEMM's, which is added after the correction of the second moment
-
     def _pass_finished(self) -> None:
         self.step()
         self._correct_eps()

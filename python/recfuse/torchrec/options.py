@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
 from recfuse import optim
@@ -34,13 +34,14 @@ OPTIMIZERS: dict[EmbOptimType, type[FusedOptimizer]] = {
     EmbOptimType.ADAM: optim.Adam,
 }
 
-# Arguments that only caches, statistics or other optimizers read: any value is accepted.
+# Arguments that only caches, statistics or other optimizers read, and the mode of FBGEMM's bounds check: any
+# value is accepted.
 _WITHOUT_MEANING = {
     "cache_algorithm", "cache_load_factor", "cache_sets", "cache_reserved_memory", "cache_precision",
     "enforce_hbm", "record_cache_metrics", "gather_uvm_cache_stats", "uvm_non_rowwise_momentum",
     "use_experimental_tbe", "prefetch_pipeline", "multipass_prefetch_config", "uvm_host_mapped",
     "stats_reporter_config", "momentum", "eta", "max_gradient", "res_params", "embedding_shard_info",
-    "embedding_table_index_type", "embedding_table_offset_type",
+    "embedding_table_index_type", "embedding_table_offset_type", "bounds_check_mode",
 }  # fmt: skip
 
 # Arguments that would change the results: only the value that switches them off is accepted.
@@ -72,7 +73,6 @@ class Options:
     weights_precision: SparseType = SparseType.FP32
     output_dtype: SparseType = SparseType.FP32
     pooling_mode: PoolingMode = PoolingMode.SUM
-    bounds_check_mode: BoundsCheckMode = BoundsCheckMode.WARNING
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -127,11 +127,6 @@ class Options:
     def mode(self) -> str:
         """Pooling, by torch's name."""
         return MODES[self.pooling_mode]
-
-    @property
-    def bounds_check(self) -> str:
-        """Whether indices and offsets are checked, as :func:`recfuse.fused_embedding_bag` takes it."""
-        return "off" if self.bounds_check_mode is BoundsCheckMode.NONE else "on"
 
 
 def _refused(name: str, value: Any, instead: str) -> ArgumentValueError:

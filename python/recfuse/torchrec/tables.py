@@ -19,9 +19,9 @@ from recfuse.errors import ArgumentValueError
 from recfuse.torchrec.collection import PooledTables
 from recfuse.torchrec.optimizers import in_backward
 from recfuse.torchrec.options import OPTIMIZERS, WHERE, Options
-from recfuse.torchrec.variable_batch import pool_variable_batch
+from recfuse.torchrec.variable_batch import pool_batch
 
-_HYPER_PARAMETERS = {"lr": "lr", "eps": "eps", "weight_decay": "weight_decay"}
+_HYPER_PARAMETERS = ("lr", "eps", "weight_decay")
 
 
 class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
@@ -38,13 +38,13 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         options: FBGEMM's other keyword arguments: ``optimizer`` (EXACT_SGD, EXACT_ADAGRAD,
             EXACT_ROWWISE_ADAGRAD, ADAM), ``learning_rate``, ``eps``, ``beta1``, ``beta2``,
             ``weight_decay`` with ``weight_decay_mode`` L2, ``stochastic_rounding``, ``pooling_mode``,
-            ``weights_precision``, ``output_dtype``, ``bounds_check_mode``.
+            ``weights_precision``, ``output_dtype``.
 
     Raises:
         ValueError, TypeError: a location that needs a cache, an optimizer or option without a fused form.
 
     Differences: any dim is allowed, also those that are no multiple of 4. ADAM also runs on the CPU. A bad
-    index raises ``IndexError`` unless ``bounds_check_mode`` is NONE; FBGEMM replaces it by 0.
+    index raises ``IndexError``, whatever ``bounds_check_mode`` is; FBGEMM replaces it by 0.
     """
 
     def __init__(
@@ -120,11 +120,10 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         ):
             if value is not None:
                 raise ArgumentValueError(f"{WHERE}: {name} is not supported; pass None")
-        if batch_size_per_feature_per_rank is None:
-            return self.tables.pooled(indices, offsets, per_sample_weights)
-        sizes = batch_size_per_feature_per_rank
         lookups = indices, offsets, per_sample_weights
-        return pool_variable_batch(self.tables, lookups, sizes, vbe_output, vbe_output_offsets)
+        return pool_batch(
+            self.tables, lookups, batch_size_per_feature_per_rank, vbe_output, vbe_output_offsets
+        )
 
     def split_embedding_weights(self) -> list[Tensor]:
         """Each table's rows ``[rows, dim]``, a view."""

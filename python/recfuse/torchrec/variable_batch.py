@@ -10,25 +10,27 @@ from torch import Tensor
 from recfuse.torchrec.collection import PooledTables
 
 
-def pool_variable_batch(
+def pool_batch(
     tables: PooledTables,
     lookups: tuple[Tensor, Tensor, Tensor | None],
-    sizes: list[list[int]],
-    into: Tensor | None,
-    into_offsets: Tensor | None,
+    sizes: list[list[int]] | None,
+    into: Tensor | None = None,
+    into_offsets: Tensor | None = None,
 ) -> Tensor:
-    """Pools features of different batch sizes: each is padded by empty bags to the largest.
+    """Pools features of one batch size, or of different ones: each is padded by empty bags to the largest.
 
     Args:
         tables: the tables.
         lookups: indices, offsets ``[sum(sizes) + 1]``, per_sample_weights.
-        sizes: bags of each feature from each rank.
+        sizes: bags of each feature from each rank. None: all features have as many.
         into: flat output to write into; None: a new one.
         into_offsets: int64 ``[ranks, features]``, where each piece of ``into`` begins.
 
     Returns:
-        Flat: rank by rank, feature by feature, ``[bags, dim]`` each.
+        ``[bags, columns]``; with sizes flat: rank by rank, feature by feature, ``[bags, dim]`` each.
     """
+    if sizes is None:
+        return tables.pooled(*lookups)
     indices, offsets, weights = lookups
     bags = [sum(ranks) for ranks in sizes]
     most = max(bags, default=0)
