@@ -15,6 +15,7 @@ from recfuse.data import workloads
 from support.c_program import COMPILER, FLAGS, ROOT, make_once
 
 SGD, ROWWISE, ADAM = 1, 3, 4  # RF_EMIT
+FLOAT32 = 0  # rf_dtype
 FEATURE = np.dtype(
     [("row", "i8"), ("start", "i8"), ("factors", "i8"), ("number", "i4"), ("rows", "i4"), ("padding", "i4"),
      ("column", "i4"), ("matrix", "i4"), ("dim", "i4")]
@@ -35,7 +36,7 @@ class Sizes(ctypes.Structure):
         ("lookups", ctypes.c_double),
         ("staged_bytes", ctypes.c_int64),
         ("emit", ctypes.c_int32),
-        ("weight_bytes", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
     )
 
 
@@ -54,7 +55,7 @@ def host_library() -> ctypes.CDLL:
 def shared_out(features: NDArray[Any], bags: int, emit: int, lookups: float) -> tuple[NDArray[Any], int]:
     """Tasks as a call has them on a GPU of 132 SMs; how many are staged."""
     core = host_library()
-    sizes = Sizes(bags, 132, lookups, 108 << 10, emit, 4)
+    sizes = Sizes(bags, 132, lookups, 108 << 10, emit, FLOAT32)
     tasks, staged, gathered = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
     given = ctypes.byref(sizes), features.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(features.size)
     made = ctypes.byref(tasks), ctypes.byref(staged), ctypes.byref(gathered)
