@@ -22,8 +22,10 @@ Edges = set[tuple[str, str]]
 
 
 def _room(path: Path) -> str:
-    """A folder of csrc, csrc/gpu or csrc/families; include is one."""
+    """A folder of csrc, csrc/gpu or csrc/families; include is one, and so is the list of families."""
     parts = path.relative_to(ROOT).parts
+    if path.name == "families.h" or path.name.endswith("_family.h"):
+        return "families.h"
     return "include" if parts[0] == "include" else parts[2] if parts[1] in ("gpu", "families") else parts[1]
 
 

@@ -1,4 +1,4 @@
-/* Between Python and C: statuses to exceptions, objects to arrays and batches, kernels to dicts. */
+/* Between Python and C: statuses to exceptions, objects to arrays, kernels to dicts. */
 #include "python/methods.h"
 
 #include "core/status.h"
@@ -42,35 +42,6 @@ out:
     Py_XDECREF(descr);
     Py_DECREF(given);
     return array;
-}
-
-int rf__py_batch(PyObject *object, rf_embedding_bag_params *batch, const void **host_offsets) {
-    const bool fused = host_offsets != NULL;
-    unsigned long long indices, offsets, sample_weights, output, on_host;
-    long long lookups, bags;
-    int index_type, offset_type, include_last_offset = true;
-    RF__PY_REFUSE_IF(!PyTuple_Check(object), PyExc_TypeError,
-                     "%sembedding_bag_measure: a batch must be a tuple", fused ? "fused_" : "");
-    const int parsed =
-        fused
-            ? PyArg_ParseTuple(object, "KLiKLiKKK:fused_embedding_bag_measure", &indices, &lookups,
-                               &index_type, &offsets, &bags, &offset_type, &sample_weights, &output, &on_host)
-            : PyArg_ParseTuple(object, "KLiKLipKK:embedding_bag_measure", &indices, &lookups, &index_type,
-                               &offsets, &bags, &offset_type, &include_last_offset, &sample_weights, &output);
-    if (!parsed) return -1;
-    batch->indices = rf__py_pointer(indices);
-    batch->lookups = lookups;
-    batch->index_type = (rf_int_type)index_type;
-    batch->offsets = rf__py_pointer(offsets);
-    batch->bags = bags;
-    batch->offset_type = (rf_int_type)offset_type;
-    batch->include_last_offset = include_last_offset;
-    batch->sample_weights = rf__py_pointer(sample_weights);
-    batch->output = rf__py_pointer(output);
-    if (fused) *host_offsets = rf__py_pointer(on_host);
-    return 0;
-out:
-    return -1;
 }
 
 PyObject *rf__py_kernel(const rf_kernel_info *info, PyObject *more) {

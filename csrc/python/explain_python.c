@@ -17,7 +17,9 @@ static PyObject *gpu_dict(const rf__gpu *gpu) {
         "flops_per_clock", gpu->flops_per_clock, "tensor_flops_per_clock", gpu->tensor_flops_per_clock);
 }
 
-RF__PY_METHOD(gpus) {
+RF__PY_METHOD(
+    gpus,
+    "gpus() -> list[dict]: the known GPUs; those of an architecture side by side, the typical one first") {
     int32_t count = 0;
     const rf__gpu *gpus = rf__gpus(&count);
     PyObject *list = NULL;
@@ -32,7 +34,8 @@ RF__PY_METHOD(gpus) {
     return list;
 }
 
-RF__PY_METHOD(gpu) {
+RF__PY_METHOD(gpu, "gpu(name: str) -> dict: a GPU by its name, or of an architecture: sm_90a, or "
+                   "sm_90a:114:50 with SMs and MiB of L2") {
     const char *name;
     rf__gpu gpu;
     if (!PyArg_ParseTuple(arguments, "s:gpu", &name)) return NULL;
@@ -40,7 +43,9 @@ RF__PY_METHOD(gpu) {
     return status == RF_OK ? gpu_dict(&gpu) : rf__py_result(NULL, status, "gpu");
 }
 
-RF__PY_METHOD(explain_begin) {
+RF__PY_METHOD(explain_begin,
+              "explain_begin(gpu: str | None): records the launches of calls until explain_end; with a GPU, "
+              "calls of this thread on the CPU's tensors are lowered for it instead of run") {
     const char *name = NULL;
     rf__gpu gpu;
     rf_status status = RF_OK;
@@ -72,7 +77,7 @@ static PyObject *launch_dict(const rf__explained *explained) {
         (long long)explained->workspace_bytes);
 }
 
-RF__PY_METHOD(explain_end) {
+RF__PY_METHOD(explain_end, "explain_end() -> list[dict]: the launches") {
     rf__explained *launches = NULL;
     int32_t count = 0;
     PyObject *list = NULL;
@@ -88,19 +93,22 @@ RF__PY_METHOD(explain_end) {
     return list;
 }
 
-RF__PY_METHOD(explain_lowers) {
+RF__PY_METHOD(explain_lowers,
+              "explain_lowers() -> bool: whether calls of this thread are lowered instead of run") {
     if (!PyArg_ParseTuple(arguments, ":explain_lowers")) return NULL;
     return PyBool_FromLong(rf__cuda_described_gpu() != NULL);
 }
 
-RF__PY_METHOD(explain_gpu) {
+RF__PY_METHOD(explain_gpu, "explain_gpu() -> dict | None: the GPU that they are lowered for") {
     if (!PyArg_ParseTuple(arguments, ":explain_gpu")) return NULL;
     const rf__gpu *gpu = rf__cuda_described_gpu();
     if (gpu == NULL) Py_RETURN_NONE;
     return gpu_dict(gpu);
 }
 
-RF__PY_METHOD(kernel_compile) {
+RF__PY_METHOD(kernel_compile,
+              "kernel_compile(arch: str, file: str, kernel: str, defines: str, cached_only: bool = False) -> "
+              "dict: what the compiler says about it; None where it is not in the cache") {
     rf__kernel_source source;
     rf__kernel_options options = {0};
     const char *arch, *defines;
@@ -126,7 +134,10 @@ RF__PY_METHOD(kernel_compile) {
     return rf__py_kernel(&info, Py_BuildValue("{s:i}", "shared_bytes", info.shared_bytes));
 }
 
-RF__PY_METHOD(occupancy) {
+RF__PY_METHOD(
+    occupancy,
+    "occupancy(registers_per_sm, shared_per_sm, reserved_shared_per_block, threads_per_sm, blocks_per_sm, "
+    "registers: a thread, threads: a block, shared: bytes a block) -> int, blocks an SM") {
     rf__gpu gpu = {0};
     long long registers_per_sm, shared_per_sm, reserved, shared;
     int registers, threads;

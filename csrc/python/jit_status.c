@@ -14,7 +14,10 @@ static PyObject *text_or_none(const char *text) {
     return Py_None;
 }
 
-RF__PY_METHOD(jit_status) {
+RF__PY_METHOD(jit_status,
+              "jit_status() -> dict: nvrtc and builtins (paths or None), major, minor, missing (text or "
+              "None), folder of the cache (or None), entries and bytes in it, allowed (to compile), refused "
+              "(why the folder is not used, or None), ignored (files in it that others may have written)") {
     const rf__nvrtc_library *library = NULL;
     char folder[RF__PATH_BYTES], refused[RF__CACHE_REASON_BYTES] = "";
     rf__cache_file *files = NULL;

@@ -1,13 +1,13 @@
-/* The module recfuse._C: its method table is the list in methods.h. */
+/* The module recfuse._C: its method table has the list in methods.h and those of the families. */
 #define RF__IMPORT_NUMPY
 #include "python/methods.h"
 
 #include <string.h>
 
 static PyMethodDef methods[] = {
-#define RF__PYTHON_METHOD(name, text) {#name, rf__py_##name, METH_VARARGS, text},
-    RF__PYTHON_METHODS(RF__PYTHON_METHOD)
-#undef RF__PYTHON_METHOD
+#define RF__PYTHON_FUNCTION(name) {#name, rf__py_##name, METH_VARARGS, rf__py_##name##_text},
+    RF__PYTHON_OWN_FUNCTIONS(RF__PYTHON_FUNCTION)
+#include "families.h"
         {NULL, NULL, 0, NULL},
 };
 

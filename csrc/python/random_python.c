@@ -2,7 +2,8 @@
 #include "python/methods.h"
 #include "core/tools/random.h"
 
-RF__PY_METHOD(permutation) {
+RF__PY_METHOD(permutation,
+              "permutation(count: int, seed: int) -> int64 [count], a permutation of 0 ... count - 1") {
     long long count;
     unsigned long long seed;
     if (!PyArg_ParseTuple(arguments, "LK:permutation", &count, &seed)) return NULL;
@@ -15,7 +16,7 @@ RF__PY_METHOD(permutation) {
     return (PyObject *)order;
 }
 
-RF__PY_METHOD(uniform) {
+RF__PY_METHOD(uniform, "uniform(count: int, bound: int, seed: int) -> int64 [count], each in [0, bound)") {
     long long count, bound;
     unsigned long long seed;
     if (!PyArg_ParseTuple(arguments, "LLK:uniform", &count, &bound, &seed)) return NULL;

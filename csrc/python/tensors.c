@@ -7,7 +7,9 @@
 #include "core/validate.h"
 #include "core/tensors.h"
 
-RF__PY_METHOD(tensor_cell) {
+RF__PY_METHOD(tensor_cell,
+              "tensor_cell(tensor: torch.Tensor, implementation: its _cdata, size: bytes of the object) -> "
+              "int, the first byte of the object's word that is `implementation`; -1: there is none") {
     PyObject *tensor;
     unsigned long long implementation;
     Py_ssize_t size, at = 0;
@@ -18,7 +20,10 @@ RF__PY_METHOD(tensor_cell) {
     return PyLong_FromSsize_t(found ? at * (Py_ssize_t)sizeof *words : -1);
 }
 
-RF__PY_METHOD(check_storages) {
+RF__PY_METHOD(
+    check_storages,
+    "check_storages(type: torch.Tensor, cell: of tensor_cell, where: str, name: str, tensors: tuple): raises "
+    "ValueError where the storage of a tensor is too small for it; objects of other types pass") {
     PyObject *type, *tensors;
     Py_ssize_t cell;
     const char *where, *name;
@@ -61,7 +66,12 @@ static bool offsets_join(const rf__integers *offsets, int64_t table, int64_t fir
     return joined[0] == first;
 }
 
-RF__PY_METHOD(join_offsets) {
+RF__PY_METHOD(join_offsets,
+              "join_offsets(type: torch.Tensor, cell: of tensor_cell, offsets: torch.Tensor [tables, bags], "
+              "indices: torch.Tensor [tables, n] or a list or tuple of a tensor [n] a table, joined: int64 "
+              "torch.Tensor [tables * bags + 1], which is written) -> bool: whether the indices table after "
+              "table have the offsets `joined`; False: a tensor is no plain one of integers on the CPU, has "
+              "no memory, or another shape, or offsets of a table do not begin with 0") {
     PyObject *type, *offsets, *indices, *joined;
     Py_ssize_t cell;
     rf__integers from, whole, to;

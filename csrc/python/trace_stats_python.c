@@ -4,7 +4,8 @@
 #include "core/status.h"
 #include "core/tools/trace_stats.h"
 
-RF__PY_METHOD(trace_curve) {
+RF__PY_METHOD(trace_curve,
+              "trace_curve(ranks, counts: float64 [points], positions: float64 [n]) -> float64 [n]") {
     static const char function[] = "trace_curve";
     PyObject *objects[3];
     PyArrayObject *ranks = NULL, *counts = NULL, *positions = NULL, *values = NULL;
@@ -28,7 +29,8 @@ out:
     return rf__py_result(values, status, function);
 }
 
-RF__PY_METHOD(trace_times) {
+RF__PY_METHOD(trace_times, "trace_times(counts: int64 [rows], length: float, burst: float, median: float, "
+                           "sigma: float, seed: int) -> float64 [sum of counts]") {
     static const char function[] = "trace_times";
     PyObject *object;
     PyArrayObject *array = NULL, *times = NULL;
@@ -55,7 +57,8 @@ out:
     return rf__py_result(times, status, function);
 }
 
-RF__PY_METHOD(trace_reuse) {
+RF__PY_METHOD(trace_reuse,
+              "trace_reuse(rows: int64 [lookups], n_rows: int) -> (gaps, distances), int64 [lookups] each") {
     static const char function[] = "trace_reuse";
     PyObject *object, *both = NULL;
     PyArrayObject *gaps = NULL, *distances = NULL;

@@ -14,7 +14,8 @@ static const rf__workload_group *as_groups(PyObject *object, const char *functio
     return NULL;
 }
 
-RF__PY_METHOD(workload_lengths) {
+RF__PY_METHOD(workload_lengths,
+              "workload_lengths(groups: float64 [G, 6], batch: int, seed: int) -> int32 [G, batch]") {
     static const char function[] = "workload_lengths";
     PyObject *object;
     PyArrayObject *array = NULL, *lengths = NULL;
@@ -33,7 +34,9 @@ out:
     return rf__py_result(lengths, status, function);
 }
 
-RF__PY_METHOD(workload_indices) {
+RF__PY_METHOD(workload_indices,
+              "workload_indices(groups: float64 [G, 6], lengths: int32 [G, batch], skew: float, model_seed: "
+              "int, seed: int, wide: bool) -> int64 [lookups] where wide, else int32") {
     static const char function[] = "workload_indices";
     PyObject *group_object, *length_object;
     PyArrayObject *group_array = NULL, *length_array = NULL, *indices = NULL;
@@ -68,7 +71,9 @@ out:
     return rf__py_result(indices, status, function);
 }
 
-RF__PY_METHOD(batch_sizes) {
+RF__PY_METHOD(
+    batch_sizes,
+    "batch_sizes(median: float, spread: float, maximum: int, seed: int, count: int) -> int64 [count]") {
     double median, spread;
     long long maximum, count;
     unsigned long long seed;

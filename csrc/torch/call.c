@@ -1,8 +1,6 @@
 /* Boxed calls: schemas, registration, what a call takes and gives, and how it fails. */
 #include "torch/call.h"
 
-#include "families/embedding_columns/tensors/columns_inputs.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +75,19 @@ bool rf__signature_read(const char *schema, rf__signature *signature) {
     return true;
 }
 
+/* Returns the longest of the names with which that of a private operator goes on; its own where there is none. */
+static const char *public_name(const rf__registered *operators, size_t count, const char *name) {
+    const char *found = name;
+    size_t most = 0;
+    for (size_t i = 0; name[0] == '_' && i < count; i++) {
+        const size_t length = strlen(operators[i].name);
+        if (length <= most || strncmp(name + 1, operators[i].name, length) != 0) continue;
+        found = operators[i].name;
+        most = length;
+    }
+    return found;
+}
+
 /* A call that fails has been logged by libtorch, and nothing can be raised while a library is loaded. */
 bool rf__operators_register(const char *space, rf__registered *operators, size_t count) {
     static const struct {
@@ -87,6 +98,7 @@ bool rf__operators_register(const char *space, rf__registered *operators, size_t
     char schema[1024];
     if (aoti_torch_library_init_def(space, __FILE__, __LINE__, &schemas) != 0) return false;
     for (size_t i = 0; i < count; i++) {
+        operators[i].public_name = public_name(operators, count, operators[i].name);
         snprintf(schema, sizeof schema, "%s%s", operators[i].name, operators[i].definition->schema);
         if (rf__signature_read(operators[i].definition->schema, &operators[i].signature)) {
             aoti_torch_library_def(schemas, schema);
@@ -117,16 +129,6 @@ static rf_status run(rf__call *call, StableIValue *stack) {
     return RF_OK;
 }
 
-/* The operator of a message: of a private one the public one that it is a part of. */
-static const char *public_name(const rf__registered *registered) {
-    static const char *const names[] = {"embedding_bag",     "fused_embedding_bag", "embedding_columns",
-                                        "ikbo_linear_chain", "ikbo_linear",         "ikbo_attention"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (registered->name[0] == '_' && strncmp(registered->name + 1, names[i], strlen(names[i])) == 0)
-            return names[i];
-    return registered->name;
-}
-
 /* Of a call that failed inside libtorch: None for a tensor gets as far as that. */
 static rf_status none_refuse(const rf__call *call, rf_status status) {
     const rf__signature *signature = &call->registered->signature;
@@ -152,7 +154,7 @@ void rf__call_run(const rf__registered *registered, StableIValue *stack) {
     for (int32_t i = call.n_temporaries - 1; i >= 0; i--) rf__tensor_free(call.temporaries[i]);
     free(call.scratch);
     free(call.offsets);
-    rf__columns_inputs_drop(call.inputs);
+    if (call.reference != NULL) call.drop(call.reference);
     for (int32_t i = 0; i < signature->n_arguments; i++)
         rf__value_free(signature->arguments[i], &call.values[i]);
     if (status == RF_OK) return;
@@ -161,6 +163,6 @@ void rf__call_run(const rf__registered *registered, StableIValue *stack) {
     /* The C API names its operator itself; what fails before it is reached does not. */
     const bool named = strncmp(rf_last_error(), "recfuse.", strlen("recfuse.")) == 0;
     snprintf(message, sizeof message, "%s: %s%s%s%s", rf_status_python(status), named ? "" : "recfuse.",
-             named ? "" : public_name(registered), named ? "" : ": ", rf_last_error());
+             named ? "" : registered->public_name, named ? "" : ": ", rf_last_error());
     aoti_torch_check(false, registered->name, __FILE__, __LINE__, message);
 }

@@ -36,7 +36,9 @@ typedef struct rf__registered {
     const char *name;
     const rf__operator *definition;
     rf__boxed boxed; /* hands this entry and the stack to rf__call_run */
-    rf__signature signature; /* written by rf__operators_register */
+    rf__signature signature; /* written by rf__operators_register, as the next one */
+    const char
+        *public_name; /* of messages: of a private operator, that of the operator that it is a part of */
 } rf__registered;
 
 /* Registers operators [count] in a namespace of torch. False: another library has made it; then nothing is done. */
@@ -54,7 +56,8 @@ struct rf__call {
     int32_t n_temporaries;
     void *scratch; /* of the host, or NULL: freed with the call */
     void *offsets; /* of rf__call_offsets_complete, as scratch */
-    struct rf__columns_inputs *inputs; /* a reference, or NULL: dropped with the call */
+    void *reference; /* to an object of a family, or NULL: passed to `drop` at the end of the call */
+    void (*drop)(void *reference);
 };
 
 /* The call runs where this tensor is. */

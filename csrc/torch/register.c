@@ -6,17 +6,22 @@
 #include "core/file.h"
 #include "gpu/driver/driver.h"
 
-#define NUMBER(name) NUMBER_##name,
-enum { RF__TORCH_OPERATORS(NUMBER) COUNT };
+enum {
+#define RF__TORCH_OPERATOR(name) NUMBER_##name,
+    RF__TORCH_OWN_OPERATORS(RF__TORCH_OPERATOR)
+#include "families.h"
+        COUNT
+};
 
 static rf__registered operators[COUNT]; /* filled once, while the library is loaded */
 
-#define BOXED(name)                                                                \
+#define RF__TORCH_OPERATOR(name)                                                   \
     static void name##_boxed(StableIValue *stack, uint64_t n_in, uint64_t n_out) { \
         (void)n_in, (void)n_out;                                                   \
         rf__call_run(&operators[NUMBER_##name], stack);                            \
     }
-RF__TORCH_OPERATORS(BOXED)
+RF__TORCH_OWN_OPERATORS(RF__TORCH_OPERATOR)
+#include "families.h"
 
 /* A second file with this library in one process: torch's operators are the first one's, and so is the state of
  * devices. Nothing can be raised while a library is loaded, so a warning says so, and an error what is called here. */
@@ -38,7 +43,9 @@ static void refuse_second_copy(void) {
 }
 
 __attribute__((constructor)) static void register_operators(void) {
-#define FILL(name) operators[NUMBER_##name] = (rf__registered){#name, &rf__torch_##name, name##_boxed, {0}};
-    RF__TORCH_OPERATORS(FILL)
+#define RF__TORCH_OPERATOR(name) \
+    operators[NUMBER_##name] = (rf__registered){#name, &rf__torch_##name, name##_boxed, {0}, NULL};
+    RF__TORCH_OWN_OPERATORS(RF__TORCH_OPERATOR)
+#include "families.h"
     if (!rf__operators_register("recfuse", operators, COUNT)) refuse_second_copy();
 }

@@ -3,7 +3,7 @@
 #define RECFUSE_CUDA_FUSED_FEATURE_TABLE_H
 
 #include "families/fused_embedding_bag/fused_kernel.h"
-#include "families/fused_embedding_bag/fused_schedule.h"
+#include "families/fused_embedding_bag/schedule/fused_schedule.h"
 #include "families/fused_embedding_bag/partition/traffic.h"
 #include "gpu/launches/description.h"
 

@@ -12,7 +12,7 @@
  *   partition/cut.c, write.c, check.c, cost.c
  *                           which block works on what, on the host: tasks cut, written, looked at
  *   fused_kernel.c                variants of kernels: options, shared memory
- *   fused_schedule.c, describe.c  schedules: defaults and what a feature can run; features with theirs
+ *   schedule/                     schedules: defaults and what a feature can run; features with theirs
  *   staged/staged.c         which tables are copied to shared memory, and which SM pools them
  *   geometry.c              vectors, lanes and slices of a feature's rows; limits (features.h)
  *   feature_rows.h          the rows of a feature's table

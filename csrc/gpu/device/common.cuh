@@ -182,7 +182,7 @@ RF_INLINE void rf_report(const rf_error_word &errors, const rf_offender &found, 
     record->ready = RF_ERROR_READY;
 }
 
-/* Launches that follow each other in a stream may overlap (families/embedding_bag/embedding_bag.c says when): a kernel
+/* Launches that follow each other in a stream may overlap (rf__overlap says when): a kernel
  * waits here until what ran before has finished and its writes can be seen, and lets the next one be set up
  * meanwhile, but not the one after. */
 RF_INLINE void rf_wait_for_previous_kernel() {

@@ -9,8 +9,8 @@
 
 /* One kernel of a file under kernels/, the folder beside this library. */
 typedef struct rf__kernel_source {
-    const char *file;  /* "families/embedding_bag/embedding_bag.cu" */
-    const char *entry; /* "rf_embedding_bag", extern "C" */
+    const char *file;  /* "families/X/X.cu" */
+    const char *entry; /* "rf_X", extern "C" */
 } rf__kernel_source;
 
 /* What specialises it. */

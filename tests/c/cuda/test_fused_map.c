@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "families/fused_embedding_bag/fused.h"
-#include "families/fused_embedding_bag/fused_schedule.h"
+#include "families/fused_embedding_bag/schedule/fused_schedule.h"
 #include "fused_case.h"
 #include "program.h"
 #include "test_fused.h"

@@ -156,7 +156,7 @@ static void set_capability_boxed(StableIValue *stack, uint64_t n_in, uint64_t n_
 }
 
 __attribute__((constructor)) static void register_operators(void) {
-    operators[0] = (rf__registered){"packed", &operators_of[0], packed_boxed, {0}};
-    operators[1] = (rf__registered){"set_capability", &operators_of[1], set_capability_boxed, {0}};
+    operators[0] = (rf__registered){"packed", &operators_of[0], packed_boxed, {0}, NULL};
+    operators[1] = (rf__registered){"set_capability", &operators_of[1], set_capability_boxed, {0}, NULL};
     rf__operators_register("recfuse_attention", operators, 2);
 }

@@ -17,7 +17,7 @@ VERBS = """
     compile complete compute convert copy correct count cover cut deduplicate define delete derive
     describe document draw drop enable export extend extract fill find fix fold follow format free
     fuse generate give group handle hold index inline interpolate join keep launch layer let limit
-    link list load look lower make mark measure mention merge move name open order pack pad pass
+    link list load look lower make mark measure mend mention merge move name open order pack pad pass
     patch pin place pool predict print prove publish put quantize raise read record reduce refuse
     register release remember remove rename reorder replace report require reset restore return reuse revert
     rewrite round run save schedule set shard share shorten show simplify skip sort speed split

@@ -9,7 +9,12 @@
 #include "families/pin_rows/pin_rows.h"
 #include "core/validate.h"
 
-RF__PY_METHOD(embedding_bag_compile) {
+RF__PY_METHOD(
+    embedding_bag_compile,
+    "embedding_bag_compile(arch: str | None, dim: int, stride: int, alignment: int, dtype: int, index_type: "
+    "int, offset_type: int, pooling: int, weighted: bool, padded: bool, check: bool, lookups: int, bags: "
+    "int, schedule: str, rows: int = lookups, sms: int, l2_bytes: int = a typical GPU's) -> dict: the "
+    "complete schedule, and what the compiler says about its GPU kernel; of arch None nothing is compiled") {
     rf_embedding_bag_schedule schedule, complete = {0};
     rf__gpu gpu = {0};
     rf_kernel_info info = {0};
@@ -56,6 +61,30 @@ RF__PY_METHOD(embedding_bag_compile) {
         &info, Py_BuildValue("{s:s,s:i}", "schedule", complete_text, "shared_bytes", info.shared_bytes));
 }
 
+/* Reads a batch into the fields of `batch` that it gives; false with an exception. */
+static bool batch_read(PyObject *object, rf_embedding_bag_params *batch) {
+    unsigned long long indices, offsets, sample_weights, output;
+    long long lookups, bags;
+    int index_type, offset_type, include_last_offset;
+    RF__PY_REFUSE_IF(!PyTuple_Check(object), PyExc_TypeError,
+                     "embedding_bag_measure: a batch must be a tuple");
+    if (!PyArg_ParseTuple(object, "KLiKLipKK:embedding_bag_measure", &indices, &lookups, &index_type,
+                          &offsets, &bags, &offset_type, &include_last_offset, &sample_weights, &output))
+        return false;
+    batch->indices = rf__py_pointer(indices);
+    batch->lookups = lookups;
+    batch->index_type = (rf_int_type)index_type;
+    batch->offsets = rf__py_pointer(offsets);
+    batch->bags = bags;
+    batch->offset_type = (rf_int_type)offset_type;
+    batch->include_last_offset = include_last_offset;
+    batch->sample_weights = rf__py_pointer(sample_weights);
+    batch->output = rf__py_pointer(output);
+    return true;
+out:
+    return false;
+}
+
 /* The batches and schedules of a measurement, which the caller frees; false: *status or an exception says why. */
 static bool lists_read(PyObject *batches, PyObject *schedules, const rf_embedding_bag_params *table,
                        rf_embedding_bag_measurement *work, rf_status *status) {
@@ -71,7 +100,7 @@ static bool lists_read(PyObject *batches, PyObject *schedules, const rf_embeddin
     }
     for (int64_t b = 0; b < work->n_batches; b++) {
         read[b] = *table;
-        if (rf__py_batch(PyList_GetItem(batches, (Py_ssize_t)b), &read[b], NULL) != 0) return false;
+        if (!batch_read(PyList_GetItem(batches, (Py_ssize_t)b), &read[b])) return false;
     }
     for (int64_t s = 0; s < work->n_schedules; s++) {
         Py_ssize_t length;
@@ -98,7 +127,12 @@ static rf_status pin(void *context, const rf_embedding_bag_params *batch, const 
     return rf_pin_rows_cuda(&params, true, stream);
 }
 
-RF__PY_METHOD(embedding_bag_measure) {
+RF__PY_METHOD(
+    embedding_bag_measure,
+    "embedding_bag_measure(device: int, stream: int, table: (weight, rows, dim, stride, dtype), batches: "
+    "list[(indices, lookups, index_type, offsets, bags, offset_type, include_last_offset, sample_weights, "
+    "output)], pooling: int, padding_idx: int, check: bool, schedules: list[str], rounds: int, pinned: "
+    "(rows, count, index_type = int64) | None) -> float64 [schedules, rounds], seconds a batch") {
     PyObject *batches, *schedules, *pinned;
     PyArrayObject *seconds = NULL;
     unsigned long long stream_address, weight, pinned_rows = 0;

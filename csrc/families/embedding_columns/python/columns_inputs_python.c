@@ -79,10 +79,17 @@ static bool entries_read(const tensor_form *form, PyObject *entries, bool single
 }
 
 static void inputs_free(PyObject *capsule) {
-    rf__columns_inputs_remove(PyCapsule_GetPointer(capsule, RF__PY_COLUMNS_INPUTS));
+    rf__columns_inputs_remove(PyCapsule_GetPointer(capsule, RF__COLUMNS_INPUTS_CAPSULE));
 }
 
-RF__PY_METHOD(embedding_columns_inputs) {
+RF__PY_METHOD(
+    embedding_columns_inputs,
+    "embedding_columns_inputs(type: torch.Tensor, cell: of tensor_cell, entries: tuple of tensors and of "
+    "(values, offsets[, weights]), batch: int, -1: of the first, with jagged entries of one feature) -> "
+    "(owner: a capsule, while which lives the operator finds the inputs by their number; number: int; forms: "
+    "int64 [inputs, 4], type, width, features and whether weighted, dense ones first; widths: int64 "
+    "[entries], 0: jagged; batch; on_gpu: int; device: int), or None: an entry is no plain tensor or pair of "
+    "them, does not fit the others, or has no memory. The caller keeps the tensors") {
     PyObject *entries, *owner = NULL, *result = NULL;
     PyArrayObject *forms = NULL, *widths = NULL;
     rf__columns_inputs *inputs = NULL;
@@ -102,7 +109,7 @@ RF__PY_METHOD(embedding_columns_inputs) {
         PyErr_Clear();
         goto out;
     }
-    owner = PyCapsule_New(inputs, RF__PY_COLUMNS_INPUTS, inputs_free);
+    owner = PyCapsule_New(inputs, RF__COLUMNS_INPUTS_CAPSULE, inputs_free);
     if (owner == NULL) goto out;
     result =
         Py_BuildValue("OLOOLii", owner, (long long)rf__columns_inputs_add(inputs), (PyObject *)forms,

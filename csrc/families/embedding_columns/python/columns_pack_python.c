@@ -19,7 +19,11 @@ static PyObject *parts_of(const rf__columns_packing *packing) {
     return parts;
 }
 
-RF__PY_METHOD(embedding_columns_pack) {
+RF__PY_METHOD(embedding_columns_pack,
+              "embedding_columns_pack(owner: of embedding_columns_inputs, on the CPU; groups: int32 "
+              "[inputs], of inputs that become one, dense ones first; n_groups: int; memory: address or 0, "
+              "capacity: its bytes) -> (bytes needed, parts: list[(field of Inputs, type, rows, columns or "
+              "-1, byte)]), which are there if there is memory") {
     static const char function[] = "embedding_columns_pack";
     PyObject *capsule, *groups, *parts = NULL, *result = NULL;
     PyArrayObject *group_of = NULL;
@@ -30,7 +34,7 @@ RF__PY_METHOD(embedding_columns_pack) {
     if (!PyArg_ParseTuple(arguments, "OOiKL:embedding_columns_pack", &capsule, &groups, &packing.n_groups,
                           &memory, &capacity))
         return NULL;
-    packing.inputs = PyCapsule_GetPointer(capsule, RF__PY_COLUMNS_INPUTS);
+    packing.inputs = PyCapsule_GetPointer(capsule, RF__COLUMNS_INPUTS_CAPSULE);
     if (packing.inputs == NULL) return NULL;
     group_of = rf__py_array(groups, NPY_INT32, 1, function, "groups");
     if (group_of == NULL) return NULL;

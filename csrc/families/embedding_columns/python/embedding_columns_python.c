@@ -14,7 +14,10 @@ static PyArrayObject *fields_read(PyObject *object, npy_intp fields, const char 
     return NULL;
 }
 
-RF__PY_METHOD(embedding_columns_program) {
+RF__PY_METHOD(embedding_columns_program,
+              "embedding_columns_program(columns: int64 [n, 17], sources: int64 [n, 5], steps: int64 [n, 3], "
+              "boundaries: float32 [n], vocabulary: int64 [n]) -> int64 [words]; fields as in "
+              "recfuse/embedding_columns.h") {
     static const char function[] = "embedding_columns_program";
     enum { COLUMNS, SOURCES, STEPS, BOUNDARIES, VOCABULARY, COUNT };
 #define FIELDS(type) (npy_intp)(sizeof(type) / sizeof(int64_t))

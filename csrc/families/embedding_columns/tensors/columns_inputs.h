@@ -5,6 +5,9 @@
 
 #include "core/status.h"
 
+/* The name of Python's capsules that own such a list. */
+#define RF__COLUMNS_INPUTS_CAPSULE "recfuse.columns_inputs"
+
 /* The inputs of one batch, dense ones first. The maker owns a reference, and keeps the tensors as long as that. */
 typedef struct rf__columns_inputs {
     struct rf__columns_inputs *next, *previous; /* of the lists that have numbers */

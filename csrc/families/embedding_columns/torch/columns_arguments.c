@@ -90,7 +90,7 @@ static rf_status dense_read(rf__call *call, const tensor_lists *lists, size_t at
     if (at == lists->n_dense - 1) RF_CHECK(rf__tensor_device(handle, &device));
     if (rf__device_is_cpu(device) && !rf__device_is_cpu(call->device))
         RF_CHECK(host_tensor_copy(call, &handle));
-    return rf__columns_dense_read(call->inputs, (int64_t)at, handle);
+    return rf__columns_dense_read(rf__columns_inputs_of(call), (int64_t)at, handle);
 }
 
 static rf_status jagged_read(rf__call *call, const tensor_lists *lists, size_t at, int64_t input) {
@@ -98,7 +98,7 @@ static rf_status jagged_read(rf__call *call, const tensor_lists *lists, size_t a
     RF_CHECK(item_of(lists->values, at, &values));
     RF_CHECK(item_of(lists->offsets, at, &offsets));
     if (lists->n_value_weights > 0) RF_CHECK(item_of(lists->value_weights, at, &weights));
-    return rf__columns_jagged_read(call->inputs, input, values, offsets, weights);
+    return rf__columns_jagged_read(rf__columns_inputs_of(call), input, values, offsets, weights);
 }
 
 /* Where a GPU finds what is in page-locked memory of the host. */
@@ -143,9 +143,19 @@ static rf_status program_read(rf__call *call, int argument, rf_embedding_columns
     return RF_OK;
 }
 
+static void inputs_drop(void *inputs) { rf__columns_inputs_drop(inputs); }
+
+/* Gives the call a reference to its inputs, and returns them. */
+static rf__columns_inputs *inputs_set(rf__call *call, rf__columns_inputs *inputs) {
+    call->reference = inputs;
+    call->drop = inputs_drop;
+    return inputs;
+}
+
 /* Takes a list of inputs by its number. */
 static rf_status inputs_take(rf__call *call, int argument, int64_t batch) {
-    const rf__columns_inputs *inputs = call->inputs = rf__columns_inputs_take(call->values[argument].integer);
+    const rf__columns_inputs *inputs =
+        inputs_set(call, rf__columns_inputs_take(call->values[argument].integer));
     RF_FAIL_IF(inputs == NULL, RF_ERR_VALUE,
                "inputs is %lld, which is no batch that is being read; call recfuse.nn.EmbeddingColumns",
                (long long)call->values[argument].integer);
@@ -166,8 +176,8 @@ static rf_status numbered(rf_status status, size_t at) {
 /* Reads the inputs of the lists. */
 static rf_status inputs_read(rf__call *call, const tensor_lists *lists, int64_t gap, int64_t batch) {
     const int64_t first_jagged = (int64_t)lists->n_dense + gap;
-    rf__columns_inputs *inputs = call->inputs =
-        rf__columns_inputs_new(first_jagged + (int64_t)lists->n_values);
+    rf__columns_inputs *inputs =
+        inputs_set(call, rf__columns_inputs_new(first_jagged + (int64_t)lists->n_values));
     RF_FAIL_IF(inputs == NULL, RF_ERR_MEMORY, "no memory for %zu tensors", lists->n_dense + lists->n_values);
     inputs->batch = batch;
     inputs->on_gpu = !rf__device_is_cpu(call->device);
@@ -204,8 +214,8 @@ rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
     RF_CHECK(program_read(call, at->program, params));
     RF_CHECK(at->inputs >= 0 ? inputs_take(call, at->inputs, batch)
                              : inputs_read(call, &lists, at->gap, batch));
-    params->inputs = call->inputs->rows;
-    params->n_inputs = call->inputs->count;
+    params->inputs = rf__columns_inputs_of(call)->rows;
+    params->n_inputs = rf__columns_inputs_of(call)->count;
     RF_CHECK(weights_read(call, &lists, params));
     return rf__call_bounds_check(call, at->bounds_check, &params->check_bounds);
 }

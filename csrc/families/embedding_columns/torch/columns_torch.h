@@ -3,6 +3,7 @@
 #define RECFUSE_TORCH_COLUMNS_H
 
 #include "gpu/driver/memory.h"
+#include "families/embedding_columns/tensors/columns_inputs.h"
 #include "torch/call.h"
 
 /* Positions of an operator's arguments; -1: it has no such argument. */
@@ -16,7 +17,10 @@ typedef struct rf__columns_arguments {
  * than the call. RF_ERR_VALUE otherwise. */
 rf_status rf__columns_contiguous_check(const rf__tensor *tensor);
 
-/* Reads all arguments but the output into params, which points to call->inputs and call->scratch; the call's device is that of
+/* The inputs of a call that rf__columns_read has read. */
+static inline rf__columns_inputs *rf__columns_inputs_of(const rf__call *call) { return call->reference; }
+
+/* Reads all arguments but the output into params, which points to rf__columns_inputs_of(call) and call->scratch; the call's device is that of
  * the tensors. */
 rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
                            rf_embedding_columns_params *params);

@@ -241,9 +241,9 @@ static rf_status host_read(rf__call *call, host_columns *host) {
     rf__columns program;
     rf_embedding_columns_params *params = &host->params;
     const rf_status status = rf__columns_read(call, &at, params);
-    host->inputs = call->inputs;
+    host->inputs = call->reference;
     host->buffers = call->scratch;
-    call->inputs = NULL;
+    call->reference = NULL;
     call->scratch = NULL;
     RF_CHECK(of_host(status));
     RF_FAIL_IF(!rf__device_is_cpu(call->device), RF_ERR_VALUE,
@@ -276,7 +276,7 @@ static rf_status run_with(rf__call *call, host_columns *host) {
     if (rf__device_is_cpu(call->device) || pooled_bytes(&host->params) > MOST_READ_BYTES)
         RF_CHECK(rf__call_temporary(call, 2, sizes, aoti_torch_dtype_float32(), &temporary, &pooled));
     if (at.gap > 0) {
-        input = &call->inputs->rows[n_dense];
+        input = &rf__columns_inputs_of(call)->rows[n_dense];
         *input = (rf_column_input){.values = pooled,
                                    .type = RF_COLUMN_FLOAT32,
                                    .width = sizes[1],

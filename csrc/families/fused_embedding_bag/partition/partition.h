@@ -3,7 +3,7 @@
 #ifndef RECFUSE_CUDA_FUSED_PARTITION_H
 #define RECFUSE_CUDA_FUSED_PARTITION_H
 
-#include "families/fused_embedding_bag/fused_schedule.h"
+#include "families/fused_embedding_bag/schedule/fused_schedule.h"
 #include "families/fused_embedding_bag/staged/staged.h"
 
 enum {

@@ -7,7 +7,7 @@
 
 #include "families/fused_embedding_bag/fused_kernel.h"
 #include "families/fused_embedding_bag/partition/partition.h"
-#include "families/fused_embedding_bag/fused_schedule.h"
+#include "families/fused_embedding_bag/schedule/fused_schedule.h"
 
 /* What a `call` says; `features` and `buffers` are freed by call_free. */
 typedef struct rf__py_fused_call {

@@ -3,11 +3,11 @@
 
 #include <stdlib.h>
 
-#include "families/fused_backward/backward.h"
 #include "families/fused_embedding_bag/fused.h"
 #include "core/validate.h"
 
-RF__PY_METHOD(fused_embedding_bag_candidates) {
+RF__PY_METHOD(fused_embedding_bag_candidates, "fused_embedding_bag_candidates(call, feature: int) -> list of "
+                                              "tuples of 5 ints: schedules worth a try for a feature") {
     enum { MOST = 128 };
     static const char function[] = "fused_embedding_bag_candidates";
     rf__py_fused_call call = {0};
@@ -55,7 +55,11 @@ static rf_status compile(const char *arch, const rf_fused_embedding_bag_params *
     return rf__fused_compile(arch, problem, info);
 }
 
-RF__PY_METHOD(fused_embedding_bag_compile) {
+RF__PY_METHOD(fused_embedding_bag_compile,
+              "fused_embedding_bag_compile(arch: str, call, index_type: int, offset_type: int, weighted: "
+              "bool, check: bool, schedules: int32 [sets, features, 5], warps: int, timed: bool, mapped: the "
+              "mapping is the caller's = False, huge: batches of 2 ** 30 lookups and more = False) -> dict: "
+              "what the compiler says about the kernel that has the schedules of all sets") {
     static const char function[] = "fused_embedding_bag_compile";
     rf__py_fused_call call = {0};
     const char *arch;
@@ -100,14 +104,35 @@ out:
     return rf__py_result(result, status, function);
 }
 
-RF__PY_METHOD(fused_embedding_bag_backward_leave_out) {
-    int parts;
-    if (!PyArg_ParseTuple(arguments, "i:fused_embedding_bag_backward_leave_out", &parts)) return NULL;
-    rf__backward_leave_out(parts);
-    Py_RETURN_NONE;
+/* Reads a batch into the fields of `batch` that it gives; false with an exception. */
+static bool batch_read(PyObject *object, rf_fused_embedding_bag_params *batch, const void **host_offsets) {
+    unsigned long long indices, offsets, sample_weights, output, on_host;
+    long long lookups, bags;
+    int index_type, offset_type;
+    RF__PY_REFUSE_IF(!PyTuple_Check(object), PyExc_TypeError,
+                     "fused_embedding_bag_measure: a batch must be a tuple");
+    if (!PyArg_ParseTuple(object, "KLiKLiKKK:fused_embedding_bag_measure", &indices, &lookups, &index_type,
+                          &offsets, &bags, &offset_type, &sample_weights, &output, &on_host))
+        return false;
+    batch->indices = rf__py_pointer(indices);
+    batch->lookups = lookups;
+    batch->index_type = (rf_int_type)index_type;
+    batch->offsets = rf__py_pointer(offsets);
+    batch->bags = bags;
+    batch->offset_type = (rf_int_type)offset_type;
+    batch->sample_weights = rf__py_pointer(sample_weights);
+    batch->output = rf__py_pointer(output);
+    *host_offsets = rf__py_pointer(on_host);
+    return true;
+out:
+    return false;
 }
 
-RF__PY_METHOD(fused_embedding_bag_measure) {
+RF__PY_METHOD(fused_embedding_bag_measure,
+              "fused_embedding_bag_measure(device: int, stream: int, call, batches: list[(indices, lookups, "
+              "index_type, offsets, bags, offset_type, sample_weights, output, host_offsets)], schedules: "
+              "int32 [sets, features, 5], warps: int, rounds: int, timed: bool) -> float64: [sets, rounds], "
+              "seconds a batch; or where timed [sets, features], clock cycles of the blocks of a feature") {
     static const char function[] = "fused_embedding_bag_measure";
     rf__py_fused_call call = {0};
     rf__fused_measurement work = {0};
@@ -134,17 +159,8 @@ RF__PY_METHOD(fused_embedding_bag_measure) {
         goto out;
     }
     for (int64_t b = 0; b < work.n_batches; b++) {
-        rf_embedding_bag_params read;
-        if (rf__py_batch(PyList_GetItem(list, (Py_ssize_t)b), &read, &host_offsets[b]) != 0) goto out;
         batches[b] = call.params;
-        batches[b].indices = read.indices;
-        batches[b].lookups = read.lookups;
-        batches[b].index_type = read.index_type;
-        batches[b].offsets = read.offsets;
-        batches[b].bags = read.bags;
-        batches[b].offset_type = read.offset_type;
-        batches[b].sample_weights = read.sample_weights;
-        batches[b].output = read.output;
+        if (!batch_read(PyList_GetItem(list, (Py_ssize_t)b), &batches[b], &host_offsets[b])) goto out;
     }
     work.batches = batches;
     work.host_offsets = host_offsets;

@@ -7,7 +7,10 @@ static const char described_name[] = "recfuse.described";
 
 static void described_free(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, described_name)); }
 
-RF__PY_METHOD(fused_embedding_bag_describe) {
+RF__PY_METHOD(fused_embedding_bag_describe,
+              "fused_embedding_bag_describe(call, schedules: int32 [features, 5], warps: int) -> what "
+              "fused_embedding_bag_map wants; call: (buffers: list[(address, numel, dtype)], features: int64 "
+              "[features, 7], output_dtype: int, output_stride: int)") {
     static const char function[] = "fused_embedding_bag_describe";
     rf__py_fused_call call = {0};
     PyObject *call_object, *schedules_object, *result = NULL;
@@ -67,7 +70,9 @@ static PyArrayObject *offsets_read(PyObject *object, int64_t n_features, rf__fus
     return offsets;
 }
 
-RF__PY_METHOD(fused_embedding_bag_map) {
+RF__PY_METHOD(fused_embedding_bag_map, "fused_embedding_bag_map(described, offsets: int32 or int64 [features "
+                                       "* bags + 1], sms: int = 132, stage: bool = True, memory: makes the "
+                                       "array that is written to, from its rows = None) -> int32 [rows, 8]") {
     static const char function[] = "fused_embedding_bag_map";
     PyObject *capsule, *offsets_object, *memory = Py_None;
     int sms = 132, stage = 1;

@@ -4,10 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/tools/padded_strings.h"
+#include "families/embedding_columns/python/padded_strings.h"
 #include "core/tools/threads.h"
 
-RF__PY_METHOD(hash_strings) {
+RF__PY_METHOD(hash_strings,
+              "hash_strings(bytes: int, n_bytes: int, offsets: int, offset_type: int, count: int, seed: int, "
+              "threads: int) -> int64 [count]; bytes and offsets are addresses") {
     unsigned long long bytes, offsets, seed;
     long long n_bytes, count, threads;
     int offset_type;
@@ -24,7 +26,8 @@ RF__PY_METHOD(hash_strings) {
     return rf__py_result(hashes, status, "hash_strings");
 }
 
-RF__PY_METHOD(hash_padded_strings) {
+RF__PY_METHOD(hash_padded_strings, "hash_padded_strings(strings: S or U [count], contiguous and native, "
+                                   "seed: int, threads: int) -> int64 [count]") {
     PyObject *object;
     PyArrayObject *hashes = NULL;
     unsigned long long seed;
@@ -100,7 +103,10 @@ out:
 }
 
 /* The strings are copied first: without the lock other threads may change the list. */
-RF__PY_METHOD(hash_string_objects) {
+RF__PY_METHOD(
+    hash_string_objects,
+    "hash_string_objects(strings: list of str, bytes, None or NaN, seed: int, threads: int) -> (hashes: "
+    "int64 [present], offsets: int64 [strings + 1]), of which string i has one hash or none") {
     PyObject *list, *both = NULL;
     PyArrayObject *hashes = NULL, *present = NULL;
     text all = {0};

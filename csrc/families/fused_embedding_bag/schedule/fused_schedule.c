@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "families/fused_embedding_bag/fused_schedule.h"
+#include "families/fused_embedding_bag/schedule/fused_schedule.h"
 #include "families/fused_embedding_bag/staged/staged.h"
 
 /* Slots of a bag that its rows keep busy: each has about eight rows, which are all in flight at once. */

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "core/validate.h"
-#include "families/fused_embedding_bag/fused_schedule.h"
+#include "families/fused_embedding_bag/schedule/fused_schedule.h"
 
 static uint64_t hash_fields(uint64_t hash, const int32_t *fields, size_t bytes) {
     for (size_t i = 0; i < bytes / sizeof *fields; i++) hash = (hash ^ (uint32_t)fields[i]) * 0x100000001b3u;

@@ -1,5 +1,5 @@
 /* rf__hash_padded_strings: a block of strings is written one after another, and then hashed. */
-#include "core/tools/padded_strings.h"
+#include "families/embedding_columns/python/padded_strings.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

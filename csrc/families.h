@@ -1,0 +1,23 @@
+/* The list of families, from which the core knows them. To add a family, add its folder and a line here.
+ *
+ * The header of a family, families/X/X_family.h, has entries of the macros below, one a line. A reader defines the macros
+ * that it needs and includes this file, which drops the other entries and undefines all macros. */
+#ifndef RF__TORCH_OPERATOR
+/* torch.ops.recfuse.<name>, defined by rf__torch_<name> in a file of the folder torch/. */
+#define RF__TORCH_OPERATOR(name)
+#endif
+#ifndef RF__PYTHON_FUNCTION
+/* recfuse._C.<name>, defined by RF__PY_METHOD in a file of the folder python/. */
+#define RF__PYTHON_FUNCTION(name)
+#endif
+
+#include "families/embedding_bag/embedding_bag_family.h"
+#include "families/pin_rows/pin_rows_family.h"
+#include "families/fused_embedding_bag/fused_embedding_bag_family.h"
+#include "families/fused_backward/fused_backward_family.h"
+#include "families/ikbo_linear/ikbo_linear_family.h"
+#include "families/ikbo_attention/ikbo_attention_family.h"
+#include "families/embedding_columns/embedding_columns_family.h"
+
+#undef RF__TORCH_OPERATOR
+#undef RF__PYTHON_FUNCTION

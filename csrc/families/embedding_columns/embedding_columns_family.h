@@ -1,0 +1,11 @@
+/* The entries of this family in the lists of the core: see families.h. */
+RF__TORCH_OPERATOR(embedding_columns)
+RF__TORCH_OPERATOR(_embedding_columns_at)
+RF__TORCH_OPERATOR(_embedding_columns_split)
+RF__TORCH_OPERATOR(_embedding_columns_lookups)
+RF__PYTHON_FUNCTION(embedding_columns_inputs)
+RF__PYTHON_FUNCTION(embedding_columns_program)
+RF__PYTHON_FUNCTION(embedding_columns_pack)
+RF__PYTHON_FUNCTION(hash_strings)
+RF__PYTHON_FUNCTION(hash_padded_strings)
+RF__PYTHON_FUNCTION(hash_string_objects)

@@ -1,0 +1,9 @@
+/* The entries of this family in the lists of the core: see families.h. */
+RF__TORCH_OPERATOR(fused_embedding_bag_backward)
+RF__TORCH_OPERATOR(fused_embedding_bag_sparse_backward)
+RF__TORCH_OPERATOR(fused_embedding_bag_sparse_gradients)
+RF__TORCH_OPERATOR(fused_embedding_bag_winners)
+RF__TORCH_OPERATOR(fused_embedding_bag_sample_weights_backward)
+RF__TORCH_OPERATOR(fused_embedding_bag_update)
+RF__TORCH_OPERATOR(rows_update)
+RF__PYTHON_FUNCTION(fused_embedding_bag_backward_leave_out)
