@@ -430,5 +430,5 @@ def test_torchs_kernel_takes_what_it_is_given(monkeypatch):
                 assert all(one.dtype == dtype for one in found)
     double = torch.zeros(2, 2, 8, dtype=torch.float64)
     with pytest.raises(NotImplementedError, match=r"^recfuse\.ikbo_attention: gradients of float64 on a GPU"):
-        given = double, None, double, double[None], double[None], MAP[:2], double, double
+        given = double, None, double, double[None], double[None], MAP[:2], double, double[..., 0]
         backward._on_cuda(*given, 1.0, None, None)

@@ -185,18 +185,21 @@ def tensors_of(call: Call) -> Iterator[tuple[tuple[str, int | None], Tensor]]:
 
 
 def with_tensor(call: Call, place: tuple[str, int | None], tensor: Tensor | None) -> Call:
-    """The call with another tensor, and with clones of the others."""
-    copy = {
-        name: value.clone()
-        if isinstance(value, Tensor)
-        else [one.clone() if isinstance(one, Tensor) else one for one in value]
+    """Replace a tensor of a call; clone the others."""
+    return with_tensors(call, {place: tensor})
+
+
+def with_tensors(call: Call, tensors: dict[tuple[str, int | None], Tensor | None]) -> Call:
+    """Replace tensors of a call; clone the others."""
+
+    def replaced(place: tuple[str, int | None], value: Any) -> Any:
+        if place in tensors:
+            return tensors[place]
+        return value.clone() if isinstance(value, Tensor) else value
+
+    return {
+        name: [replaced((name, at), one) for at, one in enumerate(value)]
         if isinstance(value, list)
-        else value
+        else replaced((name, None), value)
         for name, value in call.items()
     }
-    name, at = place
-    if at is None:
-        copy[name] = tensor
-    else:
-        copy[name][at] = tensor
-    return copy

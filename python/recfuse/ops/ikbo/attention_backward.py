@@ -48,6 +48,7 @@ def _kernel(run: Callable[[BackwardCall], _Gradients]) -> Callable[..., _Gradien
 
     def kernel(*arguments: Any) -> _Gradients:
         call = BackwardCall(*arguments)
+        call.check()
         if call.q.numel() == 0 or call.k.numel() == 0:
             return torch.zeros_like(call.q), torch.zeros_like(call.k), torch.zeros_like(call.v)
         return run(call)

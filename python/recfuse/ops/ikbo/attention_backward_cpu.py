@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recfuse.ops.ikbo.reads import key_ranges
+from recfuse.ops.ikbo.reads import good_parents, key_ranges
 
 
 class BackwardCall(NamedTuple):
@@ -31,6 +31,18 @@ class BackwardCall(NamedTuple):
     scale: float
     kv_lengths: Tensor | None
     kv_offsets: Tensor | None
+
+    def check(self) -> None:
+        """Raise a ValueError unless shapes fit the queries': torch's kernels read past the end of others."""
+        rows = self.q.shape
+        shapes = {"grad": rows, "out": rows, "grad_lse": rows[:2], "lse": rows[:2], "row_to_user": rows[:1]}
+        for name, shape in shapes.items():
+            found = getattr(self, name)
+            if found is not None and found.shape != shape:
+                raise ValueError(
+                    f"recfuse._ikbo_attention_backward: {name} has shape {list(found.shape)}; "
+                    f"expected {list(shape)}"
+                )
 
     def key_ranges(self) -> tuple[Tensor, Tensor]:
         """Where each user's keys begin and end, in k flattened to positions."""
@@ -52,8 +64,8 @@ def gradients(call: BackwardCall) -> tuple[Tensor, Tensor, Tensor]:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     heads, dim = k.shape[-2:]
     keys, values = k.reshape(-1, heads, dim), v.reshape(-1, heads, dim)
-    users = row_to_user.long()
-    order, counts = users.argsort(stable=True), users.bincount(minlength=begins.numel())
+    users = good_parents(row_to_user, begins.numel())
+    order, counts = users.argsort(stable=True), users.bincount(minlength=begins.numel() + 1)[:-1]
     first_rows, sizes = counts.cumsum(0) - counts, ends - begins
     active = (counts > 0) & (sizes > 0)
     dq = _results(q, counts[active])
