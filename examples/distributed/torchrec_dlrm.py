@@ -22,7 +22,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder as T
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.models.dlrm import DLRM, DLRMTrain
 
-from recfuse.torchrec import EmbeddingBagCollectionSharder
+from recfuse.torchrec import EmbeddingBagCollectionSharder, planner
 
 DENSE, ROWS, DIM = 13, (100_000, 40_000, 5_000, 300, 20, 3), 32
 
@@ -82,8 +82,11 @@ def main() -> None:
     if arguments.kernels == "fbgemm":
         sharder = TorchRecSharder(fused_params=fused)
     topology = Topology(world_size=dist.get_world_size(), compute_device=device.type)
-    planner = EmbeddingShardingPlanner(topology=topology, batch_size=arguments.batch, debug=False)
-    plan = planner.collective_plan(model, [sharder], dist.group.WORLD)
+    if on_gpu and arguments.kernels == "recfuse":  # plans by what recfuse's kernels take on this GPU
+        chosen = planner(topology, arguments.batch, debug=False)
+    else:
+        chosen = EmbeddingShardingPlanner(topology=topology, batch_size=arguments.batch, debug=False)
+    plan = chosen.collective_plan(model, [sharder], dist.group.WORLD)
     torch.manual_seed(0)
     parallel = DistributedModelParallel(model, device=device, plan=plan, sharders=[sharder])
     dense = [p for name, p in parallel.named_parameters() if ".embedding_bags." not in name]

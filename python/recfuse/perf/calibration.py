@@ -14,6 +14,7 @@ from typing import Any
 
 from recfuse._files import parsing, read_json, write_whole
 from recfuse.errors import ArgumentValueError, FileFormatError
+from recfuse.perf.models.bags import BagModel
 from recfuse.perf.models.host import HostModel, Probe
 from recfuse.perf.models.kernels import KernelModel
 from recfuse.perf.models.kinds import form_of
@@ -68,6 +69,11 @@ class Calibration:
     def kernels(self) -> KernelModel:
         """The model of kernels."""
         return KernelModel(self.points)
+
+    @cached_property
+    def bags(self) -> BagModel:
+        """The model of recfuse's calls of many tables."""
+        return BagModel(self.points)
 
     @cached_property
     def host(self) -> HostModel:

@@ -17,8 +17,7 @@ from recfuse._arguments import integer
 from recfuse.errors import ArgumentValueError
 from recfuse.perf.calibration import Calibration
 from recfuse.perf.choosing import choose
-from recfuse.perf.models.kernels import KernelModel
-from recfuse.perf.tracing.operators import Operator
+from recfuse.perf.models.bags import BagModel, Bags, States
 
 _EXCHANGE_US, _EXCHANGE_BYTES_PER_US = 45.0, 277e3  # of an all-to-all by NCCL over NVLink: measured on H100s
 _LEAST_COLUMNS = 4
@@ -36,7 +35,7 @@ class Table:
         rows, dim: its size.
         pooling: lookups of a bag.
         itemsize: bytes of an element.
-        unique: different rows among the lookups of a step; None: of uniform lookups.
+        unique: different rows among the lookups of a step; None: as many as there may be.
     """
 
     name: str
@@ -173,7 +172,7 @@ def place(
     _check(found)
     chosen = choose(gpu, calibration)
     room = memory or 0.85 * float(chosen.calibration.facts.get("memory_bytes", 80e9))
-    costs = _Costs(chosen.calibration.kernels, samples, count, training)
+    costs = _Costs(chosen.calibration.bags, samples, count, training)
     parts = [part for table in found for part in _fitting(table, room)]
     if sum(table.bytes for table, _ in parts) > room * count:
         raise ArgumentValueError(
@@ -218,37 +217,17 @@ _Part = tuple[Table, int]  # a table of some columns of another, and its first c
 
 
 class _Costs:
-    """Microseconds of a part: what it adds to its rank beside the launch."""
+    """Microseconds of a part: what it adds to its rank beside the launches."""
 
-    def __init__(self, kernels: KernelModel, samples: int, gpus: int, training: bool) -> None:
-        self.kernels, self.samples, self.gpus, self.training = kernels, samples, gpus, training
-        self._known: dict[tuple[Any, ...], float] = {}
+    def __init__(self, model: BagModel, samples: int, gpus: int, training: bool) -> None:
+        self.model, self.samples, self.gpus, self.training = model, samples, gpus, training
+        passes = (model.forward_rates, model.backward_rates)[: 2 if training else 1]
+        self.launches = sum(rates.launches for rates in passes)
 
     def pooling(self, table: Table) -> float:
-        key = (table.rows, table.dim, table.pooling, table.itemsize, table.unique)
-        if key not in self._known:
-            self._known[key] = self._pooling(table)
-        return self._known[key]
-
-    def _pooling(self, table: Table) -> float:
-        count = max(self.samples * table.pooling, 1.0)
-        rows = table.rows
-        unique = table.unique or rows * -np.expm1(count * np.log1p(-1.0 / rows) if rows > 1 else -1.0)
-        words = table.dim * table.itemsize / 4
-        sizes = (self.samples, table.pooling, words, max(float(unique), 1.0))
-        operators = [Operator("bag", "inference", "bag", sizes)]
-        if self.training:
-            operators += [
-                Operator("bag_backward", "backward", "bag_backward", sizes),
-                Operator(
-                    "add_", "optimizer", "sparse_step", (count, words, sizes[3], max(count / sizes[3], 1.0))
-                ),
-            ]
-        return sum(max(self.kernels.time(one).us - self.floor(one), 0.2) for one in operators)
-
-    def floor(self, operator: Operator) -> float:
-        kind = self.kernels.nearest_kind(operator.kind or "")
-        return self.kernels.kinds[kind].floor if kind else 0.0
+        lookups = max(self.samples * table.pooling, 1.0)
+        bags = Bags(self.samples, lookups, table.rows, table.dim, table.unique, table.itemsize)
+        return self.model.forward(bags) + (self.model.backward(bags, States()) if self.training else 0.0)
 
     def exchange(self, columns: float) -> float:
         """Microseconds of an all-to-all of a rank's pooled rows; twice for gradients."""
@@ -306,7 +285,7 @@ def _arranged(parts: Sequence[_Part], costs: _Costs, gpus: int, room: float) -> 
     return Placement(
         tuple(Shard(table.name, int(rank), first, table.dim)
               for (table, first), rank in zip(parts, rank_of, strict=True)),
-        tuple(float(pooling[rank_of == rank].sum()) + 2.0 for rank in range(gpus)),
+        tuple(float(pooling[rank_of == rank].sum()) + costs.launches for rank in range(gpus)),
         tuple(costs.exchange(width) for width in columns),
         tuple(int(size[rank_of == rank].sum()) for rank in range(gpus)),
         costs.training,

@@ -16,6 +16,7 @@ TESTED = ("1.6.1", "1.8.0")
 """Versions of TorchRec that the tests run with."""
 
 try:
+    from recfuse.torchrec.calibrated_planner import planner
     from recfuse.torchrec.sharder import EmbeddingBagCollectionSharder, disable, enable, uses_recfuse
     from recfuse.torchrec.tables import TableBatchedEmbeddingBags
 except ImportError as error:
@@ -24,4 +25,11 @@ except ImportError as error:
         f"tested are torchrec {' and '.join(TESTED)}"
     ) from error
 
-__all__ = ["EmbeddingBagCollectionSharder", "TableBatchedEmbeddingBags", "disable", "enable", "uses_recfuse"]
+__all__ = [
+    "EmbeddingBagCollectionSharder",
+    "TableBatchedEmbeddingBags",
+    "disable",
+    "enable",
+    "planner",
+    "uses_recfuse",
+]

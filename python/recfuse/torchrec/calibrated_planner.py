@@ -1,0 +1,196 @@
+"""TorchRec's planner with estimates of recfuse's kernels, from rates that were measured on the GPU."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.estimator.annotations import backward_compute, forward_compute
+from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorV2
+from torchrec.distributed.planner.estimator.types import HardwarePerfConfig, ShardPerfContext
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import ParameterConstraints, ShardEstimator, ShardingOption
+from torchrec.distributed.types import ShardingType
+
+from recfuse.errors import ArgumentValueError
+from recfuse.perf.calibration import Calibration
+from recfuse.perf.choosing import choose
+from recfuse.perf.models.bags import Bags, States
+from recfuse.torchrec.options import OPTIMIZERS, WHERE, Options
+
+_KERNELS = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
+_STREAM, _STREAM_BYTES = "pointwise_2", 12  # two float32 words are read, one is written
+_US_PER_MS = 1e3
+
+
+def planner(
+    topology: Topology,
+    batch_size: int,
+    calibration: Calibration | str | os.PathLike[str] | None = None,
+    *,
+    constraints: dict[str, ParameterConstraints] | None = None,
+    **options: Any,
+) -> EmbeddingShardingPlanner:
+    """Returns TorchRec's planner whose estimates are of recfuse's kernels.
+
+    Only the times of lookup and of backward pass with update differ from TorchRec's estimates, each at rates
+    of its own. Exchanges are TorchRec's, with the topology's bandwidths; so are memory, proposals and
+    partition. Tables that recfuse does not pool (sequences, kernels with a cache) keep TorchRec's estimates.
+
+    Args:
+        topology: TorchRec's, with ``compute_device="cuda"``.
+        batch_size: samples of a step on each GPU.
+        calibration: what was measured, or its file. Default: that of the GPU that is here, or of the H100.
+        constraints: TorchRec's, by table; pooling factors belong here.
+        options: other arguments of ``EmbeddingShardingPlanner``, except for ``enumerator``.
+
+    Raises:
+        ValueError: no calibration of the device, which names those that exist.
+
+    Example:
+        >>> topology = Topology(world_size=8, compute_device="cuda")
+        >>> ours = recfuse.torchrec.planner(topology, batch_size=4096)
+        >>> plan = ours.collective_plan(model, [sharder])  # doctest: +SKIP
+    """
+    estimators: list[ShardEstimator] = [
+        CalibratedEstimator(topology, constraints, calibration=calibration),
+        EmbeddingStorageEstimator(topology=topology, constraints=constraints),
+    ]
+    enumerator = EmbeddingEnumerator(topology, batch_size, constraints, estimators)
+    return EmbeddingShardingPlanner(
+        topology=topology, batch_size=batch_size, enumerator=enumerator, constraints=constraints, **options
+    )
+
+
+class CalibratedEstimator(ShardEstimator):
+    """Estimates of tables that recfuse pools and updates; those of other tables are TorchRec's."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: dict[str, ParameterConstraints] | None = None,
+        is_inference: bool = False,
+        calibration: Calibration | str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Chooses the calibration; see :func:`planner`."""
+        self._arguments = (topology, constraints, is_inference)
+        self.calibration = _chosen(topology, calibration)
+        self._others = EmbeddingPerfEstimator(*self._arguments)
+
+    def estimate(  # type: ignore[override]
+        self, sharding_options: list[ShardingOption], *sharders: Any, **named: Any
+    ) -> None:
+        """Sets the times of all shards of the options; other arguments are TorchRec's sharders by name."""
+        others: list[ShardingOption] = []
+        own: dict[States, list[ShardingOption]] = {}
+        for option in sharding_options:
+            if option.is_pooled and option.compute_kernel in _KERNELS:
+                own.setdefault(_states_of(option, (*sharders, *named.values())), []).append(option)
+            else:
+                others.append(option)
+        for states, members in own.items():
+            config = KernelRates(self.calibration, states)
+            EmbeddingPerfEstimatorV2(*self._arguments, config).estimate(members, *sharders, **named)
+        if others:
+            self._others.estimate(others, *sharders, **named)
+
+
+class KernelRates(HardwarePerfConfig):
+    """Times of a shard of recfuse's, for TorchRec's estimator, which adds the exchanges."""
+
+    name = "recfuse"
+
+    def __init__(self, calibration: Calibration, states: States) -> None:
+        """For tables whose optimizer has these states."""
+        self.model, self.states = calibration.bags, states
+        rate = bytes_per_ms(calibration)  # of TorchRec's own copies
+        self.kernel_device_bandwidths = {("cuda", kernel): rate for kernel in _KERNELS}
+
+    @forward_compute
+    def forward_ms(self, shard: ShardPerfContext) -> float:
+        """Milliseconds of lookup and pooling."""
+        return self.model.forward(bags_of(shard)) / _US_PER_MS
+
+    @backward_compute
+    def backward_ms(self, shard: ShardPerfContext) -> float:
+        """Milliseconds of the backward pass with the update; of a data-parallel table, of its gradient."""
+        replicated = shard.sharding_type == ShardingType.DATA_PARALLEL.value
+        return self.model.backward(bags_of(shard), None if replicated else self.states) / _US_PER_MS
+
+
+def bags_of(shard: ShardPerfContext) -> Bags:
+    """Returns the lookups that a rank makes in a shard: those of all ranks' samples in its rows, of a
+    data-parallel table those of its own samples.
+    """
+    replicated = shard.sharding_type == ShardingType.DATA_PARALLEL.value
+    ranks = 1 if replicated else shard.world_size
+    part = shard.hash_size / max(shard.hash_size_for_clamping, 1)  # of the table's rows
+    bags = sum(size * count for size, count in zip(shard.batch_sizes, shard.num_poolings, strict=True))
+    return Bags(
+        bags * ranks,
+        shard.batch_inputs * ranks * part,
+        shard.hash_size,
+        shard.emb_dim,
+        itemsize=shard.table_data_type_size,
+        output_itemsize=shard.output_data_type_size,
+        weighted=shard.is_weighted,
+    )
+
+
+def bytes_per_ms(calibration: Calibration) -> float:
+    """Returns the measured rate of memory, of the largest elementwise operator.
+
+    Raises:
+        ValueError: the calibration has no such point.
+    """
+    points = calibration.points.get(_STREAM)
+    if not points:
+        raise ArgumentValueError(
+            f"{WHERE}.planner: {calibration!r} has no points of {_STREAM}; calibrate again with "
+            "recfuse predict --calibrate"
+        )
+    words, us, _ = max(points)
+    return words * _STREAM_BYTES / us * _US_PER_MS
+
+
+def _chosen(topology: Topology, calibration: Calibration | str | os.PathLike[str] | None) -> Calibration:
+    if topology.compute_device not in ("cuda", "cpu"):
+        raise ArgumentValueError(
+            f"{WHERE}.planner: the topology's compute_device is {topology.compute_device}, where recfuse has "
+            'no kernels; use "cuda"'
+        )
+    try:
+        chosen = choose(None if topology.compute_device == "cuda" else "cpu", calibration)
+        found = chosen.calibration
+        if topology.compute_device == "cuda" and found.is_cpu:
+            raise ArgumentValueError(
+                'the calibration is of the CPU; compute_device "cuda" needs one of a GPU'
+            )
+        _ = found.bags.forward_rates, found.bags.backward_rates
+        bytes_per_ms(found)
+    except ArgumentValueError as error:
+        raise ArgumentValueError(f"{WHERE}.planner: {error}") from error
+    if found.source:
+        warnings.warn(f"{WHERE}.planner: {'; '.join(chosen.notes)}", stacklevel=3)
+    return found
+
+
+def _states_of(option: ShardingOption, sharders: Iterable[Any]) -> States:
+    """The states of a table's optimizer: that of its Parameter, else of its sharder, else SGD."""
+    key = f"{type(option.module[1]).__module__}.{type(option.module[1]).__name__}"
+    fused: Mapping[str, Any] = {}
+    for by_name in sharders:
+        fused = getattr(by_name.get(key), "fused_params", None) or fused
+    optimizer = OPTIMIZERS.get(fused.get("optimizer", Options.optimizer))
+    names = [kind.__name__ for kind in getattr(option.tensor, "_optimizer_classes", ())]
+    for kind in OPTIMIZERS.values():
+        optimizer = kind if kind.__name__ in names else optimizer
+    if optimizer is None:  # sharding refuses it by name
+        return States()
+    count = len(optimizer._kind.states)
+    return States(of_row=count) if optimizer._kind.by_row else States(of_element=count)
