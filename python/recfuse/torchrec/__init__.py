@@ -17,6 +17,7 @@ TESTED = ("1.6.1", "1.8.0")
 
 try:
     from recfuse.torchrec.calibrated_planner import planner
+    from recfuse.torchrec.pipelines import refuse_prefetching
     from recfuse.torchrec.sharder import EmbeddingBagCollectionSharder, disable, enable, uses_recfuse
     from recfuse.torchrec.tables import TableBatchedEmbeddingBags
 except ImportError as error:
@@ -24,6 +25,8 @@ except ImportError as error:
         f"recfuse.torchrec: {error}. It needs torchrec and fbgemm-gpu, or fbgemm-gpu-cpu; "
         f"tested are torchrec {' and '.join(TESTED)}"
     ) from error
+
+refuse_prefetching()
 
 __all__ = [
     "EmbeddingBagCollectionSharder",

@@ -111,12 +111,15 @@ def uses_recfuse(module: nn.Module) -> bool:
     """Returns whether all lookups of a sharded collection, or of a model with some, use recfuse's kernels.
     False on a rank without tables.
     """
-    lookups: list[Any] = []
+    kernels = list(kernels_of(module, GroupedPooledEmbeddingsLookup))
+    return bool(kernels) and all(isinstance(kernel, (FusedKernel, DenseKernel)) for kernel in kernels)
+
+
+def kernels_of(module: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[Any]:
+    """Yields the compute kernels of lookups, of one class, in a sharded collection or a model with some."""
     for sharded in module.modules():
         for lookup in getattr(sharded, "_lookups", ()):
             while isinstance(lookup, nn.parallel.DistributedDataParallel):
                 lookup = lookup.module
-            if isinstance(lookup, GroupedPooledEmbeddingsLookup):
-                lookups.append(lookup)
-    kernels = [kernel for lookup in lookups for kernel in lookup._emb_modules]
-    return bool(kernels) and all(isinstance(kernel, (FusedKernel, DenseKernel)) for kernel in kernels)
+            if isinstance(lookup, kind):
+                yield from getattr(lookup, "_emb_modules", ())

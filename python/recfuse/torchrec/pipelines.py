@@ -1,0 +1,55 @@
+"""Refuses pipelines that prefetch into caches, at construction, for models without one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist
+from torchrec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil
+
+from recfuse.errors import ArgumentValueError
+from recfuse.torchrec.kernels import FusedKernel
+from recfuse.torchrec.options import WHERE
+from recfuse.torchrec.sharder import kernels_of
+
+_WITHOUT_CACHE = (EmbeddingComputeKernel.FUSED, EmbeddingComputeKernel.DENSE)
+
+
+def _check(model: nn.Module, what: str) -> None:
+    """Raises where recfuse updates tables of a model and no other table of it has a cache."""
+    kernels = list(kernels_of(model))
+    cached = any(
+        table.compute_kernel not in _WITHOUT_CACHE
+        for kernel in kernels
+        for table in kernel.config.embedding_tables
+    )
+    if not cached and any(isinstance(kernel, FusedKernel) for kernel in kernels):
+        raise ArgumentValueError(
+            f"{WHERE}: {what} has nothing to prefetch: recfuse's tables have no cache, and no other table of "
+            "the model has one; use TrainPipelineSparseDist, or StagedTrainPipeline without prefetch_stream"
+        )
+
+
+def _check_model(kind: type[Any], what: str, argument: str | None = None) -> None:
+    """Makes a constructor check its model, if it is given an argument, else always."""
+    begin = kind.__init__
+    signature = inspect.signature(begin)
+
+    @functools.wraps(begin)
+    def checked(self: Any, *arguments: Any, **named: Any) -> None:
+        given = signature.bind(self, *arguments, **named).arguments
+        if argument is None or given.get(argument) is not None:
+            _check(given["model"], what)
+        begin(self, *arguments, **named)
+
+    kind.__init__ = checked
+
+
+def refuse_prefetching() -> None:
+    """Makes TorchRec's classes that prefetch into caches check their model; called once."""
+    _check_model(PrefetchTrainPipelineSparseDist, "PrefetchTrainPipelineSparseDist")
+    _check_model(SparseDataDistUtil, "SparseDataDistUtil with prefetch_stream", "prefetch_stream")
