@@ -95,6 +95,58 @@ def test_training_is_that_of_fbgemm(optimizer, precision, output, pooling):
     assert_same(ours, theirs, 1e-5 if precision == "FP32" else 4e-3)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("output", ["FP32", "BF16"])
+def test_bfloat16_is_float32_rounded_after_each_update(optimizer, output):
+    """FBGEMM has no bfloat16 on the CPU: its float32 tables take the rounded rows before each step."""
+    options = {"optimizer": optimizer, "output_dtype": SparseType[output]}
+    ours = make(weights_precision=SparseType.BF16, **options)
+    theirs = make(SplitTableBatchedEmbeddingBagsCodegen, optimizer=optimizer)
+    for _ in range(10):
+        for own, other in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
+            other.copy_(own)
+        indices, offsets, _ = lookups()
+        pooled, expected = ours(indices, offsets), theirs(indices, offsets)
+        torch.testing.assert_close(pooled, expected.to(pooled.dtype), rtol=1e-5, atol=1e-6)
+        gradient = torch.rand_like(pooled)
+        pooled.backward(gradient)
+        expected.backward(gradient.float())
+        for own, other in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
+            assert own.dtype is torch.bfloat16
+            rounded = other.bfloat16()
+            assert (own != rounded).float().mean() < 0.01  # ties, of sums in another order
+            torch.testing.assert_close(own, rounded, rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["FP16", "BF16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda kind: kind.name)
+def test_stochastic_rounding_keeps_the_mean(precision, optimizer):
+    """A step of a tenth of the distance to the next number. On the CPU FBGEMM rounds to the nearest."""
+    rows, dim = 2000, 16
+    place = EmbeddingLocation.HOST, ComputeDevice.CPU
+    below = {"FP16": 2**-11, "BF16": 2**-8}[precision]  # from 1 to the next number below it
+    moved = {}
+    for rounding in (False, True):
+        tables = make(
+            specs=[(rows, dim, *place)],
+            feature_table_map=[0],
+            optimizer=optimizer,
+            learning_rate=0.1 * below,
+            eps=0.0,
+            stochastic_rounding=rounding,
+            weights_precision=SparseType[precision],
+        )
+        (weight,) = tables.split_embedding_weights()
+        weight.fill_(1.0)
+        pooled = tables(torch.arange(rows), torch.arange(rows + 1))
+        pooled.backward(torch.ones_like(pooled))  # with Adagrad's states the step is that of SGD
+        moved[rounding] = (1 - weight.float()) / below
+    assert moved[False].abs().max() == 0
+    assert set(moved[True].unique().tolist()) == {0.0, 1.0}
+    deviation = (0.1 * 0.9 / moved[True].numel()) ** 0.5
+    assert abs(moved[True].mean().item() - 0.1) < 5 * deviation
+
+
 def test_adam_is_fbgemms_formula():
     ours = make(optimizer=EmbOptimType.ADAM, beta1=0.8, beta2=0.99)
     expected = [rows.double().clone() for rows in ours.split_embedding_weights()]
