@@ -1,6 +1,7 @@
 """Calibrate a device, measure steps that the calibration has not seen, and compare predictions with them.
 
 python benchmarks/performance_model.py --recorded          compares with recorded steps, without a GPU
+python benchmarks/performance_model.py --baselines         the same errors of other estimators, without a GPU
 python benchmarks/performance_model.py --calibrate FILE    measures points and probes: 180 s at most
 python benchmarks/performance_model.py --measure FILE      measures held-out steps: 240 s at most
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from performance_model import recorded
+from performance_model import baselines, recorded
 from performance_model.live import PARTS, Recorder
 from recfuse.perf.calibrating.run import Calibrator
 from recfuse.perf.choosing import Chosen
@@ -30,12 +31,17 @@ def main() -> None:
     )
     parser.add_argument("--measure", metavar="FILE", type=Path, help="measure held-out steps into a file")
     parser.add_argument("--recorded", action="store_true", help="print the errors of recorded steps")
+    parser.add_argument(
+        "--baselines", action="store_true", help="print the errors of other estimators on recorded steps"
+    )
     parser.add_argument("--seconds", type=float, help="the most that each takes (default: 180, 240)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what --measure measures")
     parser.add_argument("--tiny", action="store_true", help="few and small sizes: shows that it runs")
     arguments = parser.parse_args()
     if arguments.recorded:
         print(recorded.table(recorded.errors(recorded.read(), Chosen(recorded.calibration()))))
+    if arguments.baselines:
+        print(recorded.table(baselines.errors(recorded.read(), Chosen(recorded.calibration()))))
     if arguments.calibrate:
         seconds = arguments.seconds or 180.0
         calibration = Calibrator(arguments.device, arguments.calibrate, arguments.tiny, seconds).run()

@@ -81,3 +81,16 @@ def test_the_page_has_the_table(recorded, errors):
     assert recorded.table(errors) in PAGE.read_text(), (
         "python benchmarks/performance_model.py --recorded writes it"
     )
+
+
+def test_other_estimators_err_more(recorded):
+    pytest.importorskip("torchrec")
+    baselines = importlib.import_module("performance_model.baselines")
+    found = baselines.errors(recorded.read(), Chosen(recorded.calibration()))
+    means = {name: 100 * np.abs(values).mean() for name, values in found.items()}
+    for group, most in ("kernels of an inference step", 9.5), ("bags, forward", 7.7):
+        own = means.pop(f"{group}: recfuse.predict")
+        others = [value for name, value in means.items() if name.startswith(group)]
+        assert own <= most and len(others) == 2 and own < min(others) / 5, (own, others)
+    (roofline,) = (name for name in means if name.startswith("kernels") and name.endswith("roofline"))
+    assert " | ".join(recorded.summary(found[roofline], roofline)) in PAGE.read_text()
