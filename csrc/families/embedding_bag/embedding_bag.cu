@@ -2,48 +2,49 @@
  *
  *   output[b] = pool(weight[indices[i]] for i in [offsets[b], offsets[b + 1]))      sum, mean or max
  *
- * weight [rows, RF_DIM] of RF_DTYPE, RF_STRIDE elements from row to row; indices [lookups]; offsets [bags]
- * or [bags + 1]; sample_weights [lookups] or none; output [bags, RF_DIM]. Sums are in float32.
+ * weight [rows, RF_DIM] of RF_DTYPE, with a stride of RF_STRIDE elements; indices [lookups]; offsets [bags]
+ * or [bags + 1]; sample_weights [lookups], optional; output [bags, RF_DIM]. Sums are in float32.
  *
- * Who does what. A row is read by LANES lanes, 16 bytes each (less where rows are not so aligned). RF_THREADS
- * threads share a bag: inside a warp SLOTS = 32 / LANES rows are read at once, and where a bag has several
- * warps each takes an equal, contiguous part of its lookups. Partial sums meet by shuffles, then in shared
- * memory, always in the same order: results are bit-identical from run to run. Rows that are too wide for
- * 32 lanes x 2 vectors are cut into slices over gridDim.y.
+ * Thread mapping. LANES lanes read a row, 16 bytes each (fewer if rows are not aligned to 16). RF_THREADS
+ * threads share a bag: a warp reads SLOTS = 32 / LANES rows at once. If a bag has several warps, each takes
+ * an equal, contiguous range of its lookups. Partial sums are reduced by shuffles, then in shared memory,
+ * always in the same order: results are bit-identical from run to run. Rows wider than 32 lanes x 2 vectors
+ * are cut into slices over gridDim.y.
  *
- * Latency. The indices of RF_SEGMENT lookups at a time are checked and listed in shared memory; then RF_DISTANCE
- * rows a slot are in flight, in the place RF_STATION says (station.cuh). The indices of the first segment are
- * loaded together with the offsets, from where they lie if all bags are equally long.
+ * Latency. The warp checks the indices of RF_SEGMENT lookups and lists them in shared memory. Then each slot
+ * has RF_DISTANCE rows in flight, at the station RF_STATION (station.cuh). The indices of the first segment
+ * are loaded together with the offsets, from the position that they have if all bags are equally long.
  *
- * L2 reuse. With RF_PARTS > 1 a list is ordered by which part of the table a row is in. All bags in flight
- * then sweep through the table together, so that a row that several of them need is read from memory once
- * and found in L2 by the others: a large table's rows return too late for that otherwise.
+ * L2 reuse. With RF_PARTS > 1 a list is ordered by the part of the table that holds the row. All bags in
+ * flight then sweep through the table together, so that a row that several of them need is read from memory
+ * once and hits L2 afterwards. Without this the rows of a large table are evicted before they are used again.
  *
- * Safety. With RF_CHECK every offset and row index is checked by the lane that loads it; a bad one is reported
- * and left out of the list, as padding is: the loops over rows meet valid ones alone.
+ * Safety. With RF_CHECK the lane that loads an offset or an index checks it, reports it if it is invalid, and
+ * leaves it out of the list, like padding. The loops over rows see only valid rows.
  *
- * Launch: grid [ceil(bags / (RF_BLOCK / RF_THREADS)), slices], block [RF_BLOCK]. Dynamic shared memory, as
- * embedding_bag.c adds it up: the lists, the sums of warps, the ring of the station shared.
+ * Launch: grid [ceil(bags / (RF_BLOCK / RF_THREADS)), slices], block [RF_BLOCK]. Dynamic shared memory, in
+ * this order: the lists, the sums of the warps, the ring of the station `shared`. embedding_bag.c computes
+ * its size.
  *
- * Sources: Jain et al., MICRO'24: stations and distance (IV-B), occupancy by registers (III-C).
- * Long, and one file because all steps share the lists in shared memory and the registers of a lane.
+ * Sources: Jain et al., MICRO'24: stations and distance (IV-B), occupancy by registers (III-C). Long, and one
+ * file because all steps share the lists in shared memory and the registers of a lane.
  */
 
-#ifndef RF_DTYPE /* what is specialised, compiled without options */
+#ifndef RF_DTYPE /* default specialisation, if compiled without options */
 #define RF_DTYPE 0 /* rf_dtype */
 #define RF_DIM 128
 #define RF_STRIDE RF_DIM
-#define RF_ALIGN 16 /* bytes that all addresses of rows and outputs are a multiple of */
-#define RF_ROW int /* holds a row index; rf_i64 for tables of 2^31 rows and more */
+#define RF_ALIGN 16 /* alignment of all addresses of rows and outputs, in bytes */
+#define RF_ROW int /* type of a row index; rf_i64 for tables of 2^31 rows and more */
 #define RF_POOLING 0 /* rf_pooling */
 #define RF_WEIGHTED 0
-#define RF_PADDED 0 /* there is a padding_idx */
+#define RF_PADDED 0 /* the call has a padding_idx */
 #define RF_CHECK 1
-#define RF_PARTS 1 /* of the table: row >> part_shift, the last one taking the rest */
+#define RF_PARTS 1 /* parts of the table: part = row >> part_shift; the last part takes the rest */
 #define RF_SEGMENT 128 /* a multiple of the lanes of a warp that share a bag */
 #define RF_THREADS 64
 #define RF_BLOCK 512
-#define RF_MIN_BLOCKS 2 /* blocks of an SM that registers must suffice for */
+#define RF_MIN_BLOCKS 2 /* blocks per SM for which the registers must suffice */
 #endif
 #ifndef RF_STATION
 #define RF_STATION 2 /* rf_station */
@@ -56,16 +57,16 @@
 struct shape : rf_row_shape {
     static constexpr int BLOCK = RF_BLOCK, AHEAD = RF_DISTANCE, WEIGHTED = RF_WEIGHTED;
     static constexpr int GROUP = smaller(RF_THREADS, 32); /* lanes of a warp that share a bag */
-    static constexpr int WARPS = RF_THREADS / GROUP; /* that share a bag */
+    static constexpr int WARPS = RF_THREADS / GROUP; /* warps that share a bag */
     static constexpr int SLOTS = GROUP / LANES; /* rows of a bag that a warp reads at once */
-    static constexpr int INDICES = RF_SEGMENT / GROUP; /* of a segment that a lane loads */
+    static constexpr int INDICES = RF_SEGMENT / GROUP; /* indices of a segment that a lane loads */
     static constexpr int BATCH = AHEAD * SLOTS; /* rows of a bag in flight */
 };
 static_assert(RF_THREADS >= shape::LANES && RF_BLOCK % RF_THREADS == 0,
               "a bag's threads hold a row and fit a block");
 
-/* The rows of a segment that are there, in the order in which they are read, for each group of lanes that
- * shares a bag. */
+/* The valid rows of a segment in the order of their reads. Each group of lanes that shares a bag has a list.
+ */
 struct __align__(16) list {
     RF_ROW row[RF_SEGMENT];
 #if RF_WEIGHTED
@@ -81,7 +82,8 @@ RF_INLINE float scale_of(const list &rows, int at) {
 #endif
 }
 
-/* Reports the first bad row index of this lane's part of a segment: read again, since this hardly ever runs. */
+/* Reports the first invalid index among this lane's lookups of a segment. Reads them again, because this is
+ * rare. */
 RF_INLINE void report_index(const rf_embedding_bag_args &args, rf_i64 bag, rf_i64 position, rf_i64 end) {
     for (; position < end; position += shape::GROUP) {
         const rf_i64 index = rf_load(args.indices + position);
@@ -91,7 +93,7 @@ RF_INLINE void report_index(const rf_embedding_bag_args &args, rf_i64 bag, rf_i6
     }
 }
 
-/* Row indices of a segment as they stand in memory. */
+/* The indices of a segment, unchecked. */
 struct raw_indices {
     RF_INDEX index[shape::INDICES];
 };
@@ -106,20 +108,20 @@ RF_INLINE raw_indices load_indices(const rf_embedding_bag_args &args, rf_i64 beg
     return raw;
 }
 
-/* Asks for the indices of the next segment, in L2: to hold them here would cost the registers that rows wait in. */
+/* Prefetches the indices of the next segment into L2. Registers would be taken from the rows in flight. */
 RF_INLINE void prefetch_indices(const rf_embedding_bag_args &args, rf_i64 begin, rf_i64 end) {
     const rf_i64 position = begin + threadIdx.x % shape::GROUP * shape::INDICES;
     if (position < end) rf_prefetch(args.indices + position);
 }
 
-/* Lists the rows of the lookups from `begin` on, at most a segment; returns how many there are. Adds to
- * `counted` this lane's lookups that are not padding. */
+/* Lists the rows of at most a segment of lookups from `begin` on and returns their number. Adds to `counted`
+ * the lookups of this lane that are not padding. */
 RF_INLINE int make_list(const rf_embedding_bag_args &args, rf_i64 bag, const raw_indices &raw, rf_i64 begin,
                         rf_i64 end, list &rows, rf_i64 &counted) {
     const int lane = threadIdx.x % shape::GROUP, first_lane = threadIdx.x % 32 - lane;
     const rf_u32 group = shape::GROUP == 32 ? RF_FULL_WARP : ((1u << shape::GROUP % 32) - 1u) << first_lane;
     const rf_u32 before = group & ((1u << threadIdx.x % 32) - 1u);
-    RF_ROW row[shape::INDICES]; /* -1: not there */
+    RF_ROW row[shape::INDICES]; /* -1: skipped */
     bool any_bad = false;
 #if RF_WEIGHTED
     float scale[shape::INDICES];
@@ -159,7 +161,7 @@ RF_INLINE int make_list(const rf_embedding_bag_args &args, rf_i64 bag, const raw
     return count;
 }
 
-/* RF_DISTANCE rows a slot: loads them all, then adds them. PARTIAL: some lie behind the end of the list. */
+/* Loads RF_DISTANCE rows per slot, then adds them. PARTIAL: some of them are past the end of the list. */
 template <bool PARTIAL, class STATION>
 RF_INLINE void pool_batch(const rf_columns<shape> &columns, int slot, STATION &station, const list &rows,
                           int first, int count, shape::sums &sum) {
@@ -177,7 +179,7 @@ RF_INLINE void pool_batch(const rf_columns<shape> &columns, int slot, STATION &s
     }
 }
 
-/* Pools the rows of a list; lists of the bags of one warp may differ in length. */
+/* Pools the rows of a list. The lists of the bags of a warp may differ in length. */
 template <class STATION>
 RF_INLINE void pool_list(const rf_columns<shape> &columns, int slot, STATION &station, const list &rows,
                          int count, shape::sums &sum) {
@@ -214,13 +216,13 @@ RF_INLINE void pool_list(const rf_columns<shape> &columns, int slot, STATION &st
 
 RF_INLINE float merge(float a, float b) { return RF_POOLING == RF_MAX ? fmaxf(a, b) : a + b; }
 
-/* What the warps of a bag leave for its first. */
+/* The partial sums of a warp, for the first warp of its bag. */
 struct __align__(16) warp_sums {
     float of[shape::VECTORS * shape::ELEMENTS][shape::LANES];
     rf_i64 counted;
 };
 
-/* Merges the sums of the bag's slots and warps into slot 0 of its first warp; of `counted` too. */
+/* Reduces `sum` and `counted` of the bag's slots and warps into slot 0 of its first warp. */
 RF_INLINE void merge_bag(warp_sums *left, int slot, int warp, int lane_column, shape::sums &sum,
                          rf_i64 &counted) {
     constexpr int FLOATS = shape::VECTORS * shape::ELEMENTS;
@@ -254,7 +256,7 @@ RF_INLINE void merge_bag(warp_sums *left, int slot, int warp, int lane_column, s
     }
 }
 
-/* A NaN stays the largest only where the bag's first row has it, as in torch: fmaxf has dropped it. */
+/* fmaxf drops NaNs. As in torch, the maximum is NaN only if the first row of the bag has the NaN. */
 RF_INLINE void max_of_first_row(const rf_embedding_bag_args &args, const rf_columns<shape> &columns,
                                 const rf_bag &bag, shape::sums &sum) {
     rf_i64 row = -1;
@@ -289,7 +291,7 @@ RF_INLINE void store(const rf_embedding_bag_args &args, const rf_columns<shape> 
     }
 }
 
-/* The lookups that one of the bag's warps takes. */
+/* The lookups of one warp of a bag. */
 RF_INLINE rf_bag part_of(const rf_bag &bag, int warp) {
     if (shape::WARPS == 1) return bag;
     const rf_i64 share = (bag.end - bag.begin + shape::WARPS - 1) / shape::WARPS;
@@ -297,7 +299,7 @@ RF_INLINE rf_bag part_of(const rf_bag &bag, int warp) {
     return {from, min(from + share, bag.end)};
 }
 
-#if RF_STATION == 1 || RF_STATION == 2 /* none is register with a distance of 1 */
+#if RF_STATION == 1 || RF_STATION == 2 /* station `none` is `register` with a distance of 1 */
 typedef rf_in_thread<shape, false> station_type;
 #elif RF_STATION == 3
 typedef rf_in_shared_memory<shape> station_type;
@@ -323,7 +325,8 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     station_type station((rf_u8 *)(left + (shape::WARPS > 1 ? RF_BLOCK / 32 : 0)));
     rf_wait_for_previous_kernel();
 
-    /* The first row indices, from where they lie if all bags are equally long; the offsets at the same time. */
+    /* Loads the offsets and, at the same time, the first indices from the position that they have if all bags
+     * are equally long. */
     const rf_bag guessed = rf_bag_if_even(args, bag), guessed_part = part_of(guessed, warp);
     raw_indices raw = load_indices(args, guessed_part.begin, guessed_part.end);
     const rf_bag all = bag < args.bags ? rf_bag_at(args, bag) : rf_bag{0, 0};
@@ -345,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
         pool_list(columns, slot, station, rows, count, sum);
         if (!__any_sync(RF_FULL_WARP, base < mine.end)) break;
         raw = load_indices(args, base, mine.end);
-        __syncwarp(); /* all lanes have read the list before it is written again */
+        __syncwarp(); /* all lanes must have read the list before it is overwritten */
     }
     merge_bag(left, slot, warp, lane_column, sum, counted);
     if (bag >= args.bags || slot != 0 || warp != 0) return;

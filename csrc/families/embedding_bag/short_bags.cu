@@ -2,74 +2,75 @@
  *
  *   output[b] = pool(weight[indices[i]] for i in [offsets[b], offsets[b + 1]))      sum or mean
  *
- * weight [rows, RF_DIM] of RF_DTYPE, RF_STRIDE elements from row to row; indices [lookups]; offsets [bags] or
- * [bags + 1], or none: all bags are equally long; output [bags, RF_DIM]. Sums are in float32.
+ * weight [rows, RF_DIM] of RF_DTYPE, with a stride of RF_STRIDE elements; indices [lookups]; offsets [bags]
+ * or [bags + 1], or NULL if all bags are equally long; output [bags, RF_DIM]. Sums are in float32.
  *
- * Who does what. A warp has RF_BAGS bags that follow each other, at most 32, and lane i finds out where bag i lies. A row
- * is read by LANES lanes, 16 bytes each (less where rows are not so aligned); such a group of lanes has TURNS of the bags.
- * Rows that are too wide for 32 lanes x 2 vectors are cut into slices over gridDim.y.
+ * Thread mapping. A warp has RF_BAGS consecutive bags, at most 32; lane i reads the bounds of bag i. LANES
+ * lanes read a row, 16 bytes each (fewer if rows are not aligned to 16); such a group of lanes has TURNS of
+ * the bags. Rows wider than 32 lanes x 2 vectors are cut into slices over gridDim.y.
  *
- * Bags of one lookup or none, all of a warp: lane i reads the row index of bag i beside its offsets, from where it lies
- * if all bags are equally long. Groups have neighbouring bags, whose rows are copied as they are, all at once.
+ * If all bags of a warp have at most one lookup, lane i reads the index of bag i together with its offsets,
+ * from the position that it has if all bags are equally long. Groups have adjacent bags, whose rows are
+ * copied unchanged, all at once.
  *
- * Other bags: a group has TURNS bags that follow each other, and reads their lookups as one list, BATCH rows at a time,
- * whichever bags they are of. So a warp waits for offsets once, and never for the first row indices of a bag: those of
- * the next rows are loaded while the rows before them are. Lanes check the row indices that they load, and leave them in
- * shared memory for their group. What is issued binds, not memory, where rows are found in caches: so a batch whose rows
- * are all there, and of one bag, is loaded and added without a question. Rows are added in the order of the lookups:
- * results are bit-identical from run to run.
+ * Otherwise a group reads the lookups of its TURNS consecutive bags as one list, BATCH rows at a time, across
+ * the boundaries of bags. So a warp waits for offsets once, and never for the first indices of a bag: the
+ * indices of the next rows are loaded while the previous rows are. Lanes check the indices that they load,
+ * and store them in shared memory for their group. When rows hit a cache, issue is the bound, not memory: a
+ * batch whose rows are all valid and of one bag is loaded and added without branches. Rows are added in the
+ * order of the lookups: results are bit-identical from run to run.
  *
- * Why not embedding_bag.cu: there a group of lanes has one bag, and the warp ends with it. That hides nothing of how long
- * offsets, row indices and the rows of a short bag take, one behind the other.
+ * Difference from embedding_bag.cu: there a group of lanes has one bag, and the warp ends with it. That
+ * exposes the latencies of the offsets, the indices and the rows of a short bag, one after another.
  *
  * Launch: grid [ceil(bags / (RF_BAGS * RF_BLOCK / 32)), slices], block [RF_BLOCK], no dynamic shared memory.
  */
 
-#ifndef RF_DTYPE /* what is specialised, compiled without options */
+#ifndef RF_DTYPE /* default specialisation, if compiled without options */
 #define RF_DTYPE 0 /* rf_dtype */
 #define RF_DIM 128
 #define RF_STRIDE RF_DIM
-#define RF_ALIGN 16 /* bytes that all addresses of rows and outputs are a multiple of */
-#define RF_ROW int /* holds a row index; rf_i64 for tables of 2^31 rows and more */
+#define RF_ALIGN 16 /* alignment of all addresses of rows and outputs, in bytes */
+#define RF_ROW int /* type of a row index; rf_i64 for tables of 2^31 rows and more */
 #define RF_POOLING 0 /* rf_pooling: sum or mean */
-#define RF_PADDED 0 /* there is a padding_idx */
+#define RF_PADDED 0 /* the call has a padding_idx */
 #define RF_CHECK 1
-#define RF_BAGS 8 /* of a warp */
+#define RF_BAGS 8 /* bags of a warp */
 #define RF_BLOCK 256
-#define RF_MIN_BLOCKS 4 /* blocks of an SM that registers must suffice for */
+#define RF_MIN_BLOCKS 4 /* blocks per SM for which the registers must suffice */
 #endif
 
 #include "families/embedding_bag/bag.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool OLDER_GPU = true; /* for which the compiler takes more registers */
+constexpr bool OLDER_GPU = true; /* there the compiler takes more registers */
 #else
 constexpr bool OLDER_GPU = false;
 #endif
 
 struct shape : rf_row_shape {
     static constexpr int GROUPS = 32 / LANES, TURNS = RF_BAGS / GROUPS;
-    /* Rows of a list that are in flight: what fits in registers beside the sums. */
+    /* Rows of a list in flight: as many as fit into the registers that the sums leave. */
     static constexpr int REGISTERS = 65536 / (RF_BLOCK * RF_MIN_BLOCKS); /* of a thread */
     static constexpr bool FEW = OLDER_GPU || LANES < 4 || RF_POOLING == RF_MEAN || REGISTERS < 64;
     static constexpr int BATCH = (FEW ? 4 : 8) / VECTORS;
-    static constexpr int INDICES = larger(BATCH / LANES, 1); /* that a lane loads at a time */
-    static constexpr int CHUNK = INDICES * LANES; /* those of a group */
+    static constexpr int INDICES = larger(BATCH / LANES, 1); /* indices that a lane loads at once */
+    static constexpr int CHUNK = INDICES * LANES; /* indices that a group loads at once */
     static constexpr int BATCHES = CHUNK / BATCH;
-    static constexpr bool ALL_INSIDE = COLUMNS % (LANES * VECTORS) == 0; /* of a lane's columns */
+    static constexpr bool ALL_INSIDE = COLUMNS % (LANES * VECTORS) == 0; /* all vectors are inside the row */
 };
 static_assert(RF_BAGS <= 32 && shape::TURNS * shape::GROUPS == RF_BAGS && shape::TURNS * shape::VECTORS <= 8,
               "a lane a bag, and whole turns whose rows are in flight together");
 static_assert(shape::CHUNK % shape::BATCH == 0, "whole batches");
 static_assert(RF_POOLING != RF_MAX, "maxima are embedding_bag.cu's");
 
-enum { NO_ROW = -1, PADDING = -2 }; /* instead of rows; padding does not count in a mean */
+enum { NO_ROW = -1, PADDING = -2 }; /* special values of a row; padding does not count in a mean */
 
 /* This lane's part of a row. */
 struct part_of_row {
     shape::vector of[shape::VECTORS];
 
-    /* `table`: where this lane's columns of row 0 lie. */
+    /* `table`: the address of this lane's columns of row 0. */
     RF_INLINE void load_there(const rf_columns<shape> &columns, const rf_u8 *table, RF_ROW row) {
         const shape::vector *from = (const shape::vector *)(table + (rf_i64)row * shape::ROW_PITCH);
 #pragma unroll
@@ -77,7 +78,7 @@ struct part_of_row {
             of[v] = shape::ALL_INSIDE ? rf_load(from + v * shape::LANES)
                                       : rf_load_if(columns.inside(v) ? 0 : -1, from + v * shape::LANES);
     }
-    /* The same, and zeros where there is no row. */
+    /* Loads a row, or zeros for NO_ROW and PADDING. */
     RF_INLINE void load(const rf_columns<shape> &columns, const rf_u8 *table, RF_ROW row) {
         const shape::vector *from = (const shape::vector *)(table + (rf_i64)row * shape::ROW_PITCH);
         const int there = (int)(row >> (8 * sizeof(RF_ROW) - 32));
@@ -93,7 +94,7 @@ struct part_of_row {
                 sum.of[v * shape::ELEMENTS + e] += shape::element::get(of[v], e);
         }
     }
-    /* `to`: where this lane's columns of a bag's output lie. */
+    /* `to`: the address of this lane's columns in the output of a bag. */
     RF_INLINE void store(const rf_columns<shape> &columns, rf_u8 *to) const {
 #pragma unroll
         for (int v = 0; v < shape::VECTORS; v++) {
@@ -102,18 +103,18 @@ struct part_of_row {
     }
 };
 
-/* The first bag of this warp. */
+/* Returns the first bag of this warp. */
 RF_INLINE rf_i64 first_of_warp() {
     return ((rf_i64)blockIdx.x * (RF_BLOCK / 32) + threadIdx.x / 32) * RF_BAGS;
 }
 
-/* The row of an index, if there is one that counts. */
+/* Returns the row of an index, PADDING, or NO_ROW for an invalid index. */
 RF_INLINE RF_ROW row_of(const rf_embedding_bag_args &args, rf_i64 index) {
     if (RF_PADDED && index == args.padding_idx) return PADDING;
     return RF_CHECK && (rf_u64)index >= (rf_u64)args.rows ? NO_ROW : (RF_ROW)index;
 }
 
-/* Stores the rows of bags of one lookup or none, this lane's being `row`. */
+/* Stores the rows of bags with at most one lookup. `row` is the row of this lane's bag. */
 RF_INLINE void copy_rows(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, RF_ROW row) {
     const int group = threadIdx.x % 32 / shape::LANES;
     const rf_i64 bag = first_of_warp() + group;
@@ -133,18 +134,18 @@ RF_INLINE void copy_rows(const rf_embedding_bag_args &args, const rf_columns<sha
     }
 }
 
-/* The bag that a group of lanes sums, one after another. */
+/* The bag that a group of lanes is adding to. A group has one bag after another. */
 struct summed_bag {
-    int number, last; /* among those of the warp; `last` is another group's */
-    int end; /* of its lookups; none is so large where all are done */
+    int number, last; /* numbers within the warp; `last` belongs to the next group */
+    int end; /* end of its lookups; the largest int after the last bag */
     int counted; /* lookups that are not padding */
-    rf_u8 *to; /* its output */
+    rf_u8 *to; /* its row of the output */
     shape::sums sum;
 
     RF_INLINE summed_bag(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int number_)
         : number(number_), last(0), end(0), counted(0),
           to((rf_u8 *)rf_output_of(args, first_of_warp() + number_, columns.column)), sum() {}
-    /* `ends`: of each lane's bag. */
+    /* `ends`: the end of each lane's bag. */
     RF_INLINE summed_bag(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int number_,
                          int last_, int ends)
         : summed_bag(args, columns, number_) {
@@ -166,7 +167,7 @@ struct summed_bag {
         for (int v = 0; v < shape::VECTORS; v++) pooled.of[v] = rf_pooled(sum, v);
         pooled.store(columns, to);
     }
-    /* Stores the bags that end with the lookups before `position`. */
+    /* Stores the bags whose lookups end before `position`. */
     RF_INLINE void finish(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int ends,
                           int position) {
         while (__any_sync(RF_FULL_WARP, end <= position)) {
@@ -182,7 +183,7 @@ struct summed_bag {
     }
 };
 
-/* Rows of a group's list. */
+/* The rows of a group's list. */
 constexpr int BATCH_BYTES = shape::BATCH * (int)sizeof(RF_ROW);
 struct __align__(BATCH_BYTES < 16 ? BATCH_BYTES : 16) batch_of_rows {
     RF_ROW row[shape::BATCH];
@@ -191,7 +192,7 @@ struct chunk_of_rows {
     batch_of_rows batch[shape::BATCHES];
 };
 
-/* Row indices of a group's list, CHUNK from place `from` on. */
+/* CHUNK indices of a group's list, from position `from` on. */
 struct chunk {
     RF_INDEX index[shape::INDICES];
 
@@ -203,7 +204,8 @@ struct chunk {
         for (int i = 0; i < shape::INDICES; i++)
             index[i] = place(from, i) < end ? rf_load(args.indices + place(from, i)) : 0;
     }
-    /* Their rows; the first bad one of this lane is reported. `number`: of some bag of the warp before theirs. */
+    /* Converts indices to rows and reports this lane's first invalid index. `number`: a bag of the warp at or
+     * before them. */
     RF_INLINE void rows(const rf_embedding_bag_args &args, int from, int end, int number,
                         RF_ROW (&row)[shape::INDICES]) const {
         bool any_bad = false;
@@ -215,7 +217,7 @@ struct chunk {
         }
         if (!RF_CHECK || !any_bad) return;
         rf_i64 bag = first_of_warp() + number;
-        for (int i = 0; i < shape::INDICES; i++) { /* read again, since this hardly ever runs */
+        for (int i = 0; i < shape::INDICES; i++) { /* reads the indices again, because this is rare */
             const int position = place(from, i);
             const rf_i64 bad = position < end ? (rf_i64)rf_load(args.indices + position) : 0;
             if (position >= end || (rf_u64)bad < (rf_u64)args.rows) continue;
@@ -226,7 +228,8 @@ struct chunk {
     }
 };
 
-/* One batch, whose lookups end before `after`. SURE: all rows are there, and no bag ends before the last of them. */
+/* Adds one batch, whose lookups end before `after`. SURE: all rows are valid, and no bag ends before the last
+ * row. */
 template <bool SURE>
 RF_INLINE void sum_batch(const rf_embedding_bag_args &args, const rf_columns<shape> &columns,
                          const rf_u8 *table, int ends, const batch_of_rows &now, int after, summed_bag &bag) {
@@ -248,8 +251,8 @@ RF_INLINE void sum_batch(const rf_embedding_bag_args &args, const rf_columns<sha
     bag.finish(args, columns, ends, after);
 }
 
-/* Sums the bags [number, last) of the warp, which are others in each group; their lookups [from, end) are one list, of
- * which `next` has been loaded. `ends`: of each lane's bag. */
+/* Sums the bags [number, last) of a group, whose lookups [from, end) are one list. `next` holds the first
+ * chunk of the list, already loaded. `ends`: the end of each lane's bag. */
 RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int ends,
                         int number, int last, int from, int end, chunk next) {
     __shared__ chunk_of_rows of_groups[RF_BLOCK / shape::LANES];
@@ -264,7 +267,7 @@ RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shap
         next.rows(args, from, end, bag.number, row);
         next.load(args, from + shape::CHUNK, end);
         bool there = true;
-        __syncwarp(); /* those before have been read */
+        __syncwarp(); /* the previous rows have been read */
 #pragma unroll
         for (int i = 0; i < shape::INDICES; i++) {
             ((RF_ROW *)&rows)[i * shape::LANES + threadIdx.x % shape::LANES] = row[i];
@@ -286,7 +289,7 @@ RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shap
     }
 }
 
-/* The same for bags that do not follow each other, which only bad offsets bring about: row after row. `begins`: of each
+/* Sums bags that are not consecutive, row by row. Only invalid offsets lead here. `begins`: the begin of each
  * lane's bag. */
 RF_INLINE void sum_bags_apart(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int begins,
                               int ends, int number, int last) {
@@ -320,14 +323,15 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     const rf_i64 guess = (one_each ? bag : first + group * shape::TURNS) * args.mean_lookups;
     const int guessed = (int)min(guess, args.lookups); /* there may be fewer bags than turns */
 
-    /* What is read first is on its way to L2 while the kernel before this one ends. */
+    /* Prefetches the first indices into L2 while the previous kernel ends. */
     const int asked = guessed + (one_each ? 0 : lane % shape::LANES);
     if (asked < args.lookups && (mine || !one_each)) rf_prefetch(args.indices + asked);
     if (mine && args.offsets != nullptr) rf_prefetch(args.offsets + bag);
     rf_wait_for_previous_kernel();
     if (first >= args.bags) return;
 
-    /* Row indices, from where they lie if all bags are equally long; the offsets at the same time. */
+    /* Loads the offsets and, at the same time, indices from the position that they have if all bags are
+     * equally long. */
     rf_i64 index = 0;
     chunk next = {};
     if (one_each && mine && guessed < args.lookups) index = rf_load(args.indices + guessed);

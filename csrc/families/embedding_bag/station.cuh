@@ -1,16 +1,15 @@
-/* Stations: where the rows that are in flight wait until they are summed (Jain et al., MICRO'24, section
- * IV-B and figure 7). A lane loads and later adds its own columns of its slot's row, so no station needs a
- * barrier among threads.
+/* Stations hold the rows in flight until they are added (Jain et al., MICRO'24, section IV-B and figure 7). A
+ * lane loads and adds only its own columns of its slot's row, so no station needs a barrier.
  *
- *   none, register, local   batches: RF_DISTANCE rows a slot are loaded, then all are added
- *   shared, l1              rolling: a row is added, then the one RF_DISTANCE later takes its place
+ *   none, register, local   batches: load RF_DISTANCE rows per slot, then add them
+ *   shared, l1              rolling: add a row, then fetch the row RF_DISTANCE later into its position
  *
- * Each is a struct with fetch(columns, u, row, valid) and add(columns, u, row, valid, scale, sum); `u` is the place in
- * the ring, 0 ... RF_DISTANCE - 1. Rows that are not valid are not touched. A rolling station also has
- * fetched(), after each fetch, and wait(), before each add.
+ * Each station is a struct with fetch(columns, u, row, valid) and add(columns, u, row, valid, scale, sum);
+ * `u` is the position in the ring, 0 ... RF_DISTANCE - 1. Rows that are not valid are not accessed. A rolling
+ * station also has fetched(), called after each fetch, and wait(), called before each add.
  *
- * Rows copied by the bulk engine of sm_90 (cp.async.bulk, one copy a row) were tried and are slower on an
- * H200: they pass L1 by, and copies of one hot row wait for each other in L2.
+ * The bulk copies of sm_90 (cp.async.bulk) bypass L1, and copies of one hot row serialise in L2: they are
+ * slower on an H200.
  */
 #ifndef RECFUSE_STATION_CUH
 #define RECFUSE_STATION_CUH
@@ -33,8 +32,8 @@ RF_INLINE void rf_add(const typename SHAPE::vector &from, int v, float scale, ty
     }
 }
 
-/* Registers; with a distance of 1 this is the plain loop. LOCAL: local memory, since a place that the compiler cannot
- * know keeps the ring out of registers. */
+/* Station in registers; with a distance of 1 it is the plain loop. LOCAL: in local memory, because the
+ * compiler cannot keep a ring with an unknown position in registers. */
 template <class SHAPE, bool LOCAL> struct rf_in_thread {
     enum { ROLLING = 0 };
     typename SHAPE::vector ring[SHAPE::AHEAD][SHAPE::VECTORS];
@@ -62,7 +61,7 @@ template <class SHAPE, bool LOCAL> struct rf_in_thread {
     }
 };
 
-/* The first-level cache: rows are asked for early and loaded when they are due. */
+/* Station in L1: fetch prefetches a row, add loads it. */
 template <class SHAPE> struct rf_in_l1 {
     enum { ROLLING = 1 };
 
@@ -91,10 +90,10 @@ template <class SHAPE> struct rf_in_l1 {
     }
 };
 
-/* Shared memory, by asynchronous copies of a lane's own columns: [distance][vectors][threads]. */
+/* Station in shared memory: asynchronous copies of a lane's own columns. [distance][vectors][threads]. */
 template <class SHAPE> struct rf_in_shared_memory {
     enum { ROLLING = 1 };
-    typename SHAPE::vector *ring; /* this thread's part */
+    typename SHAPE::vector *ring; /* this thread's elements */
 
     RF_INLINE rf_in_shared_memory(rf_u8 *shared) : ring((typename SHAPE::vector *)shared + threadIdx.x) {}
     RF_INLINE typename SHAPE::vector *at(int u, int v) {
@@ -112,7 +111,8 @@ template <class SHAPE> struct rf_in_shared_memory {
             }
         }
     }
-    /* Every step is a group, also an empty one, so that the oldest of RF_DISTANCE groups is the row due. */
+    /* Each fetch commits a group, even an empty group, so that the oldest of RF_DISTANCE groups is the row to
+     * add. */
     RF_INLINE void fetched() { asm volatile("cp.async.commit_group;" ::: "memory"); }
     RF_INLINE void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(SHAPE::AHEAD - 1) : "memory"); }
     template <class ROW>

@@ -1,4 +1,5 @@
-/* What the kernels of embedding columns share: a task and its body in shared memory, and what a sample has of a source. */
+/* Shared by the kernels of embedding columns: a task and its body in shared memory, and the values of a
+ * source. */
 #ifndef RECFUSE_COLUMNS_CUH
 #define RECFUSE_COLUMNS_CUH
 
@@ -15,7 +16,7 @@
 #define RF_OUTPUT 0 /* rf_dtype */
 #endif
 #ifndef RF_TABLES
-#define RF_TABLES 0 /* rf_dtype of all buffers, -1: they differ */
+#define RF_TABLES 0 /* rf_dtype of all tables; -1: the dtypes differ */
 #endif
 
 #include "families/embedding_columns/columns_args.h"
@@ -24,10 +25,10 @@ enum { BLOCK = RF_COLUMNS_BLOCK, WARPS = BLOCK / 32, OUTPUT_BYTES = rf_element<R
 
 /* A task and its body in shared memory, and the samples of a block. */
 struct rf_column_work {
-    const rf_u8 *shared; /* the task, then the body */
-    rf_i64 first; /* sample */
+    const rf_u8 *shared; /* the task, followed by its body */
+    rf_i64 first; /* first sample of the block */
     int samples;
-    int most; /* samples of any block with a task of this kind */
+    int most; /* the largest number of samples of a block with a task of this kind */
 
     RF_INLINE const rf_columns_task &task() const { return *(const rf_columns_task *)shared; }
     RF_INLINE const rf_u8 *body() const { return shared + sizeof(rf_columns_task); }
@@ -43,8 +44,8 @@ struct rf_column_work {
     }
 };
 
-/* The block's work; all of it is in shared memory when this returns: what a task says of its columns comes by two loads one
- * after another. */
+/* Returns the block's work after copying the task and its body into shared memory. A read of a column's
+ * description would otherwise be two dependent loads. */
 RF_INLINE rf_column_work rf_column_work_of(const rf_columns_args &args, rf_u8 *shared) {
     enum { AT_ONCE = 4, HEAD = sizeof(rf_columns_task) / 16 };
     const rf_u32 bag_blocks = (rf_u32)(args.bag_tasks * args.bag_tiles);
@@ -74,8 +75,8 @@ RF_INLINE rf_column_work rf_column_work_of(const rf_columns_args &args, rf_u8 *s
     return {shared, first, (int)min(args.batch - first, (rf_i64)most), most};
 }
 
-/* Where the values of a source are: value i of them, of a sample or a bag or a batch, is `stride` bytes behind the one
- * before. */
+/* The values of a source: value i is at `first` + i * `stride` bytes. The index i counts samples, bags or the
+ * whole batch. */
 struct rf_column_place {
     const rf_u8 *first;
     rf_i64 stride;
@@ -84,13 +85,14 @@ struct rf_column_place {
 
 RF_INLINE int rf_column_bytes(int type) { return type == RF_COLUMN_INT64 ? 8 : 4; }
 
-/* N values on their way through the steps of their source, all floats or all integers. */
+/* N values during the steps of their source. Either all are floats or all are integers. */
 template <int N> struct rf_column_values {
-    rf_i64 integer[N]; /* or the bits of a float */
+    rf_i64 integer[N]; /* an integer, or the bits of a float */
 
     RF_INLINE float number(int i) const { return __uint_as_float((rf_u32)integer[i]); }
     RF_INLINE void set(int i, float value) { integer[i] = (rf_i64)__float_as_uint(value); }
-    /* Of a number that is not known before: not by an address, which registers have not. */
+    /* Returns the value with a number that is unknown at compile time, by selects: registers have no
+     * addresses. */
     RF_INLINE rf_i64 of(int number) const {
         rf_i64 found = integer[0];
 #pragma unroll
@@ -98,7 +100,7 @@ template <int N> struct rf_column_values {
             if (i == number) found = integer[i];
         return found;
     }
-    /* Value at[i] of a place. */
+    /* Loads the values at[i] of a source. */
     RF_INLINE void load(const rf_column_place &place, const rf_i64 (&at)[N]) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -109,7 +111,8 @@ template <int N> struct rf_column_values {
     }
 };
 
-/* Of N values at once: how many of `count` rising boundaries are before each, in as many steps for all. */
+/* Computes for N values the number of the `count` ascending boundaries below each. All N values share the
+ * search steps. */
 template <int N>
 RF_INLINE void rf_column_search(rf_column_values<N> &values, const float *boundaries, int count, bool right) {
     int found[N] = {};
@@ -137,7 +140,7 @@ RF_INLINE void rf_column_buckets(rf_column_values<N> &values, const float *bound
         values.integer[i] = rf_column_bucket_even(values.number(i), boundaries, step.count, inverse, right);
 }
 
-/* Long ones are called: in line they would take registers from all others. */
+/* A call, because the inlined code for long words would take registers from all other code. */
 static __device__ __noinline__ rf_i64 rf_column_word_called(rf_i64 value, const rf_i64 *words, int count) {
     return rf_column_word(value, words, words + count, count);
 }
@@ -146,7 +149,7 @@ static __device__ __noinline__ rf_i64 rf_column_modulo_called(rf_i64 value, rf_i
     return rf_column_modulo(value, divisor);
 }
 
-/* What a source's steps make of its values; whether they are floats in the end. */
+/* Applies the steps of a source to its values. Returns true if the results are floats. */
 template <int N>
 RF_INLINE bool rf_column_steps(const rf_columns_args &args, const rf_column_work &work,
                                const rf_columns_source &source, int type, rf_column_values<N> &values) {
@@ -188,7 +191,7 @@ RF_INLINE bool rf_column_steps(const rf_columns_args &args, const rf_column_work
                 step.a >= 0 ? (const rf_i64 *)(work.body() + step.a) : args.vocabulary + ~step.a;
             RF_EACH(values.integer[i] = rf_column_word_called(values.integer[i], words, step.count));
         }
-        default: /* one of the two that find buckets */
+        default: /* one of the two steps that find buckets */
             if (step.a >= 0)
                 rf_column_buckets(values, (const float *)(work.body() + step.a), step);
             else
@@ -199,7 +202,7 @@ RF_INLINE bool rf_column_steps(const rf_columns_args &args, const rf_column_work
     return floats;
 }
 
-/* An input, in whatever form it came. */
+/* Returns an input of any form as rf_columns_tensor. */
 RF_INLINE rf_columns_tensor rf_column_tensor_of(const rf_columns_args &args, int number) {
     if (number >= args.n_dense)
         return ((const rf_columns_tensor *)(args.tensors + args.n_dense))[number - args.n_dense];
@@ -213,7 +216,7 @@ RF_INLINE rf_columns_tensor rf_column_tensor_of(const rf_columns_args &args, int
             0};
 }
 
-/* Dense: value `value` of each sample. */
+/* Returns the place of the dense values `value` of all samples. */
 RF_INLINE rf_column_place rf_column_dense(const rf_columns_args &args, const rf_columns_source &source,
                                           int value) {
     const rf_columns_tensor input = rf_column_tensor_of(args, source.input);
@@ -229,7 +232,7 @@ static __device__ __noinline__ void rf_column_report(rf_error_word errors, rf_ar
     rf_report<RF_OPERATOR_embedding_columns>(errors, found, column);
 }
 
-/* The row that an index names; -1: none. `bad` becomes `number` where that is an error. */
+/* Returns the row of an index, or -1. Sets `bad` to `number` if the index is invalid. */
 RF_INLINE rf_i64 rf_column_row(const rf_columns_column &column, rf_i64 index, int number, int &bad) {
     if ((rf_u64)index < (rf_u64)column.rows) return index;
     if (column.invalid != RF_COLUMN_INVALID_ERROR) return column.invalid;
@@ -237,7 +240,7 @@ RF_INLINE rf_i64 rf_column_row(const rf_columns_column &column, rf_i64 index, in
     return -1;
 }
 
-/* A table's rows, from the first element that is written on. */
+/* The rows of a table from the first element that is written on. */
 struct rf_column_table {
     const rf_u8 *rows;
     rf_i64 pitch;
@@ -252,8 +255,8 @@ RF_INLINE rf_column_table rf_column_table_of(const rf_columns_args &args, const 
     return {data + (column.weight_offset + column.first_dim) * bytes, (rf_i64)column.dim * bytes, dtype};
 }
 
-/* The indices of N lookups, which need not be of rows: of a value, or of what two are hashed to. where(right, source, at)
- * gives the place of a source's values, and which of them are looked up. */
+/* Computes the indices of N lookups, not yet checked against the table: of one value, or of the hash of two
+ * values. where(right, source, at) returns the place of the values of a source and sets their numbers. */
 template <int N, class W>
 RF_INLINE void rf_column_indices(const rf_columns_args &args, const rf_column_work &work,
                                  const rf_columns_column &column, const W &where,
@@ -261,7 +264,7 @@ RF_INLINE void rf_column_indices(const rf_columns_args &args, const rf_column_wo
     rf_column_values<N> left = {};
     const int sides = column.right >= 0 ? 2 : 1;
 #pragma unroll 1
-    for (int side = 0; side < sides; side++) { /* the code of steps is there once */
+    for (int side = 0; side < sides; side++) { /* both sides share the code of the steps */
         const rf_columns_source &source = work.source(side == 0 ? column.left : column.right);
         rf_i64 at[N];
         const rf_column_place place = where(side, source, at);
@@ -277,8 +280,8 @@ RF_INLINE void rf_column_indices(const rf_columns_args &args, const rf_column_wo
                                    (rf_u64)column.cross_buckets);
 }
 
-/* Whether the output takes V elements of a column at once. Else they are written one by one: its rows may be of any length,
- * and columns of numbers between others are narrow. */
+/* Returns true if the output takes V elements of a column at once. Otherwise elements are written singly: the
+ * rows of the output may have any length, and narrow columns of numbers may lie between others. */
 template <int V>
 RF_INLINE bool rf_column_is_whole(const rf_columns_args &args, const rf_columns_column &column) {
     return V == 1 || (args.output_vector >= V && column.output_column % V == 0);
@@ -293,13 +296,13 @@ template <int V> RF_INLINE void rf_column_store(rf_u8 *to, const float (&values)
     *(rf_elements<RF_OUTPUT, V> *)to = rf_elements_of<RF_OUTPUT, V>(values);
 }
 
-/* An address in a row; of none, one that may be read as well: a load then needs no branch, and loads of several rows follow
- * each other at once. */
+/* Returns an address in a row, or a readable address if there is no row. Loads then need no branch, and loads
+ * of several rows are issued back to back. */
 RF_INLINE const rf_u8 *rf_column_or_any(const rf_columns_args &args, const rf_u8 *row, int behind) {
     return row != nullptr ? row + behind : (const rf_u8 *)args.program;
 }
 
-/* Calls for the vector of a task and the dtype of a table, each a number of the template: work.operator()<V, DTYPE>(). */
+/* Calls work.operator()<V, DTYPE>() for the vector of a task and the dtype of a table. */
 template <int V, class W> RF_INLINE void rf_column_for_dtype(int dtype, const W &work) {
     if (RF_TABLES >= 0) return work.template run<V, RF_TABLES >= 0 ? RF_TABLES : 0>();
     if (dtype == RF_FLOAT32) work.template run<V, RF_FLOAT32>();
@@ -311,7 +314,8 @@ template <class W> RF_INLINE void rf_column_for(int vector, int dtype, const W &
     if (RF_TABLES >= 0 && vector == 2) return rf_column_for_dtype<2>(dtype, work);
     rf_column_for_dtype<1>(dtype, work);
 }
-/* The vector that a task's lanes read and write; of several dtypes it is 4 or 1, or the kernel takes long to compile. */
+/* Returns the vector that the lanes of a task read and write. For mixed dtypes it is 4 or 1, to limit the
+ * compile time. */
 RF_INLINE int rf_column_width(const rf_columns_args &args, const rf_column_work &work) {
     const int vector = min(work.task().vector, args.vector);
     return RF_TABLES >= 0 || vector == 4 ? vector : 1;

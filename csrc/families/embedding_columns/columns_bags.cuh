@@ -1,14 +1,15 @@
-/* Columns whose samples have any number of lookups: which they are. */
+/* Columns whose samples have any number of lookups: lists of their lookups. */
 #ifndef RECFUSE_COLUMNS_BAGS_CUH
 #define RECFUSE_COLUMNS_BAGS_CUH
 
 #include "gpu/device/sums.cuh"
 #include "families/embedding_columns/columns.cuh"
 
-/* The values of a sample's bag, or pairs of values: of each source the first element, and where the next one is. */
+/* The values of a sample's bag, or pairs of values: the first element and the number of elements of each
+ * source. */
 struct rf_column_bag {
-    rf_i64 left, right; /* elements of the inputs */
-    rf_i64 count, of_right; /* lookups; of them with the same left value */
+    rf_i64 left, right; /* first elements of the inputs */
+    rf_i64 count, of_right; /* lookups of the bag; lookups per left value */
 };
 
 RF_INLINE rf_i64 rf_column_offset(const rf_columns_tensor &input, rf_i64 at) {
@@ -16,7 +17,7 @@ RF_INLINE rf_i64 rf_column_offset(const rf_columns_tensor &input, rf_i64 at) {
     return rf_load((const int *)input.offsets + at);
 }
 
-/* How many values a sample has of a source; `begin`: where the first one is. Of bad offsets none. */
+/* Returns the number of values of a sample and sets `begin` to the first. Invalid offsets give 0. */
 RF_INLINE rf_i64 rf_column_count(const rf_columns_args &args, const rf_columns_column &column,
                                  const rf_columns_source &source, rf_i64 sample, rf_i64 &begin) {
     const rf_columns_tensor input = rf_column_tensor_of(args, source.input);
@@ -50,7 +51,7 @@ RF_INLINE rf_column_bag rf_column_bag_of(const rf_columns_args &args, const rf_c
     return bag;
 }
 
-/* Which element of an input a lookup of a bag has from one of its sources. */
+/* Returns the element of an input that a lookup of a bag reads from one of its sources. */
 RF_INLINE rf_i64 rf_column_element(const rf_columns_column &column, const rf_columns_source &source,
                                    const rf_columns_tensor &input, const rf_column_bag &bag, rf_i64 number,
                                    int right) {
@@ -59,24 +60,24 @@ RF_INLINE rf_i64 rf_column_element(const rf_columns_column &column, const rf_col
     return right ? bag.right + (number - row * bag.of_right) * apart : bag.left + row * apart;
 }
 
-/* What a block leaves for all its threads, behind the body. */
+/* Data in shared memory that all threads of a block read, stored after the body. */
 struct rf_column_bags {
     rf_column_bag bag[RF_COLUMNS_MOST_SAMPLES];
-    rf_i64 start[RF_COLUMNS_MOST_SAMPLES + 1]; /* lookups of bags before, of those that are not long */
+    rf_i64 start[RF_COLUMNS_MOST_SAMPLES + 1]; /* lookups of all previous bags that are not long */
     rf_i64 of_warps[WARPS];
-    rf_i64 counts[BLOCK]; /* sums of groups of threads */
+    rf_i64 counts[BLOCK]; /* sums of the groups of threads */
     double norms[BLOCK];
     float sums[RF_COLUMNS_MOST_VECTOR][BLOCK];
-    int first; /* that is there, of those listed */
-    /* Of lookups: their rows, NULL: dropped; and their weights. */
+    int first; /* first listed lookup that has a row */
+    /* The rows and weights of listed lookups. A row of NULL is skipped. */
     const rf_u8 *rows[RF_COLUMNS_LISTED];
     float weights[RF_COLUMNS_LISTED];
 };
 
 static_assert(sizeof(rf_column_bags) <= RF_COLUMNS_BAGS_BYTES, "as the host asks for");
 
-/* Lists `count` lookups: of bag `only` from its lookup `from` on; or, -1, from lookup `from` of those of bags that are not
- * long, which begin with bag `bag` and end before bag `last`. */
+/* Lists `count` lookups. If `only` >= 0: of bag `only`, from its lookup `from` on. If it is -1: of the bags
+ * [bag, last) that are not long, from lookup `from` of their concatenation on. */
 RF_INLINE void rf_column_list(const rf_columns_args &args, const rf_column_work &work, rf_column_bags &bags,
                               int only, int bag, int last, rf_i64 from, int count) {
     enum { AT_ONCE = 2 };
@@ -91,7 +92,7 @@ RF_INLINE void rf_column_list(const rf_columns_args &args, const rf_column_work 
         for (int i = 0; i < AT_ONCE; i++) {
             const rf_i64 lookup = from + min(base + i * BLOCK, count - 1);
             int found = only;
-            if (only < 0) { /* the last bag that does not begin behind it */
+            if (only < 0) { /* the last bag that begins at or before the lookup */
                 int behind = last;
                 for (found = bag; found + 1 < behind;) {
                     const int middle = (found + behind) / 2;

@@ -1,9 +1,10 @@
-/* Columns whose samples have any number of lookups: their rows, pooled.
+/* Columns whose samples have any number of lookups: pooling of their rows.
  *
- * Who does what. All threads list the rows of lookups, as many at once as there is room for (columns_bags.cuh). Of bags that are not
- * long whole ones are listed, and a group of threads pools each: `lanes` of them read a row, and a group has several slots
- * of lanes where there are fewer bags than groups. A long bag has all groups, which take its rows in turns; their sums meet
- * in shared memory in a fixed order. So a bag of any length keeps its block busy.
+ * Thread mapping. All threads list the rows of lookups, as many at once as shared memory holds
+ * (columns_bags.cuh). Bags that are not long are listed whole, and a group of threads pools each: `lanes`
+ * threads read a row, and a group has several slots of lanes if there are fewer bags than groups. All groups
+ * share a long bag and take its rows in turns; they add their sums in shared memory in a fixed order. So a
+ * bag of any length keeps its block busy.
  */
 #ifndef RECFUSE_COLUMNS_POOL_CUH
 #define RECFUSE_COLUMNS_POOL_CUH
@@ -12,12 +13,11 @@
 
 enum { MOST = RF_COLUMNS_MOST_VECTOR };
 
-/* What a thread has of a bag's row. */
+/* The partial result of a thread for the row of a bag. */
 struct rf_column_sum {
     float sum[MOST];
-    double
-        norm; /* sum of weights, or of their squares, where rows are divided by it; float64 has each float32's square */
-    rf_i64 count; /* rows */
+    double norm; /* sum of the weights or of their squares, as a divisor */
+    rf_i64 count; /* number of rows */
 
     RF_INLINE rf_column_sum(int pooling) : norm(0.0), count(0) {
 #pragma unroll
@@ -26,7 +26,7 @@ struct rf_column_sum {
     }
 };
 
-/* Threads that share a bag: `lanes` read a row, and there are `slots` of them. */
+/* Threads that share a bag: `slots` slots of `lanes` lanes, each slot reading a row. */
 struct rf_column_group {
     int lanes, slots, threads, lane, slot, number;
 
@@ -42,8 +42,9 @@ struct rf_column_group {
     }
 };
 
-/* Adds listed lookups `at`, at + step and so on before `end`, V elements of a lane from `element` on. `ordered`: these are
- * all of a bag, of which a maximum begins with the first row, whatever that is; else its first row is looked at later. */
+/* Adds the listed lookups at, at + step, ... before `end`, V elements of a lane from `element` on. `ordered`:
+ * these are all lookups of the bag, so a maximum begins with its first row. Otherwise rf_column_finish reads
+ * the first row. */
 struct rf_column_add {
     const rf_columns_args &args;
     const rf_column_bags &bags;
@@ -90,7 +91,7 @@ struct rf_column_add {
     }
 };
 
-/* Writes what is pooled of a sample; `first`: its first row, where a maximum has to look at it, else NULL. */
+/* Writes the pooled row of a sample. `first`: its first row if a maximum needs it for NaNs, else NULL. */
 struct rf_column_finish {
     const rf_columns_args &args;
     const rf_column_work &work;
@@ -117,10 +118,10 @@ struct rf_column_finish {
 #pragma unroll
         for (int j = 0; j < V; j++) {
             const float value = of::get(row, j);
-            const bool is_row = !any || value != value; /* nothing is larger than a NaN that came first */
+            const bool is_row = !any || value != value; /* no value is larger than a NaN of the first row */
             if (is_row)
                 values[j] = value * column.scale;
-            else if (column.weighted && (squares || mean)) /* a norm may have no float32 */
+            else if (column.weighted && (squares || mean)) /* the norm may exceed float32 */
                 values[j] = (float)(sum.sum[j] / norm) * column.scale;
             else
                 values[j] = sum.sum[j] / divisor * column.scale;
@@ -132,7 +133,7 @@ struct rf_column_finish {
     }
 };
 
-/* What follows on the list of lookups; made anew for each list, so that nothing is kept meanwhile. */
+/* Pools one list of lookups. Created anew for each list, so that it occupies no registers in between. */
 struct rf_column_pool {
     const rf_columns_args &args;
     const rf_column_work &work;
@@ -140,9 +141,9 @@ struct rf_column_pool {
     const rf_columns_column &column;
     const rf_column_group group;
     int vector, dtype, element;
-    bool active; /* lanes beyond the row have nothing */
+    bool active; /* false for lanes past the end of the row */
 
-    /* `part`: of each lane's elements, from which one on. */
+    /* `part`: the first of each lane's elements. */
     RF_INLINE rf_column_pool(const rf_columns_args &args_, const rf_column_work &work_, rf_column_bags &bags_,
                              int part)
         : args(args_), work(work_), bags(bags_), column(work_.column(0)), group(work_) {
@@ -161,7 +162,7 @@ struct rf_column_pool {
             rf_column_for(vector, dtype, rf_column_finish{args, work, column, element, sample, sum, first});
     }
 
-    /* Bags [first, last), whose lookups are listed. */
+    /* Pools the listed bags [first, last). */
     RF_INLINE void pool_listed(int first, int last) const {
         const int groups = BLOCK / group.threads;
 #pragma unroll 1
@@ -184,8 +185,8 @@ struct rf_column_pool {
         }
     }
 
-    /* The rows of a long bag that are listed: groups of threads take them in turns. What they have is in shared memory in
-     * between. */
+    /* Adds the listed rows of a long bag. Groups take them in turns and keep their sums in shared memory
+     * between lists. */
     RF_INLINE void pool_long(int listed, bool begins) const {
         const int thread = threadIdx.x;
         rf_column_sum sum(column.pooling);
@@ -202,7 +203,8 @@ struct rf_column_pool {
         bags.counts[thread] = sum.count;
     }
 
-    /* Adds what the threads have of a long bag, the far half to the near one; its first row: for a maximum. */
+    /* Reduces the sums of all threads of a long bag, the upper half onto the lower half. `first` as in
+     * rf_column_finish. */
     RF_INLINE void finish_long(int bag, const rf_u8 *first) const {
         const int thread = threadIdx.x;
 #pragma unroll 1
@@ -229,7 +231,7 @@ struct rf_column_pool {
     }
 };
 
-/* The end of the bags from `first` on that there is room for: whole ones, one at least. */
+/* Returns the end of the bags from `first` on that fit into the list: whole bags, at least one. */
 RF_INLINE int rf_column_room(const rf_column_bags &bags, int first, int samples) {
     int last = first + 1, behind = samples + 1;
     while (last + 1 < behind) {
@@ -247,13 +249,13 @@ RF_INLINE int rf_column_next_long(const rf_column_bags &bags, int bag, int sampl
     return bag;
 }
 
-/* First bags that are not long, then one long bag after another: what is listed at once is one turn of the loop. `part` as
- * above. */
+/* Lists and pools the bags that are not long, then each long bag. An iteration of the loop pools one list.
+ * `part` as above. */
 RF_INLINE void rf_column_pool_part(const rf_columns_args &args, const rf_column_work &work,
                                    rf_column_bags &bags, int part) {
     const rf_u8 *first_row = nullptr; /* of a long bag */
     int bag = 0;
-    rf_i64 from = -1; /* of a long bag */
+    rf_i64 from = -1; /* next lookup of a long bag */
 #pragma unroll 1
     while (bag < work.samples) {
         const int last = rf_column_room(bags, bag, work.samples);
@@ -283,7 +285,7 @@ RF_INLINE void rf_column_pool_part(const rf_columns_args &args, const rf_column_
                 from = 0;
             }
         }
-        __syncthreads(); /* what is listed has been read */
+        __syncthreads(); /* all threads have read the list */
     }
 }
 

@@ -1,30 +1,31 @@
 /* Embedding columns: from raw feature values to pooled rows of tables, all columns in one launch.
  *
- *   output[sample, columns of c] = scale_c * pool(table_c[index_c(value)] for the values that the sample has of c)
+ *   output[sample, columns of c] = scale_c * pool(table_c[index_c(value)] for the values of c in the sample)
  *
  * Shapes: those of rf_columns_args and of the program's tasks (gpu/device/column_program.h).
  *
- * Who does what. A block has one task, some columns that are neighbours in the output or a part of a wide one, for
- * `samples` samples. It copies the task's body to shared memory: columns, steps, boundaries, words. Then, by the task's
- * kind:
- *   rows      samples have one index each. Threads look at values, each one of a column and of 4 samples, and leave the
- *             addresses of rows in shared memory; then a lane has one place of the output's row, a warp some samples, of
- *             which a lane has up to 8 rows in flight. Stores of a warp are up to 512 neighbouring bytes (rows.cuh).
- *   numbers   lanes have places as above, and look at their values themselves (rows.cuh).
- *   bags      one column. Threads list the rows of as many bags as there is room for, whatever their lengths; then groups
- *             of lanes pool a bag each. A long bag has all groups (columns_pool.cuh). These tasks come first.
+ * Thread mapping. A block has one task (some columns that are adjacent in the output, or a part of a wide
+ * column) for `samples` samples. It copies the task's body to shared memory: columns, steps, boundaries,
+ * words. The rest depends on the kind of the task:
+ *   rows      each sample has one index. A thread computes the rows of one column and 4 samples and stores
+ *             their addresses in shared memory. Then a lane has one position in the output's row and a warp
+ *             some samples, with up to 8 rows in flight per lane. The stores of a warp cover up to 512
+ *             consecutive bytes (rows.cuh).
+ *   numbers   lanes have positions as above and compute their values themselves (rows.cuh).
+ *   bags      one column. Threads list the rows of as many bags as fit, of any lengths; then groups of lanes
+ *             pool a bag each. All groups share a long bag (columns_pool.cuh). These tasks come first.
  *
- * Why so: a thousand columns of 256 samples move 13 MB, 3 us at the speed of copies, and a value's way is longer than
- * that if nothing overlaps: task -> body -> value -> row, four loads from L2 or memory one after another, 2 us. So what
- * does not depend on values is one load behind the task, boundaries included; searching is in shared memory, or by
- * arithmetic where boundaries lie evenly; and all of a launch's blocks run at once: at 6 blocks of 128 threads an SM (5
- * with tasks of bags), 132 SMs have 792, of which 1,000 columns of 8 elements take 504. Rows in flight of 4 blocks: 4 * 4
- * warps * 8 * 512 bytes = 64 KB an SM, where 40 KB keep its memory busy. Pointers are in the parameters, so nothing is
- * copied ahead of a call.
+ * Design. A thousand columns of 256 samples move 13 MB: 3 us at the speed of a copy. A value takes nearly as
+ * long, because task -> body -> value -> row are four dependent loads from L2 or memory: 2 us. So all data
+ * that do not depend on values, boundaries included, are one load after the task; searches run in shared
+ * memory, or by arithmetic if the boundaries are equidistant; and all blocks of a launch run at once: at 6
+ * blocks of 128 threads an SM (5 with tasks of bags), 132 SMs hold 792 blocks, and 1,000 columns of 8
+ * elements need 504. Rows in flight of 4 blocks: 4 * 4 warps * 8 * 512 bytes = 64 KB an SM; 40 KB saturate
+ * its memory bandwidth. Pointers are kernel parameters, so a call copies nothing before the launch.
  *
- * Results do not depend on the order of threads: sums are of lanes, slots and groups in a fixed order.
+ * Results do not depend on the order of threads: sums over lanes, slots and groups have a fixed order.
  *
- * Shared memory, dynamic: the longest body, and behind it addresses [columns][samples + 1] or rf_column_bags.
+ * Shared memory, dynamic: the longest body, followed by addresses [columns][samples + 1] or rf_column_bags.
  * Launch: grid [bag_tasks * bag_tiles + other tasks * tiles], block [BLOCK].
  *
  * Source: Pan et al., RECom, ASPLOS'23: one kernel for all columns, sections 3 and 5.
@@ -33,7 +34,7 @@
 #include "families/embedding_columns/rows.cuh"
 
 #ifndef RF_BAGS
-#define RF_BAGS 1 /* some tasks are of bags */
+#define RF_BAGS 1 /* some tasks are of kind `bags` */
 #endif
 #ifndef RF_MIN_BLOCKS
 #define RF_MIN_BLOCKS (RF_BAGS ? 5 : 6)

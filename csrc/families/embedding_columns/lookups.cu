@@ -1,12 +1,15 @@
-/* What the columns of tables look up, as bags of one fused call: how many rows each bag has, or which, and their factors.
+/* Lookups of the columns of tables, as bags of one fused call: counts rows per bag, or writes the indices and
+ * their factors.
  *
- * Shapes: those of rf_columns_lookups_args. Who does what: a block has a task and some samples, as in embedding_columns.cu.
- * Where samples have one index each, a thread has one column and some samples (rows.cuh); else a warp has one bag after
- * another, 32 lookups at once, which stay in their order. Of a wide column only the first part's tasks do anything.
- * Factors are weights, divided as the pooling says by a sum of the warp's lanes, in a fixed order.
+ * Shapes: those of rf_columns_lookups_args. Thread mapping: a block has a task and some samples, as in
+ * embedding_columns.cu. If each sample has one index, a thread has one column and some samples (rows.cuh);
+ * otherwise a warp has one bag after another and handles 32 lookups at once, in their order. Only the tasks
+ * of the first part of a wide column do work. Factors are the weights, divided by a norm according to the
+ * pooling; lanes add the norm in a fixed order.
  *
- * RF_WRITE 0: counts; 1: indices and factors, from the counts' sums. Nothing is written beyond `capacity`.
- * Shared memory, dynamic: the longest body. Launch: grid [bag_tasks * bag_tiles + other tasks * tiles], block [BLOCK].
+ * RF_WRITE 0: writes counts; 1: writes indices and factors, from the prefix sums of the counts. No write
+ * exceeds `capacity`. Shared memory, dynamic: the longest body. Launch: grid [bag_tasks * bag_tiles + other
+ * tasks * tiles], block [BLOCK].
  */
 #ifndef RF_WRITE
 #define RF_WRITE 1
@@ -15,7 +18,7 @@
 #include "families/embedding_columns/columns_bags.cuh"
 #include "families/embedding_columns/rows.cuh"
 
-/* The lookups of a bag, by a warp. */
+/* Writes the lookups of a bag by one warp. */
 struct rf_bag_writer {
     const rf_columns_lookups_args &args;
     const rf_column_work &work;
@@ -23,7 +26,8 @@ struct rf_bag_writer {
     const rf_column_bag bag;
     rf_i64 sample;
 
-    /* The row of a lookup, or -1; its weight. Bad ones have been reported where lookups were counted. */
+    /* Returns the row of a lookup, or -1, and sets its weight. The counting pass has reported invalid
+     * lookups. */
     RF_INLINE rf_i64 row(rf_i64 number, float &weight) const {
         rf_column_values<1> values = {};
         rf_i64 position = 0;
@@ -54,8 +58,8 @@ struct rf_bag_writer {
         if (args.factors != nullptr) args.factors[at] = factor;
     }
 
-    /* Divides the factors from `begin` to `end`, the weights of `kept` rows, as the pooling says. In float64, which has the
-     * square of each float32. */
+    /* Divides the factors [begin, end), the weights of `kept` rows, according to the pooling. The norm is in
+     * float64, which holds the square of every float32. */
     RF_INLINE void divide(rf_i64 begin, rf_i64 end, rf_i64 kept) const {
         const int lane = threadIdx.x % 32;
         const bool squares = column.pooling == RF_COLUMN_SQRTN;
@@ -68,7 +72,7 @@ struct rf_bag_writer {
         for (int apart = 1; apart < 32; apart *= 2) sum += __shfl_xor_sync(RF_FULL_WARP, sum, apart);
         if (!column.weighted) sum = (double)kept;
         const double by = squares ? sqrt(sum) : sum;
-        __syncwarp(); /* lanes have read what others write */
+        __syncwarp(); /* lanes have read data that other lanes overwrite */
         for (rf_i64 at = begin + lane; at < end; at += 32) args.factors[at] = (float)(args.factors[at] / by);
     }
 
@@ -94,7 +98,7 @@ struct rf_bag_writer {
         }
         if (args.factors == nullptr || column.pooling == RF_COLUMN_SUM || column.pooling == RF_COLUMN_MAX)
             return;
-        __syncwarp(); /* lanes have written what others read */
+        __syncwarp(); /* lanes have written data that other lanes read */
         divide(start, min(start + kept, args.capacity), kept);
     }
 };

@@ -1,25 +1,26 @@
-/* Columns whose samples have one index each, and numeric ones. */
+/* Columns of numbers, and columns whose samples have one index each. */
 #ifndef RECFUSE_COLUMNS_ROWS_CUH
 #define RECFUSE_COLUMNS_ROWS_CUH
 
 #include "families/embedding_columns/columns.cuh"
 
-enum { VALUES = 4, ROWS_IN_FLIGHT = RF_TABLES >= 0 ? 8 : 4 /* of a thread */ };
+enum { VALUES = 4, ROWS_IN_FLIGHT = RF_TABLES >= 0 ? 8 : 4 /* per thread */ };
 
-/* The addresses of rows, by column and sample; NULL: there is none. A column has a place more than samples, so that lanes
- * with columns side by side find theirs in different banks. */
+/* The addresses of rows by column and sample; NULL: no row. The pitch of a column is samples + 1, so that
+ * lanes with adjacent columns access different banks. */
 RF_INLINE const rf_u8 **rf_column_addresses(rf_u8 *left, int samples, int column) {
     return (const rf_u8 **)left + column * (samples + 1);
 }
 
-/* Looks at the values of a task: found(column, number of it in the task, sample of the block, row or -1). A thread has one
- * column and VALUES samples at a time, so that the steps are read once for them. Threads side by side have samples of one
- * column; where neighbouring columns are neighbours in memory too and take the same steps, columns of one sample. */
+/* Computes the rows of a task and calls found(column, number of the column in the task, sample of the block,
+ * row or -1). A thread has one column and VALUES samples at a time, so that it reads the steps once for all
+ * of them. Adjacent threads have samples of one column, or, if adjacent columns are adjacent in memory and
+ * take the same steps, columns of one sample. */
 template <class F>
 RF_INLINE void rf_column_find_rows(const rf_columns_args &args, const rf_column_work &work, const F &found) {
     const int n_columns = work.task().n_columns;
     const int log_columns = n_columns > 1 ? 32 - __clz(n_columns - 1) : 0;
-    const int threads = BLOCK >> log_columns; /* of a column */
+    const int threads = BLOCK >> log_columns; /* threads of a column */
     const rf_columns_tensor first = rf_column_tensor_of(args, work.source(work.column(0).left).input);
     const bool across = work.task().alike && first.value_stride < first.sample_stride;
     const int mine = across ? (int)threadIdx.x & ((1 << log_columns) - 1) : (int)threadIdx.x / threads;
@@ -29,7 +30,7 @@ RF_INLINE void rf_column_find_rows(const rf_columns_args &args, const rf_column_
 #pragma unroll 1
     for (int base = place; base < work.samples; base += VALUES * threads) {
         rf_column_values<VALUES> values = {};
-        const auto sample = [&](int i) { /* behind the last one that again */
+        const auto sample = [&](int i) { /* repeats the last sample past the end */
                                          return work.first + min(base + i * threads, work.samples - 1);
         };
         rf_column_indices(
@@ -54,13 +55,13 @@ RF_INLINE void rf_column_find_rows(const rf_columns_args &args, const rf_column_
     }
 }
 
-/* Copies rows: a lane has one place in the rows of the output, a warp some samples. */
+/* Copies rows: a lane has one position in the output's rows, a warp some samples. */
 struct rf_column_copy {
     const rf_columns_args &args;
     const rf_column_work &work;
     rf_u8 *left;
     const rf_columns_column &column;
-    int mine, element; /* the lane's column, and its first element of it */
+    int mine, element; /* the lane's column, and its first element in that column */
 
     template <int V, int DTYPE> RF_INLINE void run() const {
         typedef rf_element<DTYPE> of;
@@ -71,7 +72,7 @@ struct rf_column_copy {
         for (int e = element; e < element + work.task().vector; e += V) {
             rf_u8 *output = args.output + work.first * args.output_pitch +
                             (rf_i64)(column.output_column + e) * OUTPUT_BYTES;
-            asm volatile("" : "+l"(output)); /* one address, not a sum */
+            asm volatile("" : "+l"(output)); /* keeps the address in one register pair instead of a sum */
             const bool is_whole = rf_column_is_whole<V>(args, column);
             const int behind = e * of::BYTES, last = work.samples - 1;
 #pragma unroll 1
@@ -84,11 +85,12 @@ struct rf_column_copy {
                     there[i] = from != nullptr;
                     row[i] = rf_load_first((const vector *)rf_column_or_any(args, from, behind));
                 }
-                /* Read behind it, or the first row is waited for and scaled before the last ones are asked for. */
+                /* Reads the scale after the rows are requested. Otherwise the compiler waits for the first
+                 * row and scales it before it requests the last ones. */
                 if (RF_TABLES >= 0) __syncwarp();
                 const float scale = *(const volatile float *)&column.scale, fill = column.fill;
 #pragma unroll
-                for (int i = 0; i < ROWS_IN_FLIGHT; i++) { /* behind the last sample the same as of that */
+                for (int i = 0; i < ROWS_IN_FLIGHT; i++) { /* repeats the last sample past the end */
                     float values[V];
 #pragma unroll
                     for (int j = 0; j < V; j++) values[j] = there[i] ? of::get(row[i], j) * scale : fill;
@@ -108,14 +110,14 @@ RF_INLINE void rf_column_rows(const rf_columns_args &args, const rf_column_work 
     __syncthreads();
     const int n_lanes = work.task().n_lanes;
     if (n_lanes == 0) return;
-    const rf_columns_lane own =
-        work.lane(min((int)threadIdx.x % 32, n_lanes - 1)); /* others do the last one's */
+    const rf_columns_lane own = work.lane(
+        min((int)threadIdx.x % 32, n_lanes - 1)); /* surplus lanes repeat the work of the last lane */
     const rf_columns_column &column = work.column(own.column);
     const rf_column_copy copy = {args, work, left, column, own.column, own.element};
     rf_column_for(rf_column_width(args, work), rf_column_table_of(args, column).dtype, copy);
 }
 
-/* Writes numbers: a lane has one place in the rows of the output, a warp some samples. */
+/* Writes numbers: a lane has one position in the output's rows, a warp some samples. */
 RF_INLINE void rf_column_numbers(const rf_columns_args &args, const rf_column_work &work) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (lane >= work.task().n_lanes) return;

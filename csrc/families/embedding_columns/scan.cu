@@ -1,7 +1,7 @@
-/* Sums of values up to each, in place: counts of lookups become offsets.
+/* Inclusive prefix sums, in place: counts of lookups become offsets.
  *
- * A block has RF_COLUMNS_SCAN_VALUES values, a thread VALUES neighbouring ones. RF_SUMS 1: the sum of each block's; 0: the
- * block adds up the sums of those before it, and then its own.
+ * A block has RF_COLUMNS_SCAN_VALUES values, a thread VALUES consecutive values. RF_SUMS 1: writes the sum of
+ * each block; 0: the block adds the sums of all previous blocks to its own prefix sums.
  * Shared memory: static. Launch: grid [ceil(count / RF_COLUMNS_SCAN_VALUES)], block [RF_COLUMNS_SCAN_BLOCK].
  */
 #ifndef RF_SUMS

@@ -1,14 +1,15 @@
-/* What becomes of the sum of a row's gradients, four columns at a time: a gradient that is written, or a step of an
- * optimizer on the row. Weight and state are read apart from the step, so that they can be asked for early.
+/* Epilogue of a row's summed gradient, four columns at a time: writes the gradient, or makes the step of an
+ * optimizer on the row. Weight and state are read separately from the step, so that they can be prefetched.
  *
- * A row's columns are shared by a group of lanes. Steps (semantics: recfuse.h, rf_optimizer):
+ * A group of lanes shares the columns of a row. Steps (semantics: recfuse.h, rf_optimizer):
  *     rf_emit_rows_t rows = rf_emit_rows(matrix, ...);   once
  *     rf_emit_ahead_t ahead; rf_emit_load(rows.place(number), valid, ahead);
  *     if (!emit.plain) rf_emit_gradient(emit, ahead, sums);   sum -> gradient: scaled, with weight decay
  *     row-wise Adagrad: rf_emit_squares, summed up over the group, rf_emit_row_state, rf_emit_row_factor
  *     rf_emit_store(...)
- * RF_EMIT: RF_EMIT_GRADIENT, or an optimizer's number + 1; RF_WEIGHT_DTYPE: of the weight, or of the gradient; RF_ROUND: 1:
- * half tables are rounded stochastically; RF_ALIGNED: dims are multiples of four and rows aligned to four columns.
+ * RF_EMIT: RF_EMIT_GRADIENT, or the number of an optimizer + 1; RF_WEIGHT_DTYPE: dtype of the weight, or of
+ * the gradient; RF_ROUND 1: stochastic rounding of half tables; RF_ALIGNED: dims are multiples of four and
+ * rows aligned to four columns.
  */
 #ifndef RECFUSE_CUDA_BACKWARD_EMIT_CUH
 #define RECFUSE_CUDA_BACKWARD_EMIT_CUH
@@ -36,7 +37,7 @@
 enum {
     EMIT_STATES = RF_EMIT == RF_ADAGRAD + 1 ? 1
                   : RF_EMIT == RF_ADAM + 1  ? 2
-                                            : 0, /* of a row's columns */
+                                            : 0, /* states with a value per column */
     EMIT_ROWWISE = RF_EMIT == RF_ROWWISE_ADAGRAD + 1,
     EMIT_READS = RF_EMIT != RF_EMIT_GRADIENT,
     WEIGHT_BYTES = rf_element<RF_WEIGHT_DTYPE>::BYTES,
@@ -48,7 +49,8 @@ struct four_t {
     float of[4];
 };
 
-/* Rows are read and written once: RF_STREAMED ones are to leave the caches before gradients do. */
+/* Reads four columns of a row. Rows are read and written once: with RF_STREAMED they leave the caches before
+ * gradients do. */
 RF_INLINE rf_bytes<16> row_read(const rf_bytes<16> *from) {
     const uint4 found = RF_STREAMED ? __ldcs((const uint4 *)from) : __ldca((const uint4 *)from);
     return {{found.x, found.y, found.z, found.w}};
@@ -74,8 +76,8 @@ RF_INLINE void row_write(rf_bytes<8> *to, const rf_bytes<8> &from) {
     }
 }
 
-/* A row's state of row-wise Adagrad. The address of the first is kept in registers (rf_keep), which hides that it is one of global
- * memory. */
+/* Reads a row's state of row-wise Adagrad. The base address is held in registers (rf_keep), which hides that
+ * it is in global memory. */
 template <class N> RF_INLINE float state_read(const rf_u8 *states, N number) {
     return __ldca((const float *)rf_place(states, number, sizeof(float)));
 }
@@ -83,8 +85,8 @@ template <class N> RF_INLINE void state_write(rf_u8 *states, N number, float sta
     __stwb((float *)rf_place(states, number, sizeof(float)), state);
 }
 
-/* Four columns at `from`, of which `valid` are there; others are 0. Tables change while a kernel runs, gradients do not:
- * those may come through the cache for constant data. */
+/* Loads four columns from `from`; columns past `valid` are 0. CONSTANT: the values do not change during the
+ * kernel (gradients, not tables), so the read-only cache may serve them. */
 template <int DTYPE, bool CONSTANT> RF_INLINE four_t four_load(const rf_u8 *from, int valid) {
     four_t to = {};
     enum { BYTES = rf_element<DTYPE>::BYTES };
@@ -115,13 +117,13 @@ template <int DTYPE> RF_INLINE void four_store(rf_u8 *to, const four_t &from, in
 #endif
 }
 
-/* What all rows of a launch have in common. */
+/* The parameters of all rows of a launch. */
 struct rf_emit_t {
     float lr, decay, eps, beta1, beta2, scale;
-    float step_size; /* of Adam, with its bias corrections */
+    float step_size; /* Adam's, with its bias corrections */
     rf_u64 rounding; /* rf_rounding_step */
     bool skip;
-    bool plain; /* sums are gradients: they are not scaled, but in SGD's lr, and there is no weight decay */
+    bool plain; /* sums are gradients: no scaling except in SGD's lr, and no weight decay */
 };
 
 RF_INLINE rf_emit_t rf_emit_of(const rf_emit_args &args) {
@@ -145,16 +147,16 @@ RF_INLINE rf_emit_t rf_emit_of(const rf_emit_args &args) {
     return emit;
 }
 
-/* Where four columns of a row are. */
+/* The addresses of four columns of a row. */
 struct rf_emit_place_t {
     rf_u8 *weight;
     rf_u8 *states[EMIT_STATES > 0 ? EMIT_STATES : 1];
 };
 
-/* Where four columns of each row of a matrix are: a row's place is one multiplication and addition away. */
+/* The addresses of four columns of each row of a matrix: a row takes one multiplication and addition. */
 struct rf_emit_rows_t {
     rf_emit_place_t first; /* of row 0 */
-    rf_u32 weight_pitch, state_pitch; /* bytes from row to row */
+    rf_u32 weight_pitch, state_pitch; /* bytes between rows */
 
     template <class N> RF_INLINE rf_emit_place_t place(N number) const {
         rf_emit_place_t to;
@@ -165,7 +167,7 @@ struct rf_emit_rows_t {
     }
 };
 
-/* Columns from `column` on, of rows whose numbers are less by `before` than where they are: row n is number n - before. */
+/* Returns the addresses of the columns from `column` on. Row n of the matrix has the number n - before. */
 RF_INLINE rf_emit_rows_t rf_emit_rows(const rf_backward_matrix &matrix, rf_i64 before, int column) {
     const rf_i64 element = before * matrix.dim + column;
     rf_emit_rows_t rows;
@@ -180,7 +182,7 @@ RF_INLINE rf_emit_rows_t rf_emit_rows(const rf_backward_matrix &matrix, rf_i64 b
     return rows;
 }
 
-/* Four columns that lie `columns` behind these. */
+/* Returns the addresses of the four columns that follow after `columns` columns. */
 RF_INLINE rf_emit_place_t rf_emit_behind(const rf_emit_place_t &place, int columns) {
     rf_emit_place_t to;
     to.weight = place.weight + columns * WEIGHT_BYTES;
@@ -189,7 +191,7 @@ RF_INLINE rf_emit_place_t rf_emit_behind(const rf_emit_place_t &place, int colum
     return to;
 }
 
-/* Of four columns of a row, read ahead. */
+/* Prefetched values of four columns of a row. */
 struct rf_emit_ahead_t {
     four_t weight;
     four_t states[EMIT_STATES > 0 ? EMIT_STATES : 1];
@@ -203,7 +205,8 @@ RF_INLINE void rf_emit_load(const rf_emit_place_t &place, int valid, rf_emit_ahe
         ahead.states[i] = four_load<RF_FLOAT32, false>(place.states[i], valid);
 }
 
-/* Sums become gradients, where not all are plain. Without decay a weight that is not finite has no part in it. */
+/* Converts sums to gradients unless all are plain. Without weight decay, a weight that is not finite has no
+ * effect. */
 RF_INLINE void rf_emit_gradient(const rf_emit_t &emit, const rf_emit_ahead_t &ahead, four_t &sums) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -212,8 +215,8 @@ RF_INLINE void rf_emit_gradient(const rf_emit_t &emit, const rf_emit_ahead_t &ah
     }
 }
 
-/* The step of row-wise Adagrad: the squares of a row's gradient, of all lanes, over its columns (`each`: one over them) are
- * added to the row's state, of which the factor of the gradient comes. */
+/* The step of row-wise Adagrad: the mean square of a row's gradient over its columns (`each`: 1 / columns) is
+ * added to the row's state, from which the factor of the gradient follows. */
 RF_INLINE float rf_emit_squares(int valid, const four_t &gradient) {
     float squares = 0;
 #pragma unroll
@@ -226,7 +229,7 @@ RF_INLINE float rf_emit_row_factor(const rf_emit_t &emit, float state) {
     return rf_near_quotient(emit.lr, rf_near_root(state) + emit.eps);
 }
 
-/* Writes four columns: `factor` of row-wise Adagrad; `row` and `column`: of the matrix. */
+/* Writes four columns; `factor`: of row-wise Adagrad; `row` and `column`: in the matrix. */
 RF_INLINE void rf_emit_store(const rf_emit_t &emit, const rf_emit_place_t &place, rf_i64 row, int column,
                              int valid, rf_emit_ahead_t &ahead, const four_t &gradient, float factor) {
     four_t result = gradient;

@@ -1,4 +1,4 @@
-/* Entries: which of them a block of the sort has; of sorted ones how many there are, and where the first of a key is. */
+/* Entries: the chunk of a block of the sort, and searches in sorted entries. */
 #ifndef RECFUSE_CUDA_BACKWARD_ENTRIES_CUH
 #define RECFUSE_CUDA_BACKWARD_ENTRIES_CUH
 
@@ -10,7 +10,7 @@
 #endif
 enum { CHUNK_ENTRIES = RF_BACKWARD_SORT_BLOCK * RF_ITEMS };
 
-/* The first entry of [first, behind) whose key is `key` or more. */
+/* Returns the first entry of [first, behind) whose key is at least `key`. */
 RF_INLINE rf_i64 entries_before(const rf_backward_entry *entries, rf_i64 first, rf_i64 behind, rf_i64 key) {
     while (first < behind) {
         const rf_i64 middle = first + (behind - first) / 2;
@@ -23,14 +23,15 @@ RF_INLINE rf_i64 entries_before(const rf_backward_entry *entries, rf_i64 first, 
     return first;
 }
 
-/* A chunk of the sort: so many neighbouring lookups or entries of a segment, the last one fewer. */
+/* A chunk of the sort: consecutive lookups or entries of a segment. The last chunk of a segment may be
+ * shorter. */
 struct chunk_t {
     rf_i64 first;
-    int size, segment; /* size 0: there is no such chunk */
-    rf_u32 number, length; /* among those of the segment; of the segment */
+    int size, segment; /* size 0: no such chunk */
+    rf_u32 number, length; /* number within the segment; length of the segment */
 };
 
-/* The chunks of the segment `lane`, before its own and with them. */
+/* The chunks of segment `lane`: before it, and up to its end. */
 struct chunks_t {
     rf_u32 length, before; /* of entries */
     rf_u32 own, upto; /* of chunks */
@@ -44,7 +45,7 @@ RF_INLINE chunks_t chunks_of(rf_u32 length, rf_u32 size = CHUNK_ENTRIES) {
     return chunks;
 }
 
-/* By each warp; `length`: of the segment `lane`. */
+/* Finds a chunk, by each warp; `length`: of segment `lane`. */
 RF_INLINE chunk_t chunk_find(rf_u32 length, rf_u32 number, rf_u32 size = CHUNK_ENTRIES) {
     const chunks_t chunks = chunks_of(length, size);
     const int segment = __popc(__ballot_sync(RF_FULL_WARP, chunks.upto <= number));
@@ -60,7 +61,7 @@ RF_INLINE chunk_t chunk_find(rf_u32 length, rf_u32 number, rf_u32 size = CHUNK_E
     return chunk;
 }
 
-/* The digit of the pass, of a segment's keys. */
+/* The digit of this pass, of a segment's keys. */
 struct digits_t {
     RF_KEY base;
     int shift, bits;
@@ -71,7 +72,7 @@ RF_INLINE digits_t digits_of(const rf_backward_segments &segments, const rf_back
     return {(RF_KEY)segments.bases[segment], counts.shift, counts.bits};
 }
 
-/* The counts of the block's chunk [1 << bits] are in shared memory, and are kept. */
+/* Writes the digit counts of the block's chunk, [1 << bits] in shared memory, to global memory. */
 RF_INLINE void counts_keep(const rf_backward_counts &to, const rf_u32 *counts, int bits) {
     rf_u32 *const places = to.places + ((rf_u64)blockIdx.x << to.bits);
     for (int digit = threadIdx.x; digit < 1 << bits; digit += RF_BACKWARD_SORT_BLOCK)

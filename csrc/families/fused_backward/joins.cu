@@ -1,20 +1,26 @@
-/* Runs of equal keys that go over the border of chunks: the parts that rows.cu left are added up, and the row is emitted.
+/* Fix-up of runs of equal keys that cross the border of chunks: adds the partial sums of rows.cu and emits
+ * the row.
  *
- * A warp: the run, if there is one, that begins in its chunk and goes on in the next. A run of more than FEW chunks is left
- * to the block, whose groups of lanes add up the parts of neighbouring chunks each, and then the first group theirs: so
- * the order of additions is one by the number of chunks alone.
+ * Thread mapping. A warp has the run that begins in its chunk and continues in the next, if any. The block
+ * handles a run of more than FEW chunks together: each group of lanes adds the parts of consecutive chunks,
+ * then the first group adds theirs. So the order of additions depends only on the number of chunks.
  * Shared memory: static. Launch: grid [ceil(chunks / warps), slices], block [RF_BACKWARD_BLOCK].
  */
 #include "families/fused_backward/backward_pool.cuh"
 
-enum { WARPS = BLOCK / 32, FEW = 32, AHEAD = 4, BLOCKS = RF_VECTORS == 4 ? 1 : 3 /* an SM, by registers */ };
+enum {
+    WARPS = BLOCK / 32,
+    FEW = 32,
+    AHEAD = 4,
+    BLOCKS = RF_VECTORS == 4 ? 1 : 3 /* per SM, by registers */
+};
 
-/* A key, through L2 alone: it is asked for before rows.cu has ended. */
+/* Returns a key, read through L2 only: it is prefetched before rows.cu has ended. */
 RF_INLINE RF_KEY key_at(const rf_backward_rows_args &args, rf_i64 at) {
     return __ldcg(&args.entries[at].key);
 }
 
-/* The key of the run that begins in a chunk and goes on; -1: there is none. */
+/* Returns the key of the run that begins in a chunk and continues in the next, or -1. */
 RF_INLINE rf_i64 run_of(const rf_backward_rows_args &args, rf_i64 count, rf_i64 chunk) {
     const rf_i64 first = chunk * args.chunk, behind = first + args.chunk;
     if (behind >= count) return -1;
@@ -28,7 +34,7 @@ RF_INLINE bool goes_on(const rf_backward_rows_args &args, rf_i64 count, rf_i64 c
     return at < count && (rf_i64)key_at(args, at) == key;
 }
 
-/* Adds the first sums of chunks [first, behind). */
+/* Adds the first sums of the chunks [first, behind). */
 RF_INLINE void parts_add(const rf_backward_rows_args &args, const lane_t &lane, rf_i64 first, rf_i64 behind,
                          four_t *sums) {
     for (rf_i64 chunk = first; chunk < behind; chunk += AHEAD) {
@@ -51,7 +57,7 @@ RF_INLINE void parts_add(const rf_backward_rows_args &args, const lane_t &lane, 
     }
 }
 
-/* By one group; `others`: sums of the chunks behind. The row has been asked for. */
+/* Emits a run, by one group; `others`: the sums of the following chunks. The row has been prefetched. */
 RF_INLINE void run_emit(const rf_backward_rows_args &args, const rf_emit_t &emit, const groups_t &groups,
                         const lane_t &lane, rf_i64 chunk, const four_t *others, ready_t<1> &ready) {
 #pragma unroll
@@ -66,7 +72,7 @@ RF_INLINE void run_emit(const rf_backward_rows_args &args, const rf_emit_t &emit
     row_emit(args, emit, lane, groups, listed ? args.bases[chunk + 1] - 1 : 0, ready);
 }
 
-/* A run in so many other chunks, by the block. */
+/* Handles a run that covers many other chunks, by the whole block. */
 RF_INLINE void long_run(const rf_backward_rows_args &args, const rf_emit_t &emit, float *parts, rf_i64 count,
                         rf_i64 chunk, rf_i64 key) {
     int others = 0;
@@ -97,15 +103,16 @@ RF_INLINE void long_run(const rf_backward_rows_args &args, const rf_emit_t &emit
         row_ask(lane, (RF_KEY)key, ready);
         run_emit(args, emit, groups, lane, chunk, sums, ready);
     }
-    /* The next run's parts come behind the barrier that its chunks are counted at. */
+    /* The next run writes its parts after the barrier at which its chunks are counted. */
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, BLOCKS)
     rf_backward_joins(const __grid_constant__ rf_backward_rows_args args) {
     __shared__ __align__(16) float parts[BLOCK * 4 * RF_VECTORS];
-    __shared__ rf_i64 left[WARPS]; /* keys of runs that the block does; -1: none */
+    __shared__ rf_i64 left[WARPS]; /* keys of runs for the whole block; -1: none */
     const int warp = threadIdx.x / 32, number = threadIdx.x % 32;
-    /* All but partial sums is older than the kernel before, or of rows that it leaves alone. */
+    /* All data except the partial sums are older than the previous kernel, or are rows that it does not
+     * write. */
     const rf_emit_t emit = rf_emit_of(args.emit);
     const rf_i64 count = __ldcg(args.count), chunk = (rf_i64)blockIdx.x * WARPS + warp;
     const rf_i64 key = run_of(args, count, chunk);

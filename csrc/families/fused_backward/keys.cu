@@ -1,14 +1,16 @@
-/* Lookups become entries: a key, the row that is looked up among all rows of the launch, and where in grad the columns of
- * its bag and feature begin. Lookups that do not count (a bad index or bag, padding, a feature of another launch) have
- * the key `trash`; the first pass of the sort leaves them out. The digits of that pass are counted here.
+/* Converts lookups to entries: a key, which is the row among all rows of the launch, and the position in grad
+ * at which the columns of its bag and feature begin. Lookups that do not count (invalid index or bag,
+ * padding, a feature of another launch) have the key `trash`; the first pass of the sort drops them. This
+ * kernel counts the digits of that pass.
  *
- * A block: a chunk of neighbouring lookups. The bags that begin in it are found among the offsets by two searches of a warp.
- * Each marks a bit, where its first lookup is, so that the bits up to a lookup say which bag it is of: a count that costs
- * the same for long and for short bags. A warp: 32 neighbouring lookups at once, so one word of those bits.
- * Where offsets are bad, or a chunk has more bags than lookups, each lookup looks for its bag by itself. Where all bags of a
- * segment have as many lookups, nothing is looked for: the offsets of the chunk's bags need only be as they should be then.
- * Shared memory: static. Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK]. The second kernel: a
- * group of 8 lanes a bag, grid [ceil(slots / 32)], block [RF_BACKWARD_BLOCK].
+ * Thread mapping. A block has a chunk of consecutive lookups. A warp finds the bags that begin in it by two
+ * searches in the offsets. Each bag sets a bit at its first lookup, so that the number of bits up to a lookup
+ * is the number of its bag: this costs the same for long and short bags. A warp has 32 consecutive lookups at
+ * once, that is one word of the bits. With invalid offsets, or more bags than lookups in a chunk, each lookup
+ * searches its own bag. If all bags of a segment have the same number of lookups, no search is needed: the
+ * block only checks the offsets of the chunk's bags. Shared memory: static. Launch: grid [chunks], block
+ * [RF_BACKWARD_SORT_BLOCK]. The second kernel: a group of 8 lanes a bag, grid [ceil(slots / 32)], block
+ * [RF_BACKWARD_BLOCK].
  */
 #ifndef RF_ENTRIES
 #define RF_ENTRIES RF_ENTRIES_INDIRECT
@@ -26,15 +28,15 @@ enum {
 };
 
 struct shared_t {
-    rf_u32 begins[WORDS]; /* a bit where a bag begins */
-    rf_u16 before[WORDS]; /* bits in words before */
-    rf_u16 bags[CHUNK]; /* of each bit the slot, less the chunk's first */
+    rf_u32 begins[WORDS]; /* a bit at the begin of each bag */
+    rf_u16 before[WORDS]; /* number of bits in the previous words */
+    rf_u16 bags[CHUNK]; /* slot of each bit, relative to the chunk's first */
     rf_u32 counts[1 << RF_BACKWARD_MOST_DIGIT_BITS];
     rf_u32 ends[2];
 };
 
-/* A slot is a bag of a feature: number feature * bags + bag. The last one that begins at `position` or before among those
- * of [first, behind); by a warp, which looks at 32 places at once. */
+/* A slot is a bag of a feature, with the number feature * bags + bag. Returns the last slot of [first,
+ * behind) that begins at or before `position`. Called by a warp, which compares 32 offsets at once. */
 RF_INLINE rf_u32 slot_search(const rf_backward_keys_args &args, rf_u32 first, rf_u32 behind,
                              rf_i64 position) {
     const rf_u32 lane = threadIdx.x % 32;
@@ -73,7 +75,8 @@ RF_INLINE rf_backward_feature feature_load(const rf_backward_keys_args &args, rf
             rf_load(&from->output_column), rf_load(&from->pooling)};
 }
 
-/* The lookups of the segment `lane`, where offsets say that they begin. Bad ones leave none out: segments follow each other. */
+/* Returns the number of lookups of segment `lane` according to the offsets. Invalid offsets skip no lookup:
+ * segments are contiguous. */
 RF_INLINE rf_u32 length_of(const rf_backward_keys_args &args) {
     const int lane = threadIdx.x % 32;
     rf_i64 begin = args.lookups;
@@ -90,7 +93,8 @@ RF_INLINE rf_u32 length_of(const rf_backward_keys_args &args) {
     return (rf_u32)((lane == 31 ? args.lookups : next) - begin);
 }
 
-/* Marks where the bags of a chunk begin, [first_slot, last_slot]. Returns whether all is as it should be. */
+/* Marks the begins of the bags [first_slot, last_slot] of a chunk. Returns true if their offsets are valid.
+ */
 RF_INLINE bool bags_mark(const rf_backward_keys_args &args, const chunk_t &chunk, rf_u32 first_slot,
                          rf_u32 last_slot, shared_t &shared) {
     const int thread = threadIdx.x, count = (int)(last_slot - first_slot) + 1;
@@ -130,13 +134,13 @@ RF_INLINE bool bags_mark(const rf_backward_keys_args &args, const chunk_t &chunk
     return true;
 }
 
-/* The number of a lookup's bag among those of the chunk, in which the lanes of a warp have a word. */
+/* Returns the number of a lookup's bag within the chunk. The lanes of a warp share a word. */
 RF_INLINE rf_u32 bag_number(const shared_t &shared, int word) {
     const rf_u32 upto = 0xffffffffu >> (31 - threadIdx.x % 32);
     return shared.bags[shared.before[word] + __popc(shared.begins[word] & upto) - 1];
 }
 
-/* The entry of a lookup in a bag of a feature; `slot`, `number`: theirs; `key`: if it is one. */
+/* Writes the entry of a lookup; `slot`, `number`: its bag and feature; `key`: set if the lookup counts. */
 RF_INLINE void entry_write(const rf_backward_keys_args &args, shared_t &shared,
                            const rf_backward_feature &feature, rf_i64 position, rf_u32 slot, rf_u32 number,
                            rf_u32 bag, bool is_entry, RF_KEY key, const digits_t &digits) {
@@ -154,11 +158,11 @@ RF_INLINE void entry_write(const rf_backward_keys_args &args, shared_t &shared,
     if (is_entry) atomicAdd(&shared.counts[digits.of(key)], 1u);
 }
 
-/* The bags of a chunk's lookups, if all bags of its segment have as many lookups as one another: then a bag is known by where a
- * lookup is. */
+/* The bags of a chunk if all bags of its segment have equally many lookups: the position of a lookup gives
+ * its bag. */
 struct even_t {
-    rf_u32 each; /* lookups of a bag; 0: they have not as many */
-    rf_u32 first, last; /* bags, among those of the segment */
+    rf_u32 each; /* lookups of a bag; 0: the numbers differ */
+    rf_u32 first, last; /* bags within the segment */
 };
 RF_INLINE even_t even_of(const chunk_t &chunk, rf_u32 slots) {
     even_t even = {chunk.length / slots, 0, 0};
@@ -168,7 +172,7 @@ RF_INLINE even_t even_of(const chunk_t &chunk, rf_u32 slots) {
     even.last = (chunk.number * CHUNK + chunk.size - 1) / even.each;
     return even;
 }
-/* Whether an offset of those bags says something else to a thread; the segment's first bag is `slot`. */
+/* Returns true if this thread finds an offset that disagrees; `slot`: the first bag of the segment. */
 RF_INLINE bool differs(const rf_backward_keys_args &args, const chunk_t &chunk, const even_t &even,
                        rf_u32 slot) {
     const rf_i64 begin = chunk.first - (rf_i64)chunk.number * CHUNK;
@@ -227,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
         last_slot = max(shared.ends[1], first_slot);
         is_near = last_slot - first_slot < CHUNK && bags_mark(args, chunk, first_slot, last_slot, shared);
     }
-    const auto bag_of = [&](int word) { /* among those of the chunk */
+    const auto bag_of = [&](int word) { /* number within the chunk */
                                         if (even.each == 0) return bag_number(shared, word);
                                         return (chunk.number * CHUNK + word * 32 + lane) / even.each -
                                                even.first;
@@ -236,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     const rf_backward_feature first_feature = feature_load(args, first_number);
     const digits_t digits = digits_of(args.segments, args.counts, chunk.segment);
     const rf_i64 base = args.segments.bases[chunk.segment];
-    if (is_near && last_slot < next_number) { /* mostly */
+    if (is_near && last_slot < next_number) { /* the common case */
         const RF_KEY rows = (RF_KEY)(first_feature.pooling >= 0 ? first_feature.rows : 0);
         const RF_KEY first_row = (RF_KEY)first_feature.first_row, padding = (RF_KEY)first_feature.padding_idx;
         const rf_u32 first_bag = first_slot - first_number * args.bags;
@@ -274,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     counts_keep(args.counts, shared.counts, digits.bits);
 }
 
-/* One over the lookups of a bag that count, where its feature pools by mean. */
+/* Writes 1 / counted lookups for each bag of features that pool by mean. */
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     rf_backward_bag_factors(const __grid_constant__ rf_backward_keys_args args) {
     enum { LANES = 8 };

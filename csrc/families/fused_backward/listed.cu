@@ -1,12 +1,13 @@
-/* An optimizer's step on rows that are listed with their summed gradients: a step that comes later than the backward pass.
+/* An optimizer's step on the rows of a row-sparse gradient, for steps deferred after the backward pass.
  *
- * A group of lanes, a quarter of the columns and at most 32: a row, up to 128 columns at once. Rows that the matrix does not
- * have are passed over. Shared memory: none. Launch: grid [ceil(count / groups of a block)], block [RF_BACKWARD_BLOCK].
+ * Thread mapping. A group of lanes (columns / 4, at most 32) has a row, up to 128 columns at once. Rows
+ * outside the matrix are skipped. Shared memory: none. Launch: grid [ceil(count / groups of a block)], block
+ * [RF_BACKWARD_BLOCK].
  */
 #define RF_VECTORS 1
 #include "families/fused_backward/backward_pool.cuh"
 
-/* Four columns of a row's gradient. Returns how many there are. */
+/* Loads four columns of a row's gradient. Returns the number of valid columns. */
 RF_INLINE int listed_gradient(const rf_backward_listed_args &args, const rf_emit_t &emit, rf_i64 number,
                               const rf_emit_place_t &place, int column, rf_emit_ahead_t &ahead,
                               four_t &gradient) {
@@ -22,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     rf_backward_listed(const __grid_constant__ rf_backward_listed_args args) {
     rf_wait_for_previous_kernel();
     const rf_emit_t emit = rf_emit_of(args.emit);
-    const groups_t groups = groups_of(args.matrix.dim, 1); /* as the host counts */
+    const groups_t groups = groups_of(args.matrix.dim, 1); /* same number as on the host */
     const rf_i64 number = (rf_i64)blockIdx.x * groups.count + groups.group;
     if (emit.skip || number >= args.count) return;
     const rf_i64 row = rf_load(args.rows + number);
@@ -41,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
         }
         for (int apart = groups.lanes / 2; apart > 0; apart /= 2)
             squares += __shfl_xor_sync(groups.mask, squares, apart);
-        __syncwarp(groups.mask); /* all have read the state */
+        __syncwarp(groups.mask); /* all lanes have read the state */
         const float state = rf_emit_row_state(before, squares, 1.0f / (float)args.matrix.dim);
         factor = rf_emit_row_factor(emit, state);
         if (groups.lane == 0) args.matrix.states[0][row] = state;

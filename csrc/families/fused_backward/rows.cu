@@ -1,53 +1,55 @@
-/* Sorted entries -> sums of rows -> what emit.cuh makes of them: the forward transposed (DESIGN's decision 10). Each row that
- * was looked up is read and written once.
+/* Sums the sorted entries of each row and passes the sums to the epilogue (emit.cuh): the transpose of the
+ * forward pass. Each row that was looked up is read and written once.
  *
- * A block: args.chunk neighbouring entries, however many rows they are of, so that a row that all lookups want is as good
- * as any; their keys and values lie in shared memory. A group of lanes (a quarter of the columns, at most 32, four columns
- * and RF_VECTORS times that each): as many neighbouring entries as any other group. It takes AT_ONCE of them at a time:
- * asks for their gradients, and for the rows of those that are the last of their row, adds up, and emits. What an entry
- * costs is a few instructions more than the loads, so nothing is asked of an entry that its block or its launch could say.
- * Runs of equal keys that lie inside a group's share are emitted at once. A run that goes over the border of shares leaves its
- * parts in shared memory, where the group in which it began adds them up in their order; one that goes over the border of
- * chunks leaves its parts in args.partials, for joins.cu. So each sum has one order of additions, whatever the GPU does first.
- * Rows wider than 128 * RF_VECTORS columns: the blocks of gridDim.y have slices of the columns (the host does not ask for
- * that where RF_EMIT needs whole rows).
+ * Thread mapping. A block has args.chunk consecutive entries of any number of rows, so a row that all lookups
+ * hit costs no more than others; keys and values are in shared memory. A group of lanes (columns / 4, at most
+ * 32 lanes, RF_VECTORS vectors of four columns each) has an equal share of consecutive entries. It handles
+ * AT_ONCE of them at a time: loads their gradients and prefetches the rows that end there, adds, and emits.
+ * The cost of an entry is a few instructions plus its loads, so all decisions that depend only on the block
+ * or the launch are made outside of the loop. Runs of equal keys inside a group's share are emitted at once.
+ * A run that crosses the border of shares leaves its parts in shared memory, and the group in which it began
+ * adds them in their order. A run that crosses the border of chunks leaves its parts in args.partials, for
+ * joins.cu. So each sum has a fixed order of additions. Rows wider than 128 * RF_VECTORS columns: the blocks
+ * of gridDim.y have slices of the columns. The host does not request slices if RF_EMIT needs whole rows.
  * Shared memory: dynamic, RF_BACKWARD_ROWS_SHARED. Launch: grid [chunks, slices], block [RF_BACKWARD_BLOCK].
  */
 #include "families/fused_backward/backward_pool.cuh"
 
 enum {
-    /* Whether the rest of an entry takes many registers. */
+    /* true if the epilogue of an entry takes many registers */
     MUCH = EMIT_STATES > 0 || RF_ROUND || RF_ENTRIES == RF_ENTRIES_MIXED ||
            (EMIT_ROWWISE && (RF_VECTORS > 1 || RF_ENTRIES != RF_ENTRIES_DIRECT)),
     AT_ONCE =
-        RF_BACKWARD_ROWS_AT_ONCE / (RF_VECTORS * (MUCH && RF_VECTORS < 4 ? 2 : 1)), /* entries of a group */
-    RUN = RF_BACKWARD_ROWS_AT_ONCE / RF_VECTORS, /* the same where all are of one row */
+        RF_BACKWARD_ROWS_AT_ONCE / (RF_VECTORS * (MUCH && RF_VECTORS < 4 ? 2 : 1)), /* a group's entries at
+                                                                                     * once */
+    RUN = RF_BACKWARD_ROWS_AT_ONCE / RF_VECTORS, /* entries at once within a run */
     BLOCKS = RF_VECTORS == 4 && EMIT_STATES > 1 ? 1
              : RF_VECTORS == 4 ||
                      (EMIT_STATES > 1 && (RF_VECTORS == 2 || RF_ROUND || RF_ENTRIES == RF_ENTRIES_MIXED))
                  ? 2
-                 : 3, /* an SM, by registers */
-    OWN = RF_BACKWARD_MOST_ROWS_CHUNK / BLOCK /* entries that a thread brings */
+                 : 3, /* blocks per SM, by registers */
+    OWN = RF_BACKWARD_MOST_ROWS_CHUNK / BLOCK /* entries that a thread loads */
 };
 static_assert((int)AT_ONCE <= (int)RF_BACKWARD_ROWS_AT_ONCE, "as the host counts");
 static_assert(!EMIT_ROWWISE || (int)AT_ONCE <= (int)LEAST_LANES, "a lane each, for its state");
 
-#define NO_KEY (ENDS - 1) /* of no row: there are fewer */
+#define NO_KEY (ENDS - 1) /* the key of a missing entry */
 
-/* The chunk of a block. Entry 0 is that before the chunk, and as many more follow it as are read at once. */
+/* The chunk of a block. Entry 0 is the last of the previous chunk. As many entries follow the chunk as are
+ * read at once. */
 struct rows_chunk_t {
     rf_backward_entry *entries;
     float *factors;
-    rf_u32 *found; /* rows of the launch that are found up to an entry, less one */
+    rf_u32 *found; /* number of rows up to an entry, minus 1 */
     float *parts;
-    int size; /* entries that count */
+    int size; /* number of valid entries */
     RF_INLINE RF_KEY key(int at) const { return entries[at + 1].key & ~ENDS; }
     RF_INLINE bool ends(int at) const { return (entries[at + 1].key & ENDS) != 0; }
 };
 
 RF_INLINE rows_chunk_t chunk_of(rf_u8 *memory, int size) {
     rows_chunk_t chunk;
-    chunk.parts = (float *)memory; /* aligned best */
+    chunk.parts = (float *)memory; /* first, for its alignment */
     chunk.entries = (rf_backward_entry *)(memory + 2 * BLOCK * 16 * RF_VECTORS);
     chunk.factors = (float *)(chunk.entries + size + 1 + RF_BACKWARD_ROWS_AT_ONCE);
     chunk.found = (rf_u32 *)(chunk.factors + size + RF_BACKWARD_ROWS_AT_ONCE);
@@ -55,7 +57,7 @@ RF_INLINE rows_chunk_t chunk_of(rf_u8 *memory, int size) {
     return chunk;
 }
 
-/* An entry; one with NO_KEY where there is no memory for it. */
+/* Loads an entry; past the end the key is NO_KEY. */
 RF_INLINE rf_backward_entry entry_load(const rf_backward_rows_args &args, rf_i64 at) {
     rf_backward_entry entry = {NO_KEY, 0};
     if (at < 0 || at >= args.lookups) return entry;
@@ -67,8 +69,8 @@ RF_INLINE RF_KEY key_load(const rf_backward_rows_args &args, rf_i64 at) {
     return at < 0 || at >= args.lookups ? NO_KEY : rf_load(&args.entries[at].key);
 }
 
-/* Of a maximum, a lookup that its bag has had before: its columns are counted already. Equal lookups of a bag are
- * neighbours. */
+/* For a maximum: returns true if the bag had an equal lookup before, whose columns are already counted. Equal
+ * lookups of a bag are adjacent. */
 RF_INLINE bool is_repeated(const rf_backward_rows_args &args, rf_i64 at, RF_KEY key, float factor,
                            RF_VALUE source) {
     if (RF_ENTRIES != RF_ENTRIES_MIXED || factor >= 0 || key_load(args, at - 1) != key) return false;
@@ -76,7 +78,7 @@ RF_INLINE bool is_repeated(const rf_backward_rows_args &args, rf_i64 at, RF_KEY 
     return rf_load(args.sources + other) == source && rf_load(args.factors + other) == factor;
 }
 
-/* Nothing that is asked for here waits for something else but, where entries are not direct, for their values. */
+/* These loads are independent, except that entries that are not direct depend on their values. */
 RF_INLINE void chunk_load(const rf_backward_rows_args &args, rf_i64 first, rows_chunk_t &chunk) {
     const int thread = threadIdx.x;
     rf_backward_entry own[OWN];
@@ -89,10 +91,10 @@ RF_INLINE void chunk_load(const rf_backward_rows_args &args, rf_i64 first, rows_
         own[k] = entry_load(args, first + i);
         next[k] = key_load(args, first + i + 1);
     }
-    const rf_i64 count = rf_load(args.count) - first; /* beyond it entries are not written */
+    const rf_i64 count = rf_load(args.count) - first; /* entries past it are not written */
     chunk.size = (int)min(max(count, (rf_i64)0), (rf_i64)args.chunk);
     if (thread == 0) chunk.entries[0] = {before, 0};
-    if (thread < AT_ONCE) { /* one of them is the next chunk's */
+    if (thread < AT_ONCE) { /* one of them belongs to the next chunk */
         if (thread > 0) chunk.entries[args.chunk + 1 + thread] = {NO_KEY, 0};
         if (RF_ENTRIES != RF_ENTRIES_DIRECT) chunk.factors[args.chunk + thread] = 0;
     }
@@ -111,7 +113,7 @@ RF_INLINE void chunk_load(const rf_backward_rows_args &args, rf_i64 first, rows_
                 factor = rf_load(args.factors + entry.value);
                 entry.value = rf_load(args.sources + entry.value);
                 if (is_repeated(args, first + i, key, factor, entry.value))
-                    factor = -__int_as_float(0x7f800000); /* it adds nothing */
+                    factor = -__int_as_float(0x7f800000); /* contributes nothing */
             }
         }
         if (RF_ENTRIES != RF_ENTRIES_DIRECT) chunk.factors[i] = factor;
@@ -133,17 +135,18 @@ RF_INLINE void chunk_load(const rf_backward_rows_args &args, rf_i64 first, rows_
     __syncthreads();
 }
 
-/* What a group works with, but for the place where it is. */
+/* The inputs of a group except its position. */
 struct share_t {
     const rf_backward_rows_args &args;
     const rf_emit_t &emit;
     const rows_chunk_t &chunk;
     const groups_t &groups;
     const lane_t &lane;
-    const rf_u8 *grad; /* the lane's column of element 0 */
+    const rf_u8 *grad; /* address of the lane's column in element 0 */
 };
 
-/* The gradient of an entry is added to the sums of its row, and becomes them; `begins`: it is the first. */
+/* Adds the gradient of an entry to the sums of its row; `begins`: replaces them, because it is the first
+ * entry. */
 RF_INLINE void entry_add(const share_t &share, const rf_backward_entry &entry, float factor, bool begins,
                          const four_t *sums, four_t *gradient) {
 #pragma unroll
@@ -181,12 +184,12 @@ RF_INLINE void grad_load(const share_t &share, RF_VALUE element, bool there, fou
                                                      there ? readable_of(share.lane, v) : 0);
 }
 
-/* AT_ONCE entries from `at` on, of rows that end before `end`: what is behind it is read, and comes to nothing. `sums`: of
- * a row that began before; zeros where there is none. By whole warps, if RF_EMIT exchanges numbers. */
+/* Pools AT_ONCE entries from `at` on, of rows that end before `end`; entries past it are read but ignored.
+ * `sums`: those of a row that began before, or zeros. Whole warps call it if RF_EMIT exchanges numbers. */
 RF_INLINE void entries_pool(const share_t &share, int at, int end, four_t *sums) {
     const rf_backward_entry *const from = share.chunk.entries + 1 + (EMIT_ROWWISE ? min(at, end) : at);
     rf_backward_entry entries[AT_ONCE];
-    ready_t<AT_ONCE> ready; /* sums are gradients before */
+    ready_t<AT_ONCE> ready; /* before this, sums are gradients */
     if (EMIT_ROWWISE) {
         const int own = own_row<AT_ONCE>(share.groups);
         const RF_KEY key = from[own].key;
@@ -215,7 +218,8 @@ RF_INLINE void entries_pool(const share_t &share, int at, int end, four_t *sums)
     rows_emit(share.args, share.emit, share.lane, share.groups, RF_FULL_WARP, ready);
 }
 
-/* Adds up entries from `at` on as long as they are of row `key`. Returns the first that is not, `behind` at most. */
+/* Adds the entries from `at` on while they belong to row `key`. Returns the first other entry, at most
+ * `behind`. */
 RF_INLINE int run_pool(const share_t &share, int at, int behind, RF_KEY key, four_t *sums) {
     for (;;) {
         rf_backward_entry entries[RUN];
@@ -242,7 +246,8 @@ RF_INLINE int run_pool(const share_t &share, int at, int behind, RF_KEY key, fou
     }
 }
 
-/* Where a group leaves the sum of its first run (0), which began before its share, or its last one (1), which goes on. */
+/* Returns the place of the sum of a group's first run (0), which began before its share, or last run (1),
+ * which continues. */
 RF_INLINE float *part_of(const rows_chunk_t &chunk, const groups_t &groups, int which, int group, int v) {
     return chunk.parts + 4 * (((which * RF_VECTORS + v) * groups.count + group) * groups.lanes + groups.lane);
 }
@@ -252,7 +257,8 @@ RF_INLINE void sums_leave(const share_t &share, int which, const four_t *sums) {
         part_store(part_of(share.chunk, share.groups, which, share.groups.group, v), sums[v]);
 }
 
-/* A group's share: entries [first, behind) of one matrix, which may be none. Returns which sums it has left, a bit each. */
+/* Pools a group's share: the entries [first, behind) of one matrix, possibly empty. Returns the sums that it
+ * left, a bit each. */
 RF_INLINE int share_pool(const share_t &share, int first, int behind) {
     const rows_chunk_t &chunk = share.chunk;
     four_t sums[RF_VECTORS];
@@ -283,13 +289,13 @@ RF_INLINE int share_pool(const share_t &share, int first, int behind) {
     return left;
 }
 
-/* Entries [first, end) of the chunk are of a matrix, and shared out among the groups. */
+/* The entries [first, end) of the chunk belong to one matrix. Groups have equal shares of them. */
 struct segment_t {
-    int first, end, share; /* entries a group */
+    int first, end, share; /* share: entries of a group */
 };
 
-/* Adds up the parts of the run that began in this group's share and goes on in others'; `start`: of the first run of the
- * chunk, which began before it, by group 0. */
+/* Adds the parts of the run that began in this group's share and continues in others. `start`: for group 0,
+ * the run that began before the chunk. */
 RF_INLINE void run_join(const share_t &share, const segment_t &segment, int first, int behind, bool start) {
     const rows_chunk_t &chunk = share.chunk;
     const groups_t &groups = share.groups;
@@ -320,9 +326,10 @@ RF_INLINE void run_join(const share_t &share, const segment_t &segment, int firs
             part_store(partial_of(args, block, !start, share.lane.column + APART * v), sums[v]);
 }
 
-/* Where the entries of a matrix end that begin at `first`; `next`: the first row of the next one. */
+/* Returns the end of the entries of a matrix that begin at `first`; `next`: the first row of the next matrix.
+ */
 RF_INLINE int segment_end(const rows_chunk_t &chunk, int first, rf_i64 next) {
-    int end = chunk.size, known = first; /* entries up to it are of the matrix */
+    int end = chunk.size, known = first; /* entries before `known` belong to the matrix */
     while (end - known > 1) {
         const int middle = (known + end) / 2;
         if ((rf_i64)chunk.key(middle) < next) {
@@ -337,7 +344,7 @@ RF_INLINE int segment_end(const rows_chunk_t &chunk, int first, rf_i64 next) {
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, BLOCKS)
     rf_backward_rows(const __grid_constant__ rf_backward_rows_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
-    const rf_emit_t emit = rf_emit_of(args.emit); /* older than the kernel before */
+    const rf_emit_t emit = rf_emit_of(args.emit); /* older than the previous kernel */
     rf_wait_for_previous_kernel();
     if (emit.skip) return;
     rows_chunk_t chunk = chunk_of(memory, args.chunk);

@@ -1,11 +1,12 @@
-/* Rows found before each chunk of rows.cu, for gradients that are listed. The first kernel counts the rows that begin in a
- * chunk: grid [chunks]; the second sums them up, behind the last chunk all: grid [1]; the third counts those before a matrix,
- * where there are several, a warp each: grid [matrices / warps of a block]. Blocks: [RF_BACKWARD_BLOCK]. */
+/* Numbers of rows before each chunk of rows.cu, for row-sparse gradients. The first kernel counts the rows
+ * that begin in a chunk: grid [chunks]; the second computes prefix sums, with the total after the last chunk:
+ * grid [1]; the third counts the rows before each of several matrices, a warp a matrix: grid [matrices /
+ * warps of a block]. Blocks: [RF_BACKWARD_BLOCK]. */
 #include "families/fused_backward/entries.cuh"
 
 enum { BLOCK = RF_BACKWARD_BLOCK };
 
-/* Whether an entry is the first of a row. */
+/* Returns true if an entry is the first of its row. */
 RF_INLINE bool row_begins(const rf_backward_rows_args &args, rf_i64 at) {
     return at == 0 || args.entries[at - 1].key != args.entries[at].key;
 }

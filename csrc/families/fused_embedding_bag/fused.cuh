@@ -1,7 +1,9 @@
-/* What the kernels of the fused embedding bag share: how indices and offsets are read, and how bad ones are reported.
+/* Shared by the kernels of the fused embedding bag: reads of indices and offsets, and reports of invalid
+ * ones.
  *
- * Positions of lookups are counted from `indices`, which is rounded down to a multiple of four elements, so
- * that four indices are one aligned load in staged/staged.cu: the first lookup is number `lead`, behind the last is `end`.
+ * Positions of lookups count from `indices`, rounded down to a multiple of four elements, so that
+ * staged/staged.cu loads four indices by one aligned load. The first lookup has the position `lead`; `end` is
+ * past the last.
  */
 #ifndef RECFUSE_FUSED_CUH
 #define RECFUSE_FUSED_CUH
@@ -10,10 +12,10 @@
 #include "gpu/device/sums.cuh"
 
 #ifndef RF_POSITION
-#define RF_POSITION int /* holds a position; rf_i64 for 2^31 lookups and more */
+#define RF_POSITION int /* type of a position; rf_i64 for 2^31 lookups and more */
 #endif
 #ifndef RF_CALLERS_MAPPING
-#define RF_CALLERS_MAPPING 0 /* the mapping is the caller's: tasks are checked before they are done */
+#define RF_CALLERS_MAPPING 0 /* the caller gives the mapping: kernels check its tasks */
 #endif
 #ifndef RF_WIDE_ROWS
 #define RF_WIDE_ROWS 0 /* a table has 2^32 rows or more */
@@ -28,7 +30,7 @@
 #define RF_OUTPUT 0 /* rf_dtype */
 #endif
 #ifndef RF_WITH_STAGED
-#define RF_WITH_STAGED 0 /* runs with staged/staged.cu, which came before it, and ends after it */
+#define RF_WITH_STAGED 0 /* runs concurrently with staged/staged.cu: launched after it, ends after it */
 #endif
 #ifndef RF_BLOCK
 #define RF_BLOCK 64
@@ -59,23 +61,24 @@ struct rf_bag {
     RF_POSITION begin, end;
 };
 
-/* Whether the offsets of a bag are what they may be; of the very first one only the task that has it says more. */
+/* Returns true if the offsets of a bag are valid. Only the task that has the very first offset checks that it
+ * is 0. */
 RF_INLINE bool rf_good_bag(const rf_fused_args &args, RF_OFFSET begin, RF_OFFSET end) {
-    typedef rf_unsigned<sizeof(RF_OFFSET)>::type number; /* less than zero is more than there are lookups */
+    typedef rf_unsigned<sizeof(RF_OFFSET)>::type number; /* a negative offset is larger than `lookups` */
     return (number)begin <= (number)end && (number)end <= (number)(args.end - args.lead);
 }
 
-/* Whether a task's offsets begin with the very first, and that is not 0. */
+/* Returns true if the task has the very first offset and it is not 0. */
 RF_INLINE bool rf_bad_start(const rf_fused_args &args, int feature, int first_bag) {
     return RF_CHECK && feature == 0 && first_bag == 0 && rf_load(args.offsets) != 0;
 }
 
-/* A mapping that is the caller's is checked as lookups are, but what is wrong is left out without a word. */
+/* Checks a task of the caller's mapping. Invalid parts are skipped without a report. */
 RF_INLINE bool rf_is_feature(const rf_fused_args &args, int feature) {
     return !RF_CALLERS_MAPPING || (rf_u32)feature < (rf_u32)args.n_features;
 }
 
-/* The bag of two offsets; empty where they are bad, which counts. */
+/* Returns the bag of two offsets. Invalid offsets are counted and give an empty bag. */
 RF_INLINE rf_bag rf_bag_of(const rf_fused_args &args, RF_OFFSET begin, RF_OFFSET end, int &bad) {
     rf_bag found = {0, 0};
     if (RF_CHECK && !rf_good_bag(args, begin, end)) {
@@ -87,7 +90,7 @@ RF_INLINE rf_bag rf_bag_of(const rf_fused_args &args, RF_OFFSET begin, RF_OFFSET
     return found;
 }
 
-/* Bag `bag` of a feature; empty where it is not there. */
+/* Returns bag `bag` of a feature, or an empty bag past the last. */
 RF_INLINE rf_bag rf_load_bag(const rf_fused_args &args, const RF_OFFSET *offsets, int bag, int last_bag,
                              int &bad) {
     if (bag >= last_bag) return {0, 0};
@@ -95,7 +98,7 @@ RF_INLINE rf_bag rf_load_bag(const rf_fused_args &args, const RF_OFFSET *offsets
     return rf_bag_of(args, begin, end, bad);
 }
 
-/* The rows that indices of this type can name, of a table. */
+/* The number of rows of a table that indices of this type can address. */
 typedef rf_unsigned<sizeof(RF_INDEX)>::type rf_rows;
 RF_INLINE rf_rows rf_rows_of(const rf_fused_descriptor &feature) {
     const rf_i64 most = sizeof(RF_INDEX) == 4 ? 0x80000000ll : 0x7fffffffffffffffll;
@@ -104,11 +107,11 @@ RF_INLINE rf_rows rf_rows_of(const rf_fused_descriptor &feature) {
 }
 RF_INLINE bool rf_in_table(RF_INDEX index, rf_rows rows) { return (rf_rows)index < rows; }
 
-/* The number of a row that is in its table. */
+/* A valid row index. */
 #if RF_WIDE_ROWS
 typedef rf_u64 rf_row_number;
 #else
-typedef rf_u32 rf_row_number; /* a table has less than 2^32 rows */
+typedef rf_u32 rf_row_number; /* all tables have less than 2^32 rows */
 #endif
 constexpr rf_row_number RF_NO_ROW = ~(rf_row_number)0;
 struct __align__(16) rf_four_rows {
@@ -118,8 +121,8 @@ RF_INLINE const rf_u8 *rf_row(const rf_u8 *table, rf_row_number row, rf_u32 pitc
     return table + (rf_u64)row * pitch;
 }
 
-/* Reports the first that is bad in the bags of a feature from `bag` on, each `step`-th: all is read again, since this
- * hardly ever runs, and whoever found it need not keep what would be said of it. */
+/* Reports the first invalid value in the bags `bag`, bag + step, ... of a feature. It reads all values again,
+ * because this is rare and the caller then keeps no details. */
 static __device__ __noinline__ void rf_report_bags(const rf_fused_args &args, int number, int bag,
                                                    int last_bag, int step) {
     const rf_i64 rows = rf_load(&args.features[number].rows), lookups = args.end - args.lead;
@@ -144,8 +147,8 @@ static __device__ __noinline__ void rf_report_bags(const rf_fused_args &args, in
     }
 }
 
-/* The same for the task of this block, or for this lane's feature where it is a tile's. The task is read again: to
- * keep it takes registers from the rows in flight. */
+/* Reports the first invalid value of this block's task, or, for a tile, of this lane's feature. It reads the
+ * task again, because keeping it would take registers from the rows in flight. */
 static __device__ __noinline__ void rf_report_task(const rf_fused_args &args, bool tiled) {
     const rf_fused_task *task = args.tasks + blockIdx.x;
     const int number = rf_load(&task->feature);
@@ -153,21 +156,22 @@ static __device__ __noinline__ void rf_report_task(const rf_fused_args &args, bo
     rf_report_bags(args, feature, rf_load(&task->first_bag), min(rf_load(&task->last_bag), args.bags), 1);
 }
 
-/* The quotient to the last bit but one at worst; without the call that a division is. */
+/* Divides with an error of at most one unit in the last place, without the call of an exact division. */
 RF_INLINE float rf_divide(float value, float divisor) {
     float inverse;
     asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
     const float near = value * inverse, rest = fmaf(-near, divisor, value);
-    /* Where it is no number already, the rest would be none. */
+    /* if the quotient is inf or NaN, the remainder is NaN */
     return rest == rest ? fmaf(rest, inverse, near) : near;
 }
 
-/* Before anything is read or written that a kernel before this one may write or read; as often as one likes. */
+/* Waits before the first access to memory that a previous kernel may access. Repeated calls are allowed. */
 RF_INLINE void rf_wait_for_inputs() {
     if (!RF_WITH_STAGED) rf_wait_for_previous_kernel();
 }
 
-/* A task. NUMBER makes loads by different schedules different: see fused_embedding_bag.cu. */
+/* Loads a task. A different NUMBER keeps the compiler from merging the loads of two schedules: see
+ * fused_embedding_bag.cu. */
 template <int NUMBER> RF_INLINE rf_fused_task rf_load_task(const rf_fused_task *at) {
     rf_fused_task task;
     asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4]; // schedule %5"
@@ -179,7 +183,7 @@ template <int NUMBER> RF_INLINE rf_fused_task rf_load_task(const rf_fused_task *
     return task;
 }
 
-/* N elements of the output from `to` on, which is aligned to STORE bytes. */
+/* Stores N elements to the output at `to`, which is aligned to STORE bytes. */
 template <int STORE, int N> RF_INLINE void rf_store(rf_u8 *to, const float *values) {
     constexpr int BYTES = rf_element<RF_OUTPUT>::BYTES, EACH = N * BYTES < STORE ? N : STORE / BYTES;
 #pragma unroll

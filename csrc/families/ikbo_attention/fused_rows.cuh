@@ -1,17 +1,17 @@
-/* The warps of ikbo_attention_fused.cu that move rows: queries to shared memory, answers to `out`. */
+/* The warps of ikbo_attention_fused.cu that move rows: queries into shared memory, results to `out`. */
 #ifndef RECFUSE_IKBO_ATTENTION_FUSED_ROWS_CUH
 #define RECFUSE_IKBO_ATTENTION_FUSED_ROWS_CUH
 
 #include "families/ikbo_attention/ikbo_attention_fused.cuh"
 
-/* A row of a tile: what it is of, and its number in out. A user's rows are those of its own queries, then those of its
- * candidates; of each the heads that share keys, of each head the queries. */
+/* A row of a tile. The rows of a user are those of its own queries, then those of its candidates; for each of
+ * them the heads that share keys, and for each head the queries. */
 struct row_t {
-    int number; /* (item * queries + query) * heads + head; of self-attention below zero, as ~number */
+    int number; /* (item * queries + query) * heads + head; of self-attention ~number, which is negative */
     int item, query, head;
 };
 
-/* The number of no row. */
+/* The number of a missing row. */
 enum { NO_ROW = (int)0x80000000 };
 
 RF_INLINE row_t row_at(const rf_attention_args &args, const volatile tile_t *tile, int own) {
@@ -32,8 +32,8 @@ RF_INLINE row_t row_at(const rf_attention_args &args, const volatile tile_t *til
 }
 
 #if RF_SEGMENT > 1
-/* One warp, a lane for each segment of a tile: RF_SEGMENT queries of one item and head, which are a box of `q`, and of
- * `out`. The answers of the tile that had their slot before go first. */
+/* One warp, a lane per segment of a tile: RF_SEGMENT queries of one item and head, which are a box of `q` and
+ * of `out`. First stores the results of the previous tile in the slot. */
 RF_INLINE void copy_rows(const rf_attention_args &args, const shared_t &at, int warp, int lane) {
     tiles_t tiles = {0};
     row_t rows[Q_SLOTS];
@@ -83,12 +83,12 @@ RF_INLINE void copy_rows(const rf_attention_args &args, const shared_t &at, int 
     rf_stores_finish();
 }
 #else
-/* Where 16 bytes of a row of 32 lie, from the first one's place on. */
+/* Returns the address of 16 bytes of a row out of 32; `place`: the first row. */
 RF_INLINE rf_u32 piece_at(rf_u32 place, int row, int chunk) {
     return place + chunk / 8 * Q_ATOM + row * ATOM_BYTES + (chunk % 8 ^ row % 8) * 16;
 }
 
-/* 32 rows of answers, each lane's number being that of one, go to `out`. */
+/* Stores 32 rows of results to `out`; each lane has the number of one row. */
 RF_INLINE void store_rows(const rf_attention_args &args, rf_u32 place, int number, int lane) {
 #pragma unroll(CHUNKS > 8 ? 2 : 1)
     for (int i = lane; i < CHUNKS * 32; i += 32) {
@@ -104,7 +104,8 @@ RF_INLINE void store_rows(const rf_attention_args &args, rf_u32 place, int numbe
     }
 }
 
-/* 32 rows of queries, each lane knowing where one is, come to shared memory; zeros where there is none. */
+/* Loads 32 rows of queries into shared memory; each lane has the address of one row. Missing rows become
+ * zeros. */
 RF_INLINE void load_rows(const rf_attention_args &args, rf_u32 place, rf_u64 from, int lane) {
 #pragma unroll(CHUNKS > 8 ? 2 : 1)
     for (int i = lane; i < CHUNKS * 32; i += 32) {
@@ -123,15 +124,15 @@ RF_INLINE rf_u64 row_source(const rf_attention_args &args, const row_t &row) {
     return (rf_u64)(from.q + row.item * from.item + row.query * from.query + row.head * from.head);
 }
 
-/* A warp of LOADERS: of every LOADERS-th 32 rows of a tile the queries, wherever they are. The answers of the tile that had
- * their slot before go first. */
+/* A warp of LOADERS loads the queries of every LOADERS-th group of 32 rows of a tile, from any addresses.
+ * First it stores the results of the previous tile in the slot. */
 RF_INLINE void copy_rows(const rf_attention_args &args, const shared_t &at, int warp, int lane) {
     tiles_t tiles = {0};
     for (int left = Q_SLOTS; left > 0;) {
         const int n = tiles.number, slot = n % Q_SLOTS;
         const volatile tile_t *tile = left == Q_SLOTS ? tiles.wait(at) : nullptr;
         const bool more = tile != nullptr && tile->keys >= 0;
-        left -= !more; /* behind the last tile: the answers of those before */
+        left -= !more; /* after the last tile: the remaining results */
         if (n >= Q_SLOTS) rf_barrier_wait(at.q_empty + slot * 8, (n / Q_SLOTS & 1) ^ 1);
 #pragma unroll 1
         for (int row = warp * 32; row < TILE_ROWS; row += LOADERS * 32) {

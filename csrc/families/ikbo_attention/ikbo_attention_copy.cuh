@@ -1,11 +1,12 @@
-/* The warps of ikbo_attention_fused.cu that take tiles and copy keys and values. */
+/* The warps of ikbo_attention_fused.cu that claim tiles and copy keys and values. */
 #ifndef RECFUSE_IKBO_ATTENTION_FUSED_COPY_CUH
 #define RECFUSE_IKBO_ATTENTION_FUSED_COPY_CUH
 
 #include "families/ikbo_attention/ikbo_attention_fused.cuh"
 
-/* A block of KEYS keys or values of tile number n, whose description is read again: registers are scarce here. What no other
- * tile reads leaves the second-level cache first, or it would push out what all blocks read, these instructions too. */
+/* Copies a block of KEYS keys or values of tile n. Reads the tile's description again, because registers are
+ * scarce here. Data that no other tile reads leave L2 first; otherwise they would evict data that all blocks
+ * read, instructions included. */
 RF_INLINE void copy_block(const rf_attention_args &args, const shared_t &at, const rf_tensor_map *map, int n,
                           int block, rf_u32 to, rf_u32 barrier) {
     const volatile tile_t *tile = &at.tiles[n % TILES];
@@ -18,8 +19,9 @@ RF_INLINE void copy_block(const rf_attention_args &args, const shared_t &at, con
         rf_copy_box(to + i * KV_ATOM, map, i * RF_ATTENTION_ATOM, head, first, user, barrier, policy);
 }
 
-/* One warp: the first keys and values come to L2 while candidates are still being grouped, since mostly no cache has them; not
- * where lengths say which count. It is but a hint: whatever another kernel writes there meanwhile, L2 has. */
+/* One warp prefetches the first keys and values into L2 while candidates are still being grouped, because
+ * they usually miss. It does not if lengths decide which keys count. This is only a hint: L2 stays coherent
+ * with kernels that write there. */
 RF_INLINE void ask_for_first(const rf_attention_args &args, int lane) {
     const int blocks = (args.positions + KEYS - 1) / KEYS, users = args.one_user ? 1 : args.n_users;
     const rf_i64 boxes = (rf_i64)users * blocks * args.kv_heads * ATOMS;
@@ -32,7 +34,8 @@ RF_INLINE void ask_for_first(const rf_attention_args &args, int lane) {
     }
 }
 
-/* Leaves of a tile's keys those of a part; a tile of few blocks has fewer parts, and the others are nothing. */
+/* Restricts the keys of a tile to a part. A tile with few blocks has fewer parts, and the surplus parts are
+ * empty. */
 RF_INLINE void cut_keys(tile_t &tile, int item, int part, int parts) {
     const int blocks = (tile.keys + KEYS - 1) / KEYS;
     parts = max(min(parts, blocks / RF_ATTENTION_LEAST_BLOCKS), 1);
@@ -46,7 +49,8 @@ RF_INLINE void cut_keys(tile_t &tile, int item, int part, int parts) {
     tile.split = split_t{item, part, parts}.packed();
 }
 
-/* The users as one warp searches them: a lane keeps where the tiles of two of 64 begin, `stride` users apart. */
+/* The users as searched by one warp: a lane keeps the first tiles of two users out of 64, `stride` users
+ * apart. */
 struct users_t {
     rf_attention_plan plan;
     int stride, near, far;
@@ -59,7 +63,7 @@ struct users_t {
         far = behind < users ? args.work[behind].tile : 0x7fffffff;
         plan = *args.plan;
     }
-    /* The last user whose tiles do not begin behind number `tile`; of those that are left, by 32 tries at once. */
+    /* Returns the last user whose tiles begin at or before `tile`, comparing 32 users at once. */
     RF_INLINE int of_tile(const rf_attention_args &args, int tile, int lane) const {
         const int before = __popc(__ballot_sync(RF_FULL_WARP, near <= tile)) +
                            __popc(__ballot_sync(RF_FULL_WARP, far <= tile));
@@ -75,7 +79,7 @@ struct users_t {
     }
 };
 
-/* Describes the piece of work with this number, by all lanes; keys below 0: there are no more. */
+/* Describes the work item with this number, by all lanes. Negative `keys`: no more work. */
 RF_INLINE void tile_write(const rf_attention_args &args, const users_t &users, tile_t *tile, int number,
                           int lane) {
     tile_t own = {0, -1, 0, 0, 0, 0, 0, 0};
@@ -96,8 +100,8 @@ RF_INLINE void tile_write(const rf_attention_args &args, const users_t &users, t
     if (lane == 0) *tile = own;
 }
 
-/* One warp: zeros behind the last of a tile's values, which are number `block` of the block, where a product with a weight
- * of zero would let what lies there through if it is no number. */
+/* One warp writes zeros after the last of a tile's values, in block number `block`. There a weight of zero
+ * times NaN or infinity would spoil the result. */
 RF_INLINE void clear_values(const shared_t &at, int keys, int block, rf_u32 &parities, int lane) {
     const int slot = block % RF_V_SLOTS, from = keys % KEYS;
     rf_barrier_wait(at.v_raw + slot * 8, parities >> slot & 1);
@@ -114,7 +118,8 @@ RF_INLINE void clear_values(const shared_t &at, int keys, int block, rf_u32 &par
     if (lane == 0) rf_barrier_arrive(at.v_full + slot * 8);
 }
 
-/* One warp: a tile's values are whole, and it is done with the tile; false behind the last one. `blocks`: of keys, before it. */
+/* One warp completes a tile's values; returns false after the last tile. `blocks`: blocks of keys before the
+ * tile. */
 RF_INLINE bool tile_end(const shared_t &at, int n, int &blocks, rf_u32 &parities, int lane) {
     const int keys = at.tiles[n % TILES].keys;
     if (keys < 0) return false;
@@ -124,15 +129,15 @@ RF_INLINE bool tile_end(const shared_t &at, int n, int &blocks, rf_u32 &parities
     return true;
 }
 
-/* Whether a block that has taken n tiles has its share. Where all are alike it takes no more, or one that is a little ahead would
- * take a tile that another could begin as soon. */
+/* Returns true if a block with n tiles has its share. If all tiles are alike it claims no more, because a
+ * block slightly earlier than others would take a tile that another could begin at the same time. */
 RF_INLINE bool has_share(const rf_attention_args &args, const rf_attention_plan &plan, int n) {
     return args.positions > 0 && plan.parts == 1 && n * (int)gridDim.x >= plan.tiles;
 }
 
-/* One warp: takes tiles, and clears the values of those that are AHEAD of them. What takes long is taken when the tile before it
- * begins, or a block would have a tile to itself that others could begin at once; behind a short one, but for parts, there would be
- * no time then to bring the queries. */
+/* One warp claims tiles, and clears the values of tiles that are AHEAD of them. A long tile is claimed when
+ * the previous tile begins, otherwise a block would hold a tile that others could begin at once. After a
+ * short tile, except for parts, this would leave no time to load the queries. */
 RF_INLINE void take_tiles(const rf_attention_args &args, const shared_t &at, int lane) {
     enum { AHEAD = 2, SHORT = 4 * KEYS };
     const users_t users(args, lane);
@@ -150,7 +155,7 @@ RF_INLINE void take_tiles(const rf_attention_args &args, const shared_t &at, int
             int number = blockIdx.x;
             rf_barrier_wait(at.tile_empty + n % TILES * 8, (n / TILES & 1) ^ 1);
             if (has_share(args, users.plan, n)) {
-                number = users.plan.tiles; /* there is none */
+                number = users.plan.tiles; /* no more tiles */
             } else if (n > 0) {
                 if (lane == 0) number = atomicAdd(&args.plan->taken, 1) + gridDim.x;
                 number = __shfl_sync(RF_FULL_WARP, number, 0);
@@ -165,17 +170,18 @@ RF_INLINE void take_tiles(const rf_attention_args &args, const shared_t &at, int
     }
 }
 
-/* One thread: copies the keys and values of tiles, a block of keys ahead. */
+/* One thread copies the keys and values of tiles, one block of keys early. */
 RF_INLINE void copy_keys(const rf_attention_args &args, const shared_t &at) {
     ring_t<RF_K_SLOTS> k = {0, 1};
     ring_t<RF_V_SLOTS> v = {0, 1};
-    int last = -1; /* the block whose values are due: of this tile, or at its first block of the one before */
-    bool raw = false; /* behind its last value something else may lie */
+    int last =
+        -1; /* the block whose values are due: of this tile, or at its first block of the previous tile */
+    bool raw = false; /* data after its last value are undefined */
     for (int n = 0;; n++) {
         rf_barrier_wait(at.tile_full + n % TILES * 8, n / TILES & 1);
         const int keys = at.tiles[n % TILES].keys;
         const int blocks = keys > 0 ? (keys + KEYS - 1) / KEYS : 0;
-        /* Once without keys too, for the values that are due: others wait for them before they read on. */
+        /* At least once, also without keys, for the values that are due: other warps wait for them. */
         for (int block = 0; block < max(blocks, 1); block++) {
             if (blocks > 0) {
                 rf_barrier_wait(at.k_empty + k.slot * 8, k.parity);

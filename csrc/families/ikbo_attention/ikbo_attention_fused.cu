@@ -2,25 +2,29 @@
  *
  *     out[row] = softmax(scale * q[row] . k[user]^T) . v[user]
  *
- * All queries of a user that share a head of keys are one long matrix of rows, cut into tiles of RF_GROUPS * 64: no key is
- * copied to candidates, and only a user's last tile has rows to spare. Warpgroups multiply 64 rows each by the same blocks
- * of RF_KEYS keys and values, which a thread copies a block ahead; two warps gather queries a tile ahead, from wherever
- * they are. Blocks take tiles from a common count, so that no block ends long before another.
+ * All queries of a user that share a head of keys form one long matrix of rows, cut into tiles of RF_GROUPS *
+ * 64: no key is copied for candidates, and only the last tile of a user has unused rows. Warpgroups multiply
+ * 64 rows each by the same blocks of RF_KEYS keys and values. A thread copies these one block early, and two
+ * warps gather queries one tile early, from any addresses. Blocks claim tiles by a common counter, so that
+ * all blocks end at about the same time.
  *
- * A warpgroup's work is one stream of blocks of keys, across tiles: the products of the next block with the queries
- * run beside those of this block's weights with the values, and the exponentials and sums of the next block beside the
- * latter. At a tile's end the next tile's first block takes the next one's place.
+ * The work of a warpgroup is one stream of blocks of keys, across tiles. The products of the next block of
+ * keys with the queries overlap with the products of this block's weights with the values, and the
+ * exponentials and sums of the next block overlap with the latter. At the end of a tile, the first block of
+ * the next tile is the next block.
  *
- * Nobody looks for the maximum of a block's scores, which takes as long as its exponentials, but in a tile's first block: the
- * weights of later blocks are measured by that one, and softmax divides what they have in common out. Where a row's weights
- * of a block get too large by it, its scores are computed once more, its maximum is raised, and what it has summed is
- * scaled; so a block's keys stay in their slot until its weights are known to be good. A warp does that alone, by mma.sync.
+ * Only the first block of a tile computes the maximum of its scores, because that takes as long as the
+ * exponentials. The weights of later blocks are relative to this maximum, and softmax divides the common
+ * factor out. If the weights of a row in a block become too large, its scores are computed again, its maximum
+ * is raised, and its sums are scaled. So the keys of a block stay in their slot until its weights are known
+ * to be valid. A warp does that alone, by mma.sync.
  *
- * A block: RF_GROUPS warpgroups that multiply, one that copies. A thread has, of scores and of sums, number 4 i + e: row
- * 16 warp + lane / 4 + e / 2 * 8, column 8 i + 2 (lane % 4) + e % 2.
- * Shared memory: RF_ATTENTION_SHARED_BYTES. Launch: grid [SMs or less], block [THREADS], behind ikbo_attention_group.cu.
- * Source: IKBO (in-kernel broadcast optimization), section 3; FlashAttention-2 and -3 for the online softmax and the
- * overlap of products and exponentials; FlashDecoding++, section 3, for one maximum for all blocks and the second try.
+ * A block has RF_GROUPS warpgroups that multiply and a warpgroup that copies. Element 4 i + e of a thread's
+ * scores and sums is in row 16 warp + lane / 4 + e / 2 * 8, column 8 i + 2 (lane % 4) + e % 2.
+ * Shared memory: RF_ATTENTION_SHARED_BYTES. Launch: grid [SMs or less], block [THREADS], after
+ * ikbo_attention_group.cu. Source: IKBO (in-kernel broadcast optimization), section 3; FlashAttention-2 and
+ * -3 for the online softmax and the overlap of products and exponentials; FlashDecoding++, section 3, for one
+ * maximum for all blocks and the fallback.
  */
 
 #ifndef RF_DTYPE
@@ -41,10 +45,11 @@
 
 enum { STEPS = RF_DIM / 16 };
 
-/* The same in all lanes, as the compiler does not see: descriptors are then made in uniform registers, not moved to them. */
+/* Returns a value that is equal in all lanes, in a way that the compiler recognises: it then builds
+ * descriptors in uniform registers. */
 RF_INLINE rf_u32 same(rf_u32 x) { return __shfl_sync(RF_FULL_WARP, x, 0); }
 
-/* scores = queries . keys^T: begun. */
+/* Starts scores = queries . keys^T. */
 RF_INLINE void multiply_keys(float (&scores)[SCORES], rf_u32 q, rf_u32 k) {
     const rf_u32 a = same(rf_wgmma_rows_of_128_bytes(q)), b = same(rf_wgmma_rows_of_128_bytes(k));
 #pragma unroll
@@ -54,7 +59,7 @@ RF_INLINE void multiply_keys(float (&scores)[SCORES], rf_u32 q, rf_u32 k) {
     rf_wgmma_commit();
 }
 
-/* sums += weights . values, or without what they were: begun. */
+/* Starts sums += weights . values, or sums = weights . values. */
 RF_INLINE void multiply_values(float (&sums)[SUMS], const rf_u32 (&weights)[KEYS / 16][4], rf_u32 v,
                                int add) {
     const rf_u32 b = same(rf_wgmma_columns_of_128_bytes(v, KV_ATOM));
@@ -64,8 +69,8 @@ RF_INLINE void multiply_values(float (&sums)[SUMS], const rf_u32 (&weights)[KEYS
     rf_wgmma_commit();
 }
 
-/* The scores of those `of` a thread's two rows, which weights have overwritten, once more; by a warp alone, since others may
- * not need theirs. */
+/* Computes again the scores of the rows `of` a thread's two rows, which weights have overwritten. By one
+ * warp, because other warps may not need theirs. */
 RF_INLINE void multiply_again(float (&scores)[SCORES], const bool (&of)[2], rf_u32 q, rf_u32 k, int lane,
                               int warp) {
     const int row = warp * 16 + lane % 16, key = lane / 16 * 8 + lane % 8;
@@ -88,24 +93,24 @@ RF_INLINE void multiply_again(float (&scores)[SCORES], const bool (&of)[2], rf_u
     }
 }
 
-/* A slot has been read by the whole warpgroup. */
+/* Releases a slot that the whole warpgroup has read. */
 RF_INLINE void slot_free(rf_u32 empty, int slot, int thread) {
     if (thread == 0) rf_barrier_arrive(empty + slot * 8);
 }
-/* A slot of keys has been read by a warp. */
+/* Releases a slot of keys that a warp has read. */
 RF_INLINE void keys_free(const shared_t &at, int slot, int lane) {
     __syncwarp();
     if (lane == 0) rf_barrier_arrive(at.k_empty + slot * 8);
 }
 
-/* What a warpgroup has of a tile. */
+/* The work of a warpgroup in a tile. */
 struct work_t {
-    int rows; /* 0 or less: none */
-    int keys; /* below 0: there are no more tiles */
+    int rows; /* 0 or less: no rows */
+    int keys; /* negative: no more tiles */
     RF_INLINE int blocks() const { return keys > 0 ? (keys + KEYS - 1) / KEYS : 0; }
 };
 
-/* The next tile, when its queries are there. */
+/* Returns the next tile when its queries are loaded. */
 RF_INLINE work_t next_tile(const shared_t &at, tiles_t &tiles, int group) {
     const volatile tile_t *tile = tiles.wait(at);
     const work_t work = {tile->rows - group * ROWS, tile->keys};
@@ -114,7 +119,7 @@ RF_INLINE work_t next_tile(const shared_t &at, tiles_t &tiles, int group) {
     return work;
 }
 
-/* A warpgroup without rows of a tile gives its slots back; by one warp, so that none falls behind. */
+/* A warpgroup without rows in a tile releases its slots; one warp does, so that no warp falls behind. */
 RF_INLINE void pass(const shared_t &at, int blocks, ring_t<RF_K_SLOTS> &k, ring_t<RF_V_SLOTS> &v, int group,
                     int thread) {
     rf_group_sync(group + 1, WARPGROUP);
@@ -130,12 +135,12 @@ RF_INLINE void pass(const shared_t &at, int blocks, ring_t<RF_K_SLOTS> &k, ring_
     rf_group_sync(group + 1, WARPGROUP);
 }
 
-/* One warpgroup, with its rows of every tile. */
+/* One warpgroup, with its rows of each tile. */
 struct attend_t {
     const rf_attention_args &args;
     const shared_t &at;
     const int group, thread, lane,
-        own_row; /* own_row: the first of the thread's two rows; the other is the eighth behind it */
+        own_row; /* the first of the thread's two rows; the other is 8 rows later */
     float scores[SCORES], sums[SUMS];
     rf_u32 weights[KEYS / 16][4];
     float own[2];
@@ -152,7 +157,8 @@ struct attend_t {
     RF_INLINE rf_u32 q() const { return at.q + ((tiles.number - 1) % Q_SLOTS * GROUPS + group) * Q_BYTES; }
     RF_INLINE rf_u32 keys_at() const { return at.k + k.slot * KV_BYTES; }
 
-    /* The scores of a block, beside the products of the weights of the one before with its values. */
+    /* Computes the scores of a block, overlapped with the products of the previous block's weights and
+     * values. */
     RF_INLINE void begin(int add) {
         rf_barrier_wait(at.k_full + k.slot * 8, k.parity);
         rf_wgmma_begin();
@@ -161,11 +167,11 @@ struct attend_t {
         multiply_values(sums, weights, at.v + v.slot * KV_BYTES, add);
         rf_wgmma_wait<1>();
     }
-    /* The products with values are done, and the block's own values are there. */
+    /* Waits for the products with values, and for the block's own values. */
     RF_INLINE void end() {
         const int read = v.slot;
         v.next();
-        /* Here, since the compiler moves the wait for products up to the last loop before it. */
+        /* Here, because the compiler moves the wait for products up to the last preceding loop. */
         rf_barrier_wait(at.v_full + v.slot * 8, v.parity);
         rf_wgmma_wait<0>();
         slot_free(at.v_empty, read, thread);
@@ -173,7 +179,7 @@ struct attend_t {
     RF_INLINE bool exceeded() const {
         return __any_sync(RF_FULL_WARP, state.exceeded(own, 0) || state.exceeded(own, 1));
     }
-    /* Rows whose weights are too large are measured by a greater score. */
+    /* Raises the maximum of rows whose weights are too large. */
     RF_INLINE void again(int keys) {
         const bool of[2] = {row_any(state.exceeded(own, 0)), row_any(state.exceeded(own, 1))};
         float factor[2];
@@ -189,7 +195,7 @@ struct attend_t {
         state.count(own);
         convert(weights, scores);
     }
-    /* A tile's first block says what weights are measured by. */
+    /* Computes the maxima of a tile's first block. */
     RF_INLINE void measure(int keys) {
         const bool of[2] = {true, true};
         float factor[2];
@@ -202,7 +208,7 @@ struct attend_t {
         tile = next_tile(at, tiles, group);
         while (tile.keys >= 0) {
             int blocks = tile.blocks();
-            if (tile.rows <= 0 || blocks == 0) { /* nothing to multiply */
+            if (tile.rows <= 0 || blocks == 0) { /* no products */
                 pass(at, blocks, k, v, group, thread);
                 store_zeros(args, at, group, (tiles.number - 1) % Q_SLOTS, thread);
                 tile = next_tile(at, tiles, group);
@@ -215,12 +221,12 @@ struct attend_t {
             measure(tile.keys);
             state.take(scores, args.scale, own);
             finish();
-            int left = tile.keys - KEYS; /* keys of this tile behind the block whose weights there are */
+            int left = tile.keys - KEYS; /* keys of this tile after the block whose weights are computed */
             int add = 0;
             rf_barrier_wait(at.v_full + v.slot * 8, v.parity);
             for (;; left -= KEYS) {
                 bool exceeds = false;
-                for (; left >= KEYS; left -= KEYS) { /* the next block is whole, and of the same tile */
+                for (; left >= KEYS; left -= KEYS) { /* the next block is complete and of the same tile */
                     begin(add);
                     state.take(scores, args.scale, own);
                     end();
@@ -275,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(RF_ATTENTION_THREADS, 1)
     if (threadIdx.x / 32 == 2) ask_for_first(args, lane);
     __syncthreads();
     rf_wait_for_previous_kernel();
-    /* 40 and twice 232 are three times the 168 that a thread of so many starts with; with more, all would wait for ever. */
+    /* 40 + 2 * 232 is three times the 168 registers with which each thread starts; more would deadlock. */
     if (group == GROUPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         const int warp = threadIdx.x / 32 % 4;

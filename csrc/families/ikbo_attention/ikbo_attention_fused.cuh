@@ -1,4 +1,4 @@
-/* What the warps of ikbo_attention_fused.cu share: shared memory, tiles, rows. */
+/* Shared by the warps of ikbo_attention_fused.cu: shared memory, tiles, rows. */
 #ifndef RECFUSE_IKBO_ATTENTION_FUSED_CUH
 #define RECFUSE_IKBO_ATTENTION_FUSED_CUH
 
@@ -13,44 +13,45 @@ enum {
     TILE_ROWS = RF_ATTENTION_TILE_ROWS,
     ATOMS = (RF_DIM + RF_ATTENTION_ATOM - 1) / RF_ATTENTION_ATOM,
     ATOM_BYTES = RF_ATTENTION_ATOM * 2,
-    CHUNKS = ATOMS * ATOM_BYTES / 16, /* pieces of 16 bytes of a row */
+    CHUNKS = ATOMS * ATOM_BYTES / 16, /* pieces of 16 bytes per row */
     Q_ATOM = ROWS * ATOM_BYTES,
-    Q_BYTES = ATOMS * Q_ATOM, /* of a warpgroup */
+    Q_BYTES = ATOMS * Q_ATOM, /* per warpgroup */
     KV_ATOM = KEYS * ATOM_BYTES,
     KV_BYTES = RF_ATTENTION_BLOCK_BYTES(ATOMS, KEYS),
     TILES = RF_ATTENTION_TILES,
     Q_SLOTS = RF_ATTENTION_Q_SLOTS,
     LOADERS = RF_SEGMENT > 1 ? 1 : 2, /* warps that move rows */
-    SEGMENTS = TILE_ROWS / RF_SEGMENT, /* of a tile: rows that move together */
+    SEGMENTS = TILE_ROWS / RF_SEGMENT, /* segments of a tile: rows that move together */
 };
 
-/* What a block works on at a time: up to TILE_ROWS rows of a user and one head of keys. */
+/* The work item of a block: up to TILE_ROWS rows of a user and one head of keys. */
 struct tile_t {
     int rows;
-    int keys; /* below 0: there are no more tiles */
-    int user, head, key; /* where keys are */
-    int first, row; /* its rows begin with number `row` of the user, whose candidates begin at `first` */
-    int split; /* 0: all of the user's keys; else they are a part, see split_t */
+    int keys; /* negative: no more tiles */
+    int user, head, key; /* key: position of the first key */
+    int first, row; /* first candidate of the user; first row of the tile within the user */
+    int split; /* 0: all keys of the user; otherwise a part, see split_t */
 };
 
-/* A part of a tile's keys, one of `parts` from number `part` 0 on; `item`: of all parts of tiles. In an int, which is 0 where
- * there is one part. */
+/* A part of a tile's keys: number `part` of `parts`; `item`: its number among all parts of all tiles. Packed
+ * into an int, which is 0 for one part. */
 struct split_t {
     int item, part, parts;
     RF_INLINE int packed() const { return parts > 1 ? (item << 8 | part << 4 | parts) : 0; }
     static RF_INLINE split_t of(int packed) { return {packed >> 8, packed >> 4 & 15, packed & 15}; }
 };
 
-/* Addresses in shared memory. Barriers, of which there are two a slot: it has been filled; all have read it. Where ordinary
- * accesses are what a barrier orders, every thread arrives for its own. */
+/* Addresses in shared memory. A slot has two barriers: full and empty. If a barrier orders ordinary accesses,
+ * each thread arrives for its own. */
 struct shared_t {
     rf_u32 q, k, v;
     rf_u32 q_full, q_empty, k_full, k_empty, v_full, v_empty;
-    rf_u32 v_raw; /* values are there whose rows beyond the last key are not yet zeros */
+    rf_u32 v_raw; /* values are loaded, but rows past the last key are not zeroed yet */
     rf_u32 tile_full, tile_empty;
     int *rows; /* [Q_SLOTS][SEGMENTS]: numbers of their first rows (row_t) */
-    int *splits; /* [Q_SLOTS]: tile_t's */
-    int *kept; /* [Q_SLOTS][GROUPS]: what is there are no answers, as others have the rest of the keys */
+    int *splits; /* [Q_SLOTS]: tile_t::split */
+    int *
+        kept; /* [Q_SLOTS][GROUPS]: the slot holds no results, because other blocks have the remaining keys */
     tile_t *tiles; /* [TILES] */
 };
 
@@ -102,7 +103,7 @@ RF_INLINE void barriers_init(const shared_t &at) {
     rf_barriers_ready();
 }
 
-/* A slot of a ring and the parity of its barrier. */
+/* A slot of a ring, and the parity of its barrier. */
 template <int SLOTS> struct ring_t {
     int slot;
     rf_u32 parity;
@@ -111,14 +112,14 @@ template <int SLOTS> struct ring_t {
     }
 };
 
-/* Tiles in their order, as a warp reads them. */
+/* The tiles in their order, as read by a warp. */
 struct tiles_t {
     int number;
     RF_INLINE const volatile tile_t *wait(const shared_t &at) const {
         rf_barrier_wait(at.tile_full + number % TILES * 8, number / TILES & 1);
         return &at.tiles[number % TILES];
     }
-    /* This thread has read it. */
+    /* Releases the tile for this thread. */
     RF_INLINE void done(const shared_t &at) {
         rf_barrier_arrive(at.tile_empty + number % TILES * 8);
         number++;

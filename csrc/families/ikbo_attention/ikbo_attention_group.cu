@@ -1,10 +1,13 @@
-/* Groups candidates by their users and cuts the work into tiles; one block, since a call's maps are small beside its keys.
+/* Groups candidates by user and cuts the work into tiles. One block, because the maps of a call are small
+ * compared with its keys.
  *
- * A user's candidates get side by side in `members`, in any order (no row's answer depends on another's), and users with
- * the most keys come first, so that the last tiles are the shortest. Of the last users, at whose tiles' end some blocks would
- * have no work, the keys may be cut into parts. Candidates of nobody (a bad map) form one more user that has no keys.
+ * The candidates of a user become adjacent in `members`, in any order (no row depends on another), and users
+ * with the most keys come first, so that the last tiles are the shortest. If some blocks would be idle at the
+ * end, the keys of the last users may be cut into parts. Candidates with an invalid user form an additional
+ * user without keys.
  *
- * A thread: every RF_BLOCK-th candidate or user. Shared memory: static. Launch: grid [1], block [RF_BLOCK].
+ * Thread mapping: a thread has every RF_BLOCK-th candidate or user. Shared memory: static. Launch: grid [1],
+ * block [RF_BLOCK].
  */
 
 #ifndef RF_BLOCK
@@ -16,10 +19,10 @@
 
 enum { BUCKETS = 32, WARPS = RF_BLOCK / 32, NEAR = 4096, KEPT = 4 };
 
-/* How many warps have a user of those from `start` on; the others have nothing to add. */
+/* Returns the number of warps with a user from `start` on; the others have nothing to add. */
 RF_INLINE int warps_of(int users, int start) { return (min(users - start, RF_BLOCK) + 31) / 32; }
 
-/* Candidates and tiles of users. */
+/* Numbers of candidates and tiles. */
 struct sums_t {
     int candidates, tiles;
 
@@ -30,7 +33,7 @@ struct sums_t {
     RF_INLINE sums_t of_lane(int lane) const {
         return {__shfl_sync(RF_FULL_WARP, candidates, lane), __shfl_sync(RF_FULL_WARP, tiles, lane)};
     }
-    /* Of the lanes up to this one. */
+    /* Returns the inclusive prefix sums over lanes. */
     RF_INLINE sums_t upto(int lane) const {
         sums_t sums = *this;
         for (int step = 1; step < 32; step *= 2) {
@@ -42,12 +45,12 @@ struct sums_t {
     }
 };
 
-/* A candidate's user, and its number among those of that user; a thread's first ones stay in its registers. */
+/* A candidate's user and its number within the user; a thread keeps its first candidates in registers. */
 struct member_t {
     int user, rank;
 };
 
-/* Counts a candidate; those of a user in one warp are counted at once. */
+/* Counts a candidate; candidates of one user in a warp are counted at once. */
 RF_INLINE member_t count(const rf_attention_group_args &args, int i, int *counts, const reporter_t &to) {
     const bool any = i < args.candidates;
     const int user = any ? user_at(args.map, args.keys, i) : -1;
@@ -59,13 +62,14 @@ RF_INLINE member_t count(const rf_attention_group_args &args, int i, int *counts
     return {user, __shfl_sync(RF_FULL_WARP, base, leader) + before};
 }
 
-/* Users with the most keys come first, by buckets of a power of two keys, of which the most fill 16 to 32. */
+/* Returns the bucket of a user: the most keys first, by powers of two, the largest of which is split into 16
+ * to 32. */
 RF_INLINE int bucket_of(const rf_attention_group_args &args, int user, int most) {
     const int keys = (int)rf_attention_keys_of(&args.keys, user).count;
     return BUCKETS - 1 - (keys >> max(32 - __clz(most) - 5, 0));
 }
 
-/* What is known of a user but for places; `rows` gives tiles. */
+/* Describes a user except for positions; `rows` determines its tiles. */
 RF_INLINE rf_attention_work work_of(const rf_attention_group_args &args, int user, int candidates) {
     const rf_attention_keys keys = rf_attention_keys_of(&args.keys, user);
     rf_attention_work work = {user, 0, candidates, (rf_i32)keys.first, (rf_i32)keys.count, 0, 0, 0};
@@ -79,21 +83,23 @@ RF_INLINE sums_t sums_of(const rf_attention_group_args &args, const rf_attention
 }
 
 #define NEVER 1e30f
-/* When all would be done, in blocks of keys, if the keys of the last `left` tiles, behind `whole` others, were cut into
- * `parts`; NEVER where they cannot be. Tiles and parts go to blocks as they come free. Lengths are taken to be the same. */
+/* Returns the time, in blocks of keys, until all work is done if the keys of the last `left` tiles, after
+ * `whole` other tiles, are cut into `parts`; NEVER if that is impossible. Blocks take tiles and parts as they
+ * become free. Assumes equal lengths. */
 RF_INLINE float time_of(const rf_attention_group_args &args, int whole, int left, int blocks, int parts) {
     const int grid = args.grid, full = whole / grid, busy = whole - full * grid, pieces = left * parts;
     if (parts == 1) return (float)((whole + left + grid - 1) / grid * blocks);
     if (pieces > RF_ATTENTION_SPLIT_TIMES * grid || parts * RF_ATTENTION_LEAST_BLOCKS > blocks) return NEVER;
-    /* In so many parts' time blocks that are free from then on, and the busy ones a tile later, do all. */
+    /* Free blocks, and busy blocks one tile later, do all parts in this number of steps. */
     int steps = (pieces + grid - busy - 1) / (grid - busy);
     if (steps > parts) steps = (pieces + busy * parts + grid - 1) / grid;
     if (busy > 0 && steps < parts) steps = parts;
     return (full + (float)steps / parts) * blocks;
 }
 
-/* The number of parts whose time is least, of a warp's lanes that have those of one part on: all must be done sooner than with
- * one, by more than parts cost that leave and come back in float32: some three blocks of keys. */
+/* Returns the number of parts with the least time among a warp's lanes, which hold the times from one part
+ * on. Cutting must gain more than the parts cost to be stored and loaded in float32: about three blocks of
+ * keys. */
 RF_INLINE int parts_of(float time) {
     enum { COST = 3 };
     int best = 1;
@@ -105,14 +111,15 @@ RF_INLINE int parts_of(float time) {
     return best;
 }
 
-/* What ordering users takes of shared memory. */
+/* The shared memory for ordering users. */
 struct order_t {
-    int most; /* keys of a user */
-    int buckets[BUCKETS + 1]; /* where each begins */
-    int of_warps[WARPS][BUCKETS]; /* users; zeros but between barriers */
+    int most; /* most keys of a user */
+    int buckets[BUCKETS + 1]; /* begin of each bucket */
+    int of_warps[WARPS][BUCKETS]; /* users per bucket; zeros outside of order_users */
 };
 
-/* Users by their buckets, those of one in their order: so that the same calls cut the same users' keys. */
+/* Orders users by bucket, and within a bucket by number, so that equal calls cut the keys of the same users.
+ */
 RF_INLINE void order_users(const rf_attention_group_args &args, int users, const reporter_t &to,
                            order_t &order) {
     const int thread = threadIdx.x, warp = thread / 32;
@@ -171,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, 1)
     __shared__ int whole;
     const int users = (int)args.keys.count + 1, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const reporter_t to = {args.errors, args.report != 0};
-    /* Users with as many keys as each other are in order, and nobody's candidates behind them. */
+    /* Users with equal numbers of keys are in order already, with candidates of an invalid user last. */
     const bool alike = args.keys.lengths.data == nullptr && args.keys.offsets.data == nullptr;
     int *counts = users <= NEAR ? near : args.counts;
     rf_wait_for_previous_kernel();
@@ -190,7 +197,8 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, 1)
     }
     if (!alike) order_users(args, users, to, order);
     __syncthreads();
-    /* A warp has users that follow each other, so that one sum over the warps does for all; its lanes write 32 of them at once. */
+    /* A warp has consecutive users, so that one sum over the warps suffices; its lanes write 32 users at
+     * once. */
     const int each = (users + RF_BLOCK - 1) / RF_BLOCK * 32, from = min(warp * each, users),
               to_user = min(from + each, users);
     sums_t own = {0, 0}, done = {0, 0}, total = {0, 0};
@@ -208,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, 1)
         total.add(of_warps[w]);
     }
     const int tiles = total.tiles;
-    const int left = args.ended != nullptr ? tiles % args.grid : 0; /* tiles of the last turn */
+    const int left = args.ended != nullptr ? tiles % args.grid : 0; /* tiles of the last wave */
 #pragma unroll 1
     for (int start = from; start < to_user; start += 32) {
         const int i = start + lane, user = i >= to_user ? users : alike ? i : args.order[i];
@@ -222,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, 1)
         args.work[i] = work;
         counts[user] = work.first;
         const int before = tiles - left - work.tile;
-        if (before >= 0 && before < mine.tiles) whole = work.tile; /* of one user */
+        if (before >= 0 && before < mine.tiles) whole = work.tile; /* all left tiles are of one user */
     }
     if (left > 0)
 #pragma unroll 1

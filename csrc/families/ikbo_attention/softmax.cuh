@@ -1,4 +1,4 @@
-/* A warpgroup's rows between the products: their maxima and sums, weights, and the way out. */
+/* Steps of a warpgroup's rows between the products: maxima and sums, weights, and the store of results. */
 #ifndef RECFUSE_IKBO_ATTENTION_SOFTMAX_CUH
 #define RECFUSE_IKBO_ATTENTION_SOFTMAX_CUH
 
@@ -15,7 +15,7 @@ RF_INLINE float power_of_two(float x) {
     return y;
 }
 
-/* Of the four lanes that share rows. */
+/* Returns the maximum over the four lanes that share a row. */
 RF_INLINE float row_most(float x) {
     x = fmaxf(x, __shfl_xor_sync(RF_FULL_WARP, x, 1));
     return fmaxf(x, __shfl_xor_sync(RF_FULL_WARP, x, 2));
@@ -25,39 +25,41 @@ RF_INLINE float row_sum(float x) {
     return x + __shfl_xor_sync(RF_FULL_WARP, x, 2);
 }
 
-/* Whether it holds in one of the four. */
+/* Returns true if x is true in one of the four lanes. */
 RF_INLINE bool row_any(bool x) {
     const rf_u32 lanes = __ballot_sync(RF_FULL_WARP, x);
     return (lanes >> (threadIdx.x % 32 & ~3u) & 15) != 0;
 }
 
 #define RF_MINUS_INFINITY __int_as_float((int)0xff800000)
-/* The greatest sum of a lane's weights of a block: float16 holds each of them. */
+/* The largest sum of a lane's weights in a block: float16 holds each of them. */
 #define RF_MOST_WEIGHT 32768.0f
-/* The shift of a row that has had no score above minus infinity: by it, any other makes a weight that is too large. */
+/* The shift of a row without a score above minus infinity: relative to it any other score makes a weight that
+ * is too large. */
 #define RF_NO_SHIFT (-3e38f)
 
-/* A score becomes a weight and is counted. One piece of assembler, so that the compiler leaves all of it between the
- * products, and spreads the exponentials over the rest. */
+/* Replaces a score by its weight and adds it to the sum. One asm block, so that the compiler leaves it
+ * between the products and interleaves the exponentials with the rest. */
 RF_INLINE void weigh(float &score, float &sum, float scale, float shift) {
     asm volatile("{ .reg .f32 x; fma.rn.f32 x, %0, %2, %3; ex2.approx.ftz.f32 %0, x; add.f32 %1, %1, %0; }"
                  : "+f"(score), "+f"(sum)
                  : "f"(scale), "f"(-shift));
 }
 
-/* Of a thread's two rows. Weights are 2^(scale * score - shift), so that the common factor cancels at the end. The shift is
- * scale times the greatest score of a tile's first block of keys; of later ones' only where a block's weights would be too
- * large by it. What a row gets depends on that row alone, so that its bits are the same whichever rows are beside it. */
+/* The state of a thread's two rows. Weights are 2^(scale * score - shift); the common factor cancels at the
+ * end. The shift is scale times the largest score of the tile's first block of keys; a later block raises it
+ * only if its weights would be too large. A row's result depends on that row alone, so its bits do not depend
+ * on the other rows of the tile. */
 struct row_state_t {
-    float shift[2]; /* of a row that is none: infinity, so that its weights are zeros */
-    float sum[2]; /* of weights, of this lane's columns */
+    float shift[2]; /* for a missing row infinity, so that its weights are zeros */
+    float sum[2]; /* sums of the weights in this lane's columns */
 
     RF_INLINE void begin() {
         shift[0] = shift[1] = RF_NO_SHIFT;
         sum[0] = sum[1] = 0;
     }
-    /* Takes a block's scores of those `of` the two rows into account. `rows`: how many there are, from the first of the two
-     * on; `factor`: of earlier sums. */
+    /* Raises the shifts to the scores of a block, for the rows `of` the two. `rows`: number of valid rows
+     * from the first of the two on; `factor`: scale of earlier sums. */
     RF_INLINE void raise(const float (&scores)[SCORES], float scale, int rows, const bool (&of)[2],
                          float (&factor)[2]) {
 #pragma unroll
@@ -72,12 +74,12 @@ struct row_state_t {
             factor[row] = 1;
             if (!of[row]) continue;
             shift[row] = row * 8 < rows ? fmaxf(before, found) : -RF_MINUS_INFINITY;
-            /* 1 where it stays: an error here would come back with each block. */
+            /* 1 if the shift stays: an error would accumulate over blocks. */
             factor[row] = power_of_two(before - shift[row]);
             sum[row] *= factor[row];
         }
     }
-    /* A block's scores become weights; `own`: their sums. */
+    /* Replaces the scores of a block by weights; `own`: their sums. */
     RF_INLINE void take(float (&scores)[SCORES], float scale, float (&own)[2]) const {
         float sums[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -85,7 +87,7 @@ struct row_state_t {
         own[0] = sums[0] + sums[1];
         own[1] = sums[2] + sums[3];
     }
-    /* The same of those `of` the two rows; the other's weights are there. */
+    /* Replaces the scores of the rows `of` the two; the other row already has weights. */
     RF_INLINE void take(float (&scores)[SCORES], float scale, const bool (&of)[2], float (&own)[2]) const {
         float sums[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -97,7 +99,7 @@ struct row_state_t {
         if (of[0]) own[0] = sums[0] + sums[1];
         if (of[1]) own[1] = sums[2] + sums[3];
     }
-    /* Whether a block's weights of this lane's columns are too large. */
+    /* Returns true if a block's weights in this lane's columns are too large. */
     RF_INLINE bool exceeded(const float (&own)[2], int row) const { return own[row] > RF_MOST_WEIGHT; }
     RF_INLINE void count(const float (&own)[2]) {
         sum[0] += own[0];
@@ -110,7 +112,7 @@ RF_INLINE void rescale(float (&sums)[SUMS], const float (&factor)[2]) {
     for (int i = 0; i < SUMS; i++) sums[i] *= factor[i / 2 % 2];
 }
 
-/* Keys from number `keys` of a block on do not count, in those `of` the thread's two rows. */
+/* Masks keys from number `keys` of a block on, for the rows `of` the thread's two rows. */
 RF_INLINE void mask(float (&scores)[SCORES], const bool (&of)[2], int keys, int lane) {
 #pragma unroll
     for (int i = 0; i < SCORES; i++)
@@ -126,13 +128,13 @@ RF_INLINE rf_u32 pack_two(float low, float high) {
     return two;
 }
 
-/* Weights in the order of the tensor cores' A. */
+/* Converts weights to the layout of the tensor cores' A. */
 RF_INLINE void convert(rf_u32 (&weights)[KEYS / 16][4], const float (&scores)[SCORES]) {
 #pragma unroll
     for (int i = 0; i < SCORES; i += 2) weights[i / 8][i / 2 % 4] = pack_two(scores[i], scores[i + 1]);
 }
 
-/* The logarithm of the sum of a row of a tile. */
+/* Stores the log-sum-exp of a row of a tile. */
 RF_INLINE void store_lse(const rf_attention_args &args, const shared_t &at, int slot, int row, float lse) {
     const int number = at.rows[slot * SEGMENTS + row / RF_SEGMENT];
     if (number == NO_ROW) return;
@@ -144,20 +146,21 @@ RF_INLINE void store_lse(const rf_attention_args &args, const shared_t &at, int 
         to.lse[((rf_i64)item * args.heads + head) * to.queries + (position - item * to.queries)] = lse;
 }
 
-/* A thread's answers are in a slot; copy_rows sends them on. */
+/* Marks the results of a thread as complete; copy_rows sends them. */
 RF_INLINE void slot_done(const shared_t &at, int slot) {
     rf_async_fence();
     rf_barrier_arrive(at.q_empty + slot * 8);
 }
 
-/* What is kept of a part: of each thread its sums, and of its rows the shifts and sums of weights. */
+/* Returns the memory of a part: the sums of each thread, and the shifts and sums of weights of its rows. */
 RF_INLINE float4 *part_at(const rf_attention_args &args, int item, int group, int thread) {
     enum { EACH = (SUMS / 4 + 1) * WARPGROUP };
     return (float4 *)args.parts + (rf_i64)(item * GROUPS + group) * EACH + thread;
 }
 
-/* A warpgroup's part of the keys of its rows. True in the last of them to end, which has the sums of all then: in the order of
- * the parts, so that a result does not depend on which that is. In the others `kept` is set: nothing goes to `out`. */
+/* Joins the parts of the keys of a warpgroup's rows. Returns true in the last part to end, which then has the
+ * sums of all, added in the order of the parts, so that the result does not depend on which part is last. The
+ * other parts set `kept`: they store no results. */
 RF_INLINE bool join_parts(const rf_attention_args &args, const shared_t &at, float (&sums)[SUMS],
                           row_state_t &state, const split_t &split, int group, int slot, int thread) {
     float4 *own = part_at(args, split.item, group, thread);
@@ -201,11 +204,11 @@ RF_INLINE bool join_parts(const rf_attention_args &args, const shared_t &at, flo
             sums[i + 3] += more.w * factor[1];
         }
     }
-    if (thread % 4 != 0) state.sum[0] = state.sum[1] = 0; /* each row's four lanes have its whole sum */
+    if (thread % 4 != 0) state.sum[0] = state.sum[1] = 0; /* all four lanes of a row hold its whole sum */
     return true;
 }
 
-/* A warp's answers take the place of the queries that they are of. */
+/* Stores a warp's results over the queries to which they belong. */
 RF_INLINE void store(const rf_attention_args &args, const shared_t &at, float (&sums)[SUMS],
                      row_state_t state, int group, int slot, int thread) {
     const int lane = thread % 32, warp = thread / 32;
@@ -220,7 +223,7 @@ RF_INLINE void store(const rf_attention_args &args, const shared_t &at, float (&
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         total[row] = row_sum(state.sum[row]);
-        factor[row] = __fdividef(1.0f, total[row]); /* which is from 1 to some 2^45, 0 or no number */
+        factor[row] = __fdividef(1.0f, total[row]); /* between 1 and about 2^45, 0 or NaN */
     }
     const int own = lane % 8 + lane / 8 % 2 * 8;
 #pragma unroll
@@ -243,7 +246,7 @@ RF_INLINE void store(const rf_attention_args &args, const shared_t &at, float (&
     slot_done(at, slot);
 }
 
-/* The same of rows without keys. */
+/* Stores zeros for rows without keys. */
 RF_INLINE void store_zeros(const rf_attention_args &args, const shared_t &at, int group, int slot,
                            int thread) {
     const int lane = thread % 32, warp = thread / 32;

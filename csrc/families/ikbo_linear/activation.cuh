@@ -5,7 +5,7 @@
 #include "gpu/device/common.cuh"
 
 template <int ACTIVATION> RF_INLINE float rf_activate(float x) {
-    if (ACTIVATION == RF_ACTIVATION_RELU) return x < 0.0f ? 0.0f : x; /* a NaN stays one */
+    if (ACTIVATION == RF_ACTIVATION_RELU) return x < 0.0f ? 0.0f : x; /* keeps a NaN */
     if (ACTIVATION == RF_ACTIVATION_GELU) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752440f));
     if (ACTIVATION == RF_ACTIVATION_SILU) return x / (1.0f + expf(-x));
     return x;

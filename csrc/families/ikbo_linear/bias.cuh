@@ -4,7 +4,7 @@
 
 #include "gpu/device/element.cuh"
 
-/* Of [m] elements, or of none: NULL. */
+/* Returns element `row` of a bias [m], or 0 if it is NULL. */
 template <int DTYPE> RF_INLINE float rf_bias_of(const rf_u16 *bias, int row, int m) {
     if (bias == nullptr || row >= m) return 0.0f;
     rf_bytes<2> bits;

@@ -1,13 +1,14 @@
-/* Broadcast-add: each candidate's product plus its user's, the bias and the activation, in place.
+/* Broadcast-add: adds the user's product, the bias and the activation to each candidate's product, in place.
  *
- *     out[c] = activation(out[c] + base[parent[c]] + bias), or without out[c] where args.replace says so: a gather;
- *     RF_TAIL: and the products of the last rows of k, which those in `out` lack
+ *     out[c] = activation(out[c] + base[parent[c]] + bias); with args.replace without out[c]: a gather;
+ *     RF_TAIL: also adds the products of the last rows of k, which those in `out` lack
  *
- * out [count, item], base [parents, item], an item rows * columns elements in vectors of RF_VECTOR bytes. A thread owns
- * RF_STEPS vectors, RF_BLOCK apart, which its block has one after another: neighbours read neighbouring vectors of one
- * candidate and of one user. An element is read once and written once, so that the kernel runs at the memory's speed; users
- * stay in L2 while their candidates follow each other. Sums are in float32 (float64 for it) and rounded once. A parent that
- * does not exist counts as zeros, and the thread of the item's first vector reports it.
+ * out [count, item], base [parents, item]; an item is rows * columns elements in vectors of RF_VECTOR bytes.
+ * A thread has RF_STEPS vectors, RF_BLOCK apart; those of a block are consecutive, so that adjacent threads
+ * read adjacent vectors of one candidate and of one user. Each element is read once and written once, so the
+ * kernel runs at memory speed; users stay in L2 while their candidates are consecutive. Sums are in float32
+ * (float64 for float64) and rounded once. An invalid parent counts as zeros, and the thread of the item's
+ * first vector reports it.
  * No shared memory. Launch: grid [ceil(count * item_vectors / (RF_BLOCK * RF_STEPS))], block [RF_BLOCK].
  * Source: the broadcast fusion of IKBO (in-kernel broadcast optimization), section 2.
  */
@@ -35,7 +36,7 @@ typedef rf_element<RF_DTYPE> element;
 typedef element::number sum_t;
 typedef rf_elements<RF_DTYPE, 1> element_t;
 typedef rf_bytes<RF_VECTOR> vector_t;
-enum { ELEMENTS = RF_VECTOR / (int)element::BYTES }; /* of a vector */
+enum { ELEMENTS = RF_VECTOR / (int)element::BYTES }; /* per vector */
 
 RF_INLINE sum_t bias_of(const rf_broadcast_add_args &args, rf_u32 at) {
     return element::get(rf_load((const element_t *)args.bias + at), 0);
@@ -46,7 +47,7 @@ template <int ACTIVATION> RF_INLINE void activate(sum_t (&sum)[ELEMENTS]) {
     for (int i = 0; i < ELEMENTS; i++) sum[i] = rf_activate<ACTIVATION>(sum[i]);
 }
 
-/* The elements of vector `at` of an item: their rows and columns rise with it. */
+/* Adds the bias to vector `at` of an item. Rows and columns ascend within a vector. */
 RF_INLINE void add_bias(const rf_broadcast_add_args &args, rf_u32 at, sum_t (&sum)[ELEMENTS]) {
     rf_u32 row = at * ELEMENTS / args.columns, column = at * ELEMENTS - row * args.columns;
 #pragma unroll
@@ -59,8 +60,8 @@ RF_INLINE void add_bias(const rf_broadcast_add_args &args, rf_u32 at, sum_t (&su
     }
 }
 
-/* The products of the last rows of k; a vector lies in one row of m. Neighbouring threads read
- * the same weights. */
+/* Adds the products of the last rows of k. A vector is within one row of m. Adjacent threads read the same
+ * weights. */
 RF_INLINE void add_tail(const rf_broadcast_add_args &args, rf_i64 item, rf_u32 at, sum_t (&sum)[ELEMENTS]) {
     const rf_u32 row = at * ELEMENTS / args.columns, column = at * ELEMENTS - row * args.columns;
     const element_t *weight = (const element_t *)args.tail_weight + row * args.tail_weight_pitch[0];
@@ -73,7 +74,7 @@ RF_INLINE void add_tail(const rf_broadcast_add_args &args, rf_i64 item, rf_u32 a
     }
 }
 
-/* Vector `at` of an item. What branches on the arguments does so in all threads at once, and costs nothing beside memory. */
+/* Handles vector `at` of an item. Branches on arguments are uniform, and free compared with memory. */
 RF_INLINE void add(const rf_broadcast_add_args &args, rf_i64 item, rf_u32 at) {
     const rf_i64 parent = args.parent == nullptr ? item : rf_load(args.parent + item);
     const bool good = (rf_u64)parent < (rf_u64)args.parents;
@@ -100,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     rf_broadcast_add(const __grid_constant__ rf_broadcast_add_args args) {
     rf_wait_for_previous_kernel();
     const rf_i64 first = (rf_i64)blockIdx.x * (RF_BLOCK * RF_STEPS);
-    /* One long division a thread, of the block's first vector; the rest are short ones. */
+    /* One long division per thread, for the block's first vector; the other divisions are short. */
     const rf_i64 first_item = first / args.item_vectors;
     const rf_u32 first_at = (rf_u32)(first - first_item * args.item_vectors);
 #pragma unroll

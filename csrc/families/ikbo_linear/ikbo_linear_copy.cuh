@@ -1,21 +1,23 @@
-/* The warps of ikbo_linear_fused.cu that copy: one for each warpgroup's strips, one for weights and parents' sums. */
+/* The copying warps of ikbo_linear_fused.cu: one for each warpgroup's strips, one for weights and parents'
+ * sums. */
 #ifndef RECFUSE_IKBO_LINEAR_FUSED_COPY_CUH
 #define RECFUSE_IKBO_LINEAR_FUSED_COPY_CUH
 
 #include "families/ikbo_linear/ikbo_linear_fused.cuh"
 #include "families/ikbo_linear/parent.cuh"
 
-enum { SLOTS_AHEAD = 4 }; /* of which the boxes are fetched into L2 */
+enum { SLOTS_AHEAD = 4 }; /* slots whose boxes are prefetched into L2 */
 
-/* A strip's columns from `x` on of `item` of a level, or `any` false: none. */
+/* The columns from `x` on of `item` of a level; `any` false: no strip. */
 struct boxes_t {
     const rf_fused_level *level;
     int x, item;
     bool any;
 };
 
-/* One thread: the boxes of a strip, or arrivals alone where it is none; those SLOTS_AHEAD slots on, of this strip or of the
- * one that `follows`, come to L2 meanwhile: from there they are in time. */
+/* One thread copies the boxes of a strip, or only arrives if there is no strip. Meanwhile it prefetches into
+ * L2 the boxes SLOTS_AHEAD slots later, of this strip or of the strip that `follows`: from L2 they arrive in
+ * time. */
 RF_INLINE void copy_strip(const boxes_t &strip, const boxes_t &follows, int slots, const shared_t &at,
                           ring_t &ring, int group, int rank) {
     for (int k = 0; k < slots; k++, ring.next()) {
@@ -40,13 +42,13 @@ RF_INLINE void copy_strip(const boxes_t &strip, const boxes_t &follows, int slot
     }
 }
 
-/* Where a level's strip of this number is; from `end` on there is none. */
+/* Returns the boxes of a strip of a level; there is no strip from `end` on. */
 RF_INLINE boxes_t boxes_of(const rf_fused_level &level, int strip, int end) {
     const int column = strip / level.count;
     return {&level, column * RF_FUSED_COLUMNS, strip - column * level.count, strip < end};
 }
 
-/* One thread: the boxes of one warpgroup's strips. */
+/* One thread copies the boxes of one warpgroup's strips. */
 RF_INLINE void copy_strips(const rf_fused_args &args, const shared_t &at, int group, int rank) {
     ring_t ring = {0, 1};
     for (int l = FIRST; l < levels_of(args); l++) {
@@ -58,7 +60,7 @@ RF_INLINE void copy_strips(const rf_fused_args &args, const shared_t &at, int gr
             if (RF_JOINED) {
                 const rf_fused_level &up = args.levels[l - 1];
                 const rf_i64 parent = own.any ? (rf_i64)level.parent[own.item] : 0;
-                /* Behind the last user copies find zeros. */
+                /* past the last user copies write zeros */
                 const boxes_t user = {&up, own.x, (rf_u64)parent < (rf_u64)up.count ? (int)parent : up.count,
                                       own.any};
                 copy_strip(own, user, level.slots, at, ring, group, rank);
@@ -71,7 +73,7 @@ RF_INLINE void copy_strips(const rf_fused_args &args, const shared_t &at, int gr
     }
 }
 
-/* The strip at `number` of a level, without flags; a bad parent is that item of nobody's. */
+/* Returns strip `number` of a level, without flags. The parent of an invalid index is the bias-only item. */
 RF_INLINE strip_t strip_at(const rf_fused_args &args, int l, int number, int end, bool reports) {
     const rf_fused_level &level = args.levels[l];
     strip_t s = {-1, 0, -1, 0};
@@ -85,14 +87,13 @@ RF_INLINE strip_t strip_at(const rf_fused_args &args, int l, int number, int end
     const rf_i64 parent = level.parent[s.item];
     const rf_i32 parents = args.levels[l - 1].count;
     const bool good = (rf_u64)parent < (rf_u64)parents;
-    s.parent =
-        (good ? (rf_i32)parent : parents) * args.strips + s.column; /* not used where levels are joined */
+    s.parent = (good ? (rf_i32)parent : parents) * args.strips + s.column; /* not used if levels are joined */
     if (!good && reports && s.column == 0 && args.report)
         rf_report_parent(args.errors, args.chain ? l - 1 : -1, s.item, parent, parents, level.count);
     return s;
 }
 
-/* The sums of a parent, for a turn's strips. */
+/* Copies the sums of a parent for the strips of a turn. */
 RF_INLINE void copy_sums(const rf_fused_level &up, const shared_t &at, int parent, int rank) {
     const rf_u8 *sums = (const rf_u8 *)sums_of(up.sums, parent, rank);
     rf_barrier_expect(at.sums_full, SUMS_BYTES);
@@ -102,8 +103,8 @@ RF_INLINE void copy_sums(const rf_fused_level &up, const shared_t &at, int paren
                 RF_L2_LAST);
 }
 
-/* Describes a turn's strips, of lanes 0 ... GROUPS - 1, to the warpgroups: by lane 0, whose next arrival at a slot's barrier
- * publishes them. */
+/* Writes the descriptions of a turn's strips, held by lanes 0 ... GROUPS - 1, for the warpgroups. Lane 0
+ * publishes them by its next arrival at the barrier of a slot. */
 RF_INLINE void strips_write(const shared_t &at, int turn, const strip_t &own, int lane) {
     const rf_u32 lap = turn / RF_FUSED_ENTRIES;
     if (lane == 0) rf_barrier_wait(at.strips_empty + turn % RF_FUSED_ENTRIES * 8, (lap & 1) ^ 1);
@@ -115,7 +116,8 @@ RF_INLINE void strips_write(const shared_t &at, int turn, const strip_t &own, in
     }
 }
 
-/* A slot of weights, packed or as they lie; those of the level before follow, where the two are joined. */
+/* Copies a slot of weights, packed or in place; if two levels are joined, those of the previous level follow.
+ */
 RF_INLINE void copy_rows(const rf_fused_args &args, int l, rf_u32 to, int k, int rank, rf_u32 full) {
     const rf_fused_level &level = args.levels[l];
     if (!RF_DIRECT)
@@ -128,11 +130,12 @@ RF_INLINE void copy_rows(const rf_fused_args &args, int l, rf_u32 to, int k, int
         rf_copy_box(to, &level.rows, k * RF_FUSED_K, rank * RF_ROWS, 0, full, RF_L2_LAST);
 }
 
-/* One warp: the weights, the sums of parents, and what the warpgroups need to know of their strips: lane i of strip i. */
+/* One warp copies the weights and the sums of parents, and describes the strips to the warpgroups: lane i has
+ * strip i. */
 RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int lane, int rank) {
     ring_t ring = {0, 1};
     int held = -1, turn = 0;
-    if (RF_JOINED && !RF_DIRECT) { /* the kernel begins beside pack.cu */
+    if (RF_JOINED && !RF_DIRECT) { /* the kernel starts concurrently with pack.cu */
         rf_wait_for_previous_kernel();
         rf_async_fence_global();
     }
@@ -140,7 +143,7 @@ RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int l
     for (int l = FIRST; l < levels_of(args); l++) {
         const rf_fused_level &up = args.levels[l > 0 ? l - 1 : 0];
         const int2 range = range_of(at, l);
-        bool ready = l == FIRST, begins = true; /* ready: the sums of parents can be read */
+        bool ready = l == FIRST, begins = true; /* ready: the sums of parents are complete */
         strip_t next = strip_at(args, l, lane < GROUPS ? range.x + lane : range.y, range.y, rank == 0);
         for (int first = range.x; first < range.y; first += GROUPS, turn++) {
             const int parent = __shfl_sync(RF_FULL_WARP, next.parent, 0);
@@ -150,7 +153,7 @@ RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int l
             strips_write(at, turn, next, lane);
             held = parent;
             begins = false;
-            /* Ahead, since it waits for memory. */
+            /* Early, because it waits for memory. */
             next = strip_at(args, l, lane < GROUPS ? first + GROUPS + lane : range.y, range.y, rank == 0);
             bool due = change && !RF_JOINED;
             for (int k = 0; k < slots_of(args, l); k++, ring.next()) {

@@ -2,26 +2,30 @@
  *
  *     sums of an item = W_level . x[item] + sums of its parent;   out[candidate] = activation(its sums)
  *
- * A level after the other, users first. A warpgroup multiplies a strip: 64 columns of an item's [k, n], transposed, so that
- * columns are the rows of the tensor cores' A, which ldmatrix takes from shared memory to registers, and RF_ROWS rows of the
- * weight are B, read from shared memory as pack.cu has laid them. Three warpgroups take three strips through the same
- * weights; the two blocks of a cluster take two halves of the rows through the same strips (RF_RANKS 2), each copying half of
- * each strip's box to both. A warp for each strip and one for weights fill a ring of RF_SLOTS slots of 32 of k.
+ * Levels run one after another, users first. A warpgroup multiplies a strip: 64 columns of an item's [k, n],
+ * transposed, so that columns are the rows of the tensor cores' A, which ldmatrix loads from shared memory
+ * into registers. RF_ROWS rows of the weight are B, read from shared memory in the layout of pack.cu. Three
+ * warpgroups multiply three strips by the same weights. The two blocks of a cluster multiply two halves of
+ * the rows by the same strips (RF_RANKS 2); each copies half of each strip's box to both. A warp for each
+ * strip and a warp for weights fill a ring of RF_SLOTS slots of 32 of k.
  *
- * Strips are in the order [column, item], and a cluster has a range of them, so that items of one user and column follow
- * each other: their parent's sums, 57 KB, stay in shared memory until another one's are needed, and are added on the way
- * out. A strip whose parent is not that of its turn's first strip starts from its parent's sums in global memory instead.
- * Sums of all levels but the last go to global memory; `done` counts them, and whoever reads them waits for all of their
- * level: so all blocks must run at once (a cooperative launch).
+ * Strips have the order [column, item], and a cluster has a range of them, so that items of one user and
+ * column are consecutive: the sums of their parent, 57 KB, stay in shared memory until those of another
+ * parent are needed, and are added in the epilogue. A strip whose parent differs from that of its turn's
+ * first strip starts from its parent's sums in global memory instead. Sums of all levels except the last go
+ * to global memory; `done` counts them, and their readers wait for the whole level: so all blocks must run at
+ * once (a cooperative launch).
  *
- * RF_JOINED, of two levels where users have few candidates: a candidate's strip goes through its own k, then its user's, into the same
- * sums. Nothing of a user is in memory, no block waits for another, and the ring has what else are a parent's sums; the bias is added on
- * the way out. RF_DIRECT: weights come by tensor maps as they lie, and nothing is packed; else the kernel begins beside pack.cu.
+ * RF_JOINED, for two levels with few candidates per user: a candidate's strip accumulates over its own k,
+ * then its user's, into the same sums. No user's sums are stored, no block waits for another, and the ring
+ * has the memory of the parent's sums; the epilogue adds the bias. RF_DIRECT: tensor maps read the weights in
+ * place, and nothing is packed; otherwise the kernel starts concurrently with pack.cu.
  *
- * A block: RF_FUSED_GROUPS warpgroups that multiply (160 registers a thread), one that copies (32).
- * A thread: of RF_ROWS / 2 sums, number 4 i + e belongs to row 8 i + 2 (lane % 4) + e % 2, column 16 warp + lane / 4 + e / 2 * 8.
- * Shared memory: RF_FUSED_SHARED_BYTES. Launch: grid [clusters * RF_RANKS], block [RF_FUSED_THREADS], cooperative.
- * Source: IKBO (in-kernel broadcast optimization), section 2: decomposition, broadcast fusion, multi-stage fusion.
+ * A block has RF_FUSED_GROUPS warpgroups that multiply (160 registers a thread) and a warpgroup that copies
+ * (32). Element 4 i + e of a thread's RF_ROWS / 2 sums is in row 8 i + 2 (lane % 4) + e % 2, column 16 warp +
+ * lane / 4 + e / 2 * 8. Shared memory: RF_FUSED_SHARED_BYTES. Launch: grid [clusters * RF_RANKS], block
+ * [RF_FUSED_THREADS], cooperative. Source: IKBO (in-kernel broadcast optimization), section 2: decomposition,
+ * broadcast fusion, multi-stage fusion.
  */
 
 #ifndef RF_DTYPE
@@ -41,19 +45,20 @@
 #include "families/ikbo_linear/bias.cuh"
 #include "families/ikbo_linear/ikbo_linear_copy.cuh"
 
-/* A warpgroup has read a slot: by warp 0, whose lane `rank` tells block `rank`. */
+/* Releases a slot that a warpgroup has read: by warp 0, whose lane `rank` signals block `rank`. */
 RF_INLINE void slot_free(const shared_t &at, int slot, int thread) {
     if (RF_RANKS == 1 && thread == 0) rf_barrier_arrive(at.empty + slot * 8);
     if (RF_RANKS == 2 && thread < 2) rf_barrier_arrive_at(at.empty + slot * 8, thread);
 }
 
-/* Sum number i of both halves. */
+/* Sum i of both halves. */
 #define SUM(i) sums[(i) / (SUMS / 2)][(i) % (SUMS / 2)]
 
-/* sums = strip . weights over the slots of k, which are even; += where `begun` is 1: k is odd then, so that no register has it. */
+/* sums = strip . weights over an even number of slots of k; += if `begun` is 1: k is odd then, so that no
+ * register holds it. */
 RF_INLINE void multiply(float (&sums)[2][SUMS / 2], const shared_t &at, ring_t &ring, int slots, rf_u32 from,
                         int begun, int thread) {
-    rf_u32 a[2][2][4]; /* of two slots in turns: a product may still read what one load ago came */
+    rf_u32 a[2][2][4]; /* double buffer: a product may still read the previous load */
     for (int k = begun; k < slots; k += 2) {
 #pragma unroll
         for (int q = 0; q < 2; q++) {
@@ -81,7 +86,7 @@ RF_INLINE void multiply(float (&sums)[2][SUMS / 2], const shared_t &at, ring_t &
     }
     rf_wgmma_wait<0>();
 #pragma unroll
-    for (int i = 0; i < SUMS; i++) asm volatile("" : "+f"(SUM(i))::"memory"); /* not read before */
+    for (int i = 0; i < SUMS; i++) asm volatile("" : "+f"(SUM(i))::"memory"); /* no read before this point */
     slot_free(at, ring.before(), thread);
 }
 
@@ -92,7 +97,7 @@ RF_INLINE rf_u32 pack_two(float low, float high) {
     return two.word[0];
 }
 
-/* Adds the parent's sums of a part's 32 rows, which are in shared memory. */
+/* Adds the parent's sums of a part's 32 rows from shared memory. */
 RF_INLINE void add_part(float (&sums)[2][SUMS / 2], const shared_t &at, int part, int thread) {
 #pragma unroll
     for (int i = part * PART_SUMS; i < (part + 1) * PART_SUMS; i += 4) {
@@ -114,21 +119,21 @@ RF_INLINE void add_bias(float (&sums)[2][SUMS / 2], const rf_fused_args &args, i
     if (args.bias == nullptr) return;
 #pragma unroll
     for (int i = part * PART_SUMS; i < (part + 1) * PART_SUMS;
-         i += 2) { /* i % 4: 0 or 2, the same rows of two columns */
+         i += 2) { /* i % 4 is 0 or 2: the same rows of two columns */
         const int row = rank * RF_ROWS + i / 4 * 8 + thread % 4 * 2;
         SUM(i) += rf_bias_of<RF_DTYPE>(args.bias, row, args.m);
         SUM(i + 1) += rf_bias_of<RF_DTYPE>(args.bias, row + 1, args.m);
     }
 }
 
-/* A strip's sums leave for `out`, a part at a time, by way of the stages: what was in the one that a part takes has been read
- * since the part before. */
+/* Stores a strip's sums to `out`, a part at a time, through the stages. A stage has been read completely
+ * before the previous part. */
 RF_INLINE void store(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const shared_t &at,
                      const strip_t &s, int turn, rf_u32 offset, int group, int rank, int thread) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
         const int stage =
-            (turn * PARTS + part) % RF_FUSED_STAGES; /* the last level's turns follow each other */
+            (turn * PARTS + part) % RF_FUSED_STAGES; /* the turns of the last level are consecutive */
         const rf_u32 to = at.stages + (group * RF_FUSED_STAGES + stage) * STAGE_BYTES;
         if (RF_JOINED)
             add_bias(sums, args, part, rank, thread);
@@ -142,7 +147,7 @@ RF_INLINE void store(float (&sums)[2][SUMS / 2], const rf_fused_args &args, cons
                          "r"(pack_two(SUM(i + 4), SUM(i + 5))), "r"(pack_two(SUM(i + 6), SUM(i + 7)))
                          : "memory");
         rf_async_fence();
-        if (thread == 0) rf_stores_wait<RF_FUSED_STAGES - 2>(); /* the next part's stage */
+        if (thread == 0) rf_stores_wait<RF_FUSED_STAGES - 2>(); /* the stage of the next part */
         rf_group_sync(group + 1, WARPGROUP);
         if (thread == 0)
             rf_store_box(&args.out, s.column * RF_FUSED_COLUMNS, rank * RF_ROWS + part * RF_FUSED_PART,
@@ -150,7 +155,7 @@ RF_INLINE void store(float (&sums)[2][SUMS / 2], const rf_fused_args &args, cons
     }
 }
 
-/* Sums of a level that is not the last go to global memory, and are counted. */
+/* Writes the sums of a level other than the last to global memory, and counts them. */
 RF_INLINE void keep(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const rf_fused_level &level,
                     const shared_t &at, const strip_t &s, int group, int rank, int thread) {
     const rf_i64 number = (rf_i64)s.item * args.strips + s.column;
@@ -166,13 +171,12 @@ RF_INLINE void keep(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const
     if (thread == 0) rf_count_up(level.done);
 }
 
-/* Sums begin as strip `number` of `parents`, where that is not NULL; else products will overwrite what they are. Loads under a
- * branch would make the compiler let each product wait for the last (its warning C7512). */
+/* Initialises sums with strip `number` of `parents` unless it is NULL; otherwise products overwrite them.
+ * Loads under a branch would make the compiler serialise the products (its warning C7512). */
 RF_INLINE void start(float (&sums)[2][SUMS / 2], float *parents, int number, int rank, int thread) {
     const float4 *from = (const float4 *)sums_of(parents, number, rank) + thread;
 #pragma unroll
-    for (int i = 0; i < SUMS;
-         i++) /* so that what the last strip left is not kept while gelu needs registers */
+    for (int i = 0; i < SUMS; i++) /* frees the registers of the previous strip, which gelu needs */
         if (RF_ACTIVATION == RF_ACTIVATION_GELU) SUM(i) = 0;
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4)
@@ -183,7 +187,7 @@ RF_INLINE void start(float (&sums)[2][SUMS / 2], float *parents, int number, int
                      : "memory");
 }
 
-/* What comes of the sums; the strip is read again, since registers are scarce while there are products. */
+/* Finishes the sums. Reads the strip's description again, because registers are scarce during products. */
 RF_INLINE void finish(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const shared_t &at, int l,
                       int turn, rf_u32 offset, int group, int rank, int thread) {
     const strip_t s = strip_read(at, turn, group);
@@ -195,10 +199,11 @@ RF_INLINE void finish(float (&sums)[2][SUMS / 2], const rf_fused_args &args, con
         keep(sums, args, args.levels[l], at, s, group, rank, thread);
 }
 
-/* One warpgroup: its strip of every turn. */
+/* One warpgroup multiplies its strip of every turn. */
 RF_INLINE void multiply_strips(const rf_fused_args &args, const shared_t &at, int group, int rank) {
     const int thread = threadIdx.x % WARPGROUP, lane = thread % 32;
-    /* Where ldmatrix and stmatrix have this thread's row of 16 bytes in a box [rows][64 columns] with a swizzle of 128. */
+    /* The offset of this thread's row of 16 bytes, for ldmatrix and stmatrix, in a box [rows][64 columns]
+     * with a swizzle of 128. */
     const rf_u32 offset =
         lane % 8 * 128 + ((thread / 32 * 2 + lane / 8 % 2) ^ lane % 8) * 16 + lane / 16 * 1024;
     float sums[2][SUMS / 2];
@@ -212,7 +217,7 @@ RF_INLINE void multiply_strips(const rf_fused_args &args, const shared_t &at, in
             const strip_t s = strip_read(at, turn, group);
             if (!RF_JOINED && s.flags & CHANGED) rf_barrier_arrive(at.sums_empty);
             if (s.item <
-                0) { /* one warp passes slots on, when no other waits for the first: it would fall behind */
+                0) { /* one warp releases slots if no other waits for the first, because it would fall behind */
                 rf_group_sync(group + 1, WARPGROUP);
                 for (int k = 0; k < slots_of(args, l); k++, ring.next()) {
                     if (thread >= 32) continue;
@@ -268,5 +273,5 @@ extern "C" __global__ void __launch_bounds__(RF_FUSED_THREADS, 1)
         multiply_strips(args, at, group, rank);
         __syncwarp();
     }
-    if (RF_RANKS == 2) rf_cluster_sync(); /* a block whose other still writes to it must not end */
+    if (RF_RANKS == 2) rf_cluster_sync(); /* the other block may still write to this block */
 }

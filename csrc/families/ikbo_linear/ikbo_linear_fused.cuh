@@ -1,4 +1,5 @@
-/* What the warps of ikbo_linear_fused.cu share: shared memory, the ring, the strips of a turn, and which of them a cluster has. */
+/* Shared by the warps of ikbo_linear_fused.cu: shared memory, the ring, the strips of a turn and of a
+ * cluster. */
 #ifndef RECFUSE_IKBO_LINEAR_FUSED_CUH
 #define RECFUSE_IKBO_LINEAR_FUSED_CUH
 
@@ -18,25 +19,26 @@ enum {
     HALF = RF_ROWS / 2, /* rows of one product */
     PARTS = RF_ROWS / RF_FUSED_PART,
     PART_SUMS = RF_FUSED_PART / 2,
-    SUMS = RF_ROWS / 2, /* of a thread */
-    /* Slot of a turn from which on its parent's sums are fetched: those of the turn before are read by then. */
+    SUMS = RF_ROWS / 2, /* sums per thread */
+    /* Slot of a turn from which on the sums of its parent are copied: those of the previous turn have been
+     * read by then. */
     LATE = 8,
     X_BYTES = RF_FUSED_X_BYTES,
     WEIGHT_BYTES = RF_FUSED_WEIGHT_BYTES(RF_ROWS),
     SLOT_BYTES = RF_FUSED_SLOT_BYTES(RF_ROWS),
     SUMS_BYTES = RF_FUSED_SUMS_BYTES(RF_ROWS),
     STAGE_BYTES = RF_FUSED_STAGE_BYTES,
-    FIRST = RF_JOINED, /* level that has strips of its own */
+    FIRST = RF_JOINED, /* first level with strips of its own */
 };
 static_assert(RF_JOINED || !RF_DIRECT, "weights of joined levels alone are read as they lie");
 static_assert(RF_ROWS % RF_FUSED_PART == 0 && RF_ROWS >= 64 && RF_ROWS <= RF_FUSED_MOST_ROWS, "registers");
 
-/* Of a strip in a turn, for the warpgroup that has it: its parent's sums are in shared memory; what is there is another
- * parent's than in the turn before; the parity of its barrier. */
+/* Flags of a strip in a turn, for its warpgroup: HERE: its parent's sums are in shared memory; CHANGED: they
+ * differ from those of the previous turn; PARITY: of its barrier. */
 enum { HERE = 1, CHANGED = 2, PARITY = 4 };
 struct strip_t {
-    rf_i32 item, column; /* item -1: there is none */
-    rf_i32 parent; /* number of the sums: (item of the level before) * strips + column */
+    rf_i32 item, column; /* item -1: no strip */
+    rf_i32 parent; /* number of the sums: (item of the previous level) * strips + column */
     rf_i32 flags;
 };
 
@@ -52,7 +54,7 @@ struct shared_t {
 
 RF_INLINE shared_t shared_of(const void *memory) {
     shared_t at;
-    at.slots = (rf_shared(memory) + 1023) & ~1023u; /* the swizzle goes by addresses */
+    at.slots = (rf_shared(memory) + 1023) & ~1023u; /* the swizzle depends on addresses */
     at.sums = at.slots + RF_SLOTS * SLOT_BYTES;
     at.stages = at.sums + (RF_JOINED ? 0 : SUMS_BYTES);
     at.strips = at.stages + GROUPS * RF_FUSED_STAGES * STAGE_BYTES;
@@ -83,7 +85,7 @@ RF_INLINE void range_write(const shared_t &at, int level, int from, int to) {
     asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(at.ranges + level * 8), "r"(from), "r"(to)
                  : "memory");
 }
-/* The strips of a level that this cluster has, [x, y). */
+/* Returns the strips [x, y) of a level for this cluster. */
 RF_INLINE int2 range_of(const shared_t &at, int level) {
     int2 range;
     asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
@@ -93,7 +95,7 @@ RF_INLINE int2 range_of(const shared_t &at, int level) {
     return range;
 }
 
-/* A place in the ring. */
+/* A position in the ring. */
 struct ring_t {
     int slot;
     rf_u32 parity;
@@ -106,12 +108,13 @@ struct ring_t {
     RF_INLINE int before() const { return slot > 0 ? slot - 1 : RF_SLOTS - 1; }
 };
 
-/* Joined levels are two. */
+/* Joined levels are always two. */
 RF_INLINE int levels_of(const rf_fused_args &args) { return RF_JOINED ? 2 : args.n_levels; }
 
-/* Cuts the strips of every level into a range for each cluster: those of the last level make up for what the others leave
- * uneven, unless one cluster has more than its share of those already. Candidates so few that clusters without a user have
- * them in one turn are left to these: who waits for a user's sums does so beside them. */
+/* Cuts the strips of every level into a range per cluster. Ranges of the last level compensate for the
+ * imbalance of the others, unless a cluster already has more than its share. If candidates are so few that
+ * clusters without a user handle them in one turn, these get all of them, and wait for the users' sums while
+ * the others compute them. */
 RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, int clusters) {
     const int last = levels_of(args) - 1;
     rf_i64 all = 0, most = 0, before = 0, after = 0;
@@ -129,7 +132,8 @@ RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, i
     rf_i64 from = n * cluster / clusters, to = n * (cluster + 1) / clusters;
     const rf_i64 users = (rf_i64)args.levels[0].count * args.strips, idle = clusters - users;
     if (!RF_JOINED && last == 1 && idle >= users && n <= GROUPS * idle) {
-        const rf_i64 place = cluster - users * cluster / clusters; /* among those without a user */
+        const rf_i64 place =
+            cluster - users * cluster / clusters; /* number among the clusters without a user */
         from = n * place / idle;
         to = after > before ? from : n * (place + 1) / idle;
     } else if (most <= all / clusters) {
@@ -140,22 +144,22 @@ RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, i
     range_write(at, last, (int)min(from, n), (int)min(to, n));
 }
 
-/* Slots of k of a strip of a level. */
+/* Returns the slots of k of a strip of a level. */
 RF_INLINE int slots_of(const rf_fused_args &args, int level) {
     return args.levels[level].slots + (RF_JOINED ? args.levels[level - 1].slots : 0);
 }
 
-/* Until the sums of all items of a level can be read. */
+/* Waits until the sums of all items of a level are complete. */
 RF_INLINE void sums_wait(const rf_fused_args &args, const rf_fused_level &level) {
     rf_count_wait(level.done, (rf_u32)level.count * args.strips * RF_RANKS);
 }
 
-/* Whether they can; asks once. */
+/* Returns true if they are complete. */
 RF_INLINE bool sums_done(const rf_fused_args &args, const rf_fused_level &level) {
     return rf_count(level.done) >= (rf_u32)level.count * args.strips * RF_RANKS;
 }
 
-/* Where a level's sums of a strip are, for block `rank`; number: item * strips + column. */
+/* Returns the address of a strip's sums of a level for block `rank`; number: item * strips + column. */
 RF_INLINE float *sums_of(float *sums, rf_i64 number, int rank) {
     return sums + (number * RF_RANKS + rank) * (SUMS_BYTES / (rf_i64)sizeof *sums);
 }

@@ -1,11 +1,13 @@
-/* Weights, and the bias, in the order in which ikbo_linear_fused.cu and small.cu read them; and their counters set to 0.
+/* Packs weights and bias in the layout that ikbo_linear_fused.cu and small.cu read, and sets their counters
+ * to 0.
  *
- * A level's weight [m, k] becomes images of its slots: [slot, rank, row, 32 of k], zeros beyond m and k, a row's four pieces
- * of 16 bytes in the order that the tensor cores' swizzle of 64 bytes wants: piece c of row r lies at c ^ (r / 2 % 4). Made in
- * every call, since nothing tells when a weight has changed: 1.6 MB take 3 microseconds. The bias fills the sums of an item
- * that is nobody's, which parentless items add.
- * A thread owns one piece of 16 bytes of a level (blockIdx.y), then one float of its bias item.
- * Launch: grid [ceil(most pieces or floats of a level / RF_BLOCK), levels], block [RF_BLOCK].
+ * The weight [m, k] of a level becomes images of its slots: [slot, rank, row, 32 of k], with zeros beyond m
+ * and k. The four pieces of 16 bytes of a row are in the order of the tensor cores' swizzle of 64 bytes:
+ * piece c of row r is at c ^ (r / 2 % 4). Every call packs, because a change of a weight cannot be detected;
+ * 1.6 MB take 3 microseconds. The bias fills the sums of a bias-only item, the parent of items without a
+ * parent.
+ * A thread has one piece of 16 bytes of a level (blockIdx.y), then one float of its bias-only item. Launch:
+ * grid [ceil(most pieces or floats of a level / RF_BLOCK), levels], block [RF_BLOCK].
  */
 #include "gpu/device/common.cuh"
 #include "families/ikbo_linear/ikbo_linear_args.h"
@@ -38,7 +40,8 @@ RF_INLINE void pack(const rf_pack_level &level, int m, int ranks, int at) {
     ((rf_bytes<16> *)level.packed)[place] = to;
 }
 
-/* Float `at` of [strips, rank, RF_ROWS / 8, 128 threads, 4]: rows as at the head of ikbo_linear_fused.cu. */
+/* Returns float `at` of [strips, rank, RF_ROWS / 8, 128 threads, 4]: rows as in the head of
+ * ikbo_linear_fused.cu. */
 RF_INLINE float bias_of(const rf_pack_args &args, int at) {
     const int rank = at / (RF_ROWS * RF_FUSED_COLUMNS) % args.ranks;
     const int inside = at % (RF_ROWS * RF_FUSED_COLUMNS);

@@ -1,10 +1,11 @@
-/* What kernels do with a parent that does not exist. */
+/* The report of an invalid parent. */
 #ifndef RECFUSE_IKBO_LINEAR_PARENT_CUH
 #define RECFUSE_IKBO_LINEAR_PARENT_CUH
 
 #include "gpu/device/common.cuh"
 
-/* Records it: of `item`, one of `items`, where there are `parents`. map: as in rf_ikbo_add_params. */
+/* Reports the parent of `item`, out of `items`, if there are `parents` parents. map: as in
+ * rf_ikbo_add_params. */
 RF_INLINE void rf_report_parent(const rf_error_word &errors, int map, rf_i64 item, rf_i64 parent,
                                 rf_i64 parents, rf_i64 items) {
     if (map < 0) {

@@ -1,20 +1,22 @@
-/* A linear layer over users and their candidates, as ikbo_linear_fused.cu has it, for items so few that they do not fill a GPU by its
- * strips: the time is then that of loads that wait for each other.
+/* A linear layer over users and their candidates, as in ikbo_linear_fused.cu, for so few items that their
+ * strips do not fill a GPU: the bound is the latency of dependent loads.
  *
  *     sums of an item = W_level . x[item] + sums of its parent;   out[candidate] = activation(its sums)
  *
- * A block has one piece of a level, and ends: RF_ROWS rows of the weight (rank) for RF_GROUPS strips of 64 columns. Its ring is
- * as deep as shared memory allows, so that most of what it reads is on its way at once. A block waits for the sums of its parents'
- * level: so all must run at once (a cooperative launch), or, where they are too many, take pieces by a ticket, levels in their
- * order: then it waits for blocks that have begun, whatever the GPU runs first. RF_JOINED, of two levels: a candidate's strip goes
- * through its own k, then its user's, and waits for nobody.
- * Weights are packed, counters and tickets set to 0 by pack.cu, which is waited for where that is needed: this kernel begins
- * beside it, and reads inputs meanwhile. RF_DIRECT: weights come by tensor maps as they lie, so with RF_JOINED there is one launch.
+ * A block has one piece of a level and then ends: RF_ROWS rows of the weight (rank) for RF_GROUPS strips of
+ * 64 columns. Its ring is as deep as shared memory allows, so that most of its loads are in flight at once. A
+ * block waits for the sums of its parents' level: so all blocks must run at once (a cooperative launch). If
+ * there are too many, blocks take pieces by a ticket, in the order of levels: then they wait only for blocks
+ * that have started, in any order of execution. RF_JOINED, for two levels: a candidate's strip accumulates
+ * over its own k, then its user's, and waits for no block. pack.cu packs the weights and sets counters and
+ * tickets to 0. This kernel starts concurrently with it, reads its inputs, and waits for it where needed.
+ * RF_DIRECT: tensor maps read the weights in place, so with RF_JOINED there is one launch.
  *
- * A block: RF_GROUPS warpgroups that multiply, and warps that copy: one for each strip, one for weights.
- * A thread: RF_ROWS / 2 sums as in ikbo_linear_fused.cu. Shared memory: RF_SMALL_SHARED_BYTES. Launch: grid [pieces of all levels],
- * block [(RF_GROUPS + 1) * 128].
- * Source: IKBO (in-kernel broadcast optimization), section 2: decomposition, broadcast fusion, multi-stage fusion.
+ * A block has RF_GROUPS warpgroups that multiply and warps that copy: one for each strip, one for weights. A
+ * thread has RF_ROWS / 2 sums as in ikbo_linear_fused.cu. Shared memory: RF_SMALL_SHARED_BYTES. Launch: grid
+ * [pieces of all levels], block [(RF_GROUPS + 1) * 128].
+ * Source: IKBO (in-kernel broadcast optimization), section 2: decomposition, broadcast fusion, multi-stage
+ * fusion.
  */
 
 #ifndef RF_DTYPE
@@ -44,9 +46,9 @@
 
 enum {
     WARPGROUP = 128,
-    FIRST = RF_JOINED, /* level that has pieces of its own */
-    SUMS = RF_ROWS / 2, /* of a thread */
-    HALVES = RF_ROWS > 112 ? 2 : 1, /* products that RF_ROWS take */
+    FIRST = RF_JOINED, /* first level with pieces of its own */
+    SUMS = RF_ROWS / 2, /* sums per thread */
+    HALVES = RF_ROWS > 112 ? 2 : 1, /* products for RF_ROWS rows */
     HALF = RF_ROWS / HALVES,
     X_BYTES = RF_FUSED_X_BYTES,
     WEIGHT_BYTES = RF_FUSED_WEIGHT_BYTES(RF_ROWS),
@@ -55,7 +57,7 @@ enum {
     SUMS_BYTES = RF_FUSED_SUMS_BYTES(RF_ROWS),
 };
 
-/* What a block works on: `strips` of a level from number `first` on. */
+/* The work of a block: `strips` strips of a level from number `first` on. */
 struct piece_t {
     int level, first, strips, rank;
 };
@@ -70,7 +72,7 @@ struct shared_t {
 RF_INLINE shared_t shared_of(rf_u8 *memory) {
     shared_t at;
     const rf_u32 start = rf_shared(memory);
-    at.slots = (start + 1023) & ~1023u; /* the swizzle goes by addresses */
+    at.slots = (start + 1023) & ~1023u; /* the swizzle depends on addresses */
     at.stages = at.slots + RF_SLOTS * SLOT_BYTES;
     at.full = at.stages + RF_GROUPS * STAGE_BYTES;
     at.empty = at.full + RF_SLOTS * 8;
@@ -99,7 +101,7 @@ RF_INLINE piece_t piece_of(const rf_fused_args &args, int number) {
     }
 }
 
-/* A place in the ring. */
+/* A position in the ring. */
 struct ring_t {
     int slot;
     rf_u32 parity;
@@ -109,7 +111,7 @@ struct ring_t {
     RF_INLINE int before() const { return slot > 0 ? slot - 1 : RF_SLOTS - 1; }
 };
 
-/* One thread: boxes of a level's `item`, columns from `x` on. */
+/* One thread copies the boxes of a level's `item`, columns from `x` on. */
 RF_INLINE void copy_boxes(const rf_fused_level &level, const shared_t &at, ring_t &ring, int x, int item,
                           int group) {
     for (int k = 0; k < level.slots; k++, ring.next()) {
@@ -121,21 +123,21 @@ RF_INLINE void copy_boxes(const rf_fused_level &level, const shared_t &at, ring_
     }
 }
 
-/* One thread: a strip. */
+/* One thread copies a strip. */
 RF_INLINE void copy_strip(const rf_fused_args &args, const shared_t &at, int l, int strip, int group) {
     const rf_fused_level &level = args.levels[l];
     const int column = strip / level.count, item = strip - column * level.count;
     ring_t ring = {0, 1};
-    const rf_i64 parent = RF_JOINED ? (rf_i64)level.parent[item] : 0; /* on its way meanwhile */
+    const rf_i64 parent = RF_JOINED ? (rf_i64)level.parent[item] : 0; /* in flight meanwhile */
     copy_boxes(level, at, ring, column * RF_FUSED_COLUMNS, item, group);
-    if (RF_JOINED) { /* behind the last user copies find zeros */
+    if (RF_JOINED) { /* past the last user copies write zeros */
         const rf_fused_level &up = args.levels[l - 1];
         const int user = (rf_u64)parent < (rf_u64)up.count ? (int)parent : up.count;
         copy_boxes(up, at, ring, column * RF_FUSED_COLUMNS, user, group);
     }
 }
 
-/* One thread: a level's weights, packed or as they lie. */
+/* One thread copies a level's weights, packed or in place. */
 RF_INLINE void copy_rows(const rf_fused_level &level, const shared_t &at, ring_t &ring, int ranks, int rank) {
     for (int k = 0; k < level.slots; k++, ring.next()) {
         const rf_u32 full = at.full + ring.slot * 8, to = at.slots + ring.slot * SLOT_BYTES;
@@ -160,12 +162,12 @@ RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int l
 }
 
 typedef float sums_t[HALVES][SUMS / HALVES];
-/* Sum number i of all. */
+/* Sum i of all halves. */
 #define SUM(i) sums[(i) / (SUMS / HALVES)][(i) % (SUMS / HALVES)]
 
-/* sums = strip . weights over the slots of k, of which there are 2 or more, an even number. */
+/* sums = strip . weights over the slots of k, an even number of at least 2. */
 RF_INLINE void multiply(sums_t &sums, const shared_t &at, int slots, rf_u32 from, int thread) {
-    rf_u32 a[2][2][4]; /* of two slots in turns: a product may still read what one load ago came */
+    rf_u32 a[2][2][4]; /* double buffer: a product may still read the previous load */
     ring_t ring = {0, 0};
 #pragma unroll
     for (int i = 0; i < SUMS; i++) SUM(i) = 0;
@@ -195,15 +197,15 @@ RF_INLINE void multiply(sums_t &sums, const shared_t &at, int slots, rf_u32 from
     }
     rf_wgmma_wait<0>();
 #pragma unroll
-    for (int i = 0; i < SUMS; i++) asm volatile("" : "+f"(SUM(i))::"memory"); /* not read before */
+    for (int i = 0; i < SUMS; i++) asm volatile("" : "+f"(SUM(i))::"memory"); /* no read before this point */
 }
 
-/* Where the sums of a strip are, for the rows of `rank`. */
+/* Returns the address of a strip's sums for the rows of `rank`. */
 RF_INLINE float4 *sums_of(const rf_fused_args &args, float *sums, rf_i64 number, int rank, int thread) {
     return (float4 *)(sums + (number * args.ranks + rank) * (SUMS_BYTES / (rf_i64)sizeof *sums)) + thread;
 }
 
-/* The parent of an item, -1 where there is none; it is reported where it does not exist. */
+/* Returns the parent of an item, or -1; reports an invalid parent. */
 RF_INLINE int parent_of(const rf_fused_args &args, int l, int item, bool reports) {
     if (l == 0) return -1;
     const rf_fused_level &level = args.levels[l];
@@ -218,14 +220,14 @@ RF_INLINE int parent_of(const rf_fused_args &args, int l, int item, bool reports
 RF_INLINE void add_bias(sums_t &sums, const rf_fused_args &args, int rank, int thread) {
     if (args.bias == nullptr) return;
 #pragma unroll
-    for (int i = 0; i < SUMS; i += 2) { /* i % 4: 0 or 2, the same rows of two columns */
+    for (int i = 0; i < SUMS; i += 2) { /* i % 4 is 0 or 2: the same rows of two columns */
         const int row = rank * RF_ROWS + i / 4 * 8 + thread % 4 * 2;
         SUM(i) += rf_bias_of<RF_DTYPE>(args.bias, row, args.m);
         SUM(i + 1) += rf_bias_of<RF_DTYPE>(args.bias, row + 1, args.m);
     }
 }
 
-/* Adds the parent's. */
+/* Adds the parent's sums. */
 RF_INLINE void add_parent(sums_t &sums, const float4 *from) {
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4) {
@@ -244,7 +246,7 @@ RF_INLINE rf_u32 pack_two(float low, float high) {
     return two.word[0];
 }
 
-/* The last level's leave for `out`. */
+/* Stores the sums of the last level to `out`. */
 RF_INLINE void store(sums_t &sums, const rf_fused_args &args, rf_u32 stage, rf_u32 offset, int item,
                      int column, int rank, int group, int thread) {
 #pragma unroll
@@ -262,7 +264,7 @@ RF_INLINE void store(sums_t &sums, const rf_fused_args &args, rf_u32 stage, rf_u
     }
 }
 
-/* Those of other levels stay in global memory, and are counted. */
+/* Writes the sums of other levels to global memory, and counts them. */
 RF_INLINE void keep(sums_t &sums, const rf_fused_level &level, float4 *to, int group, int thread) {
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4)
@@ -272,20 +274,21 @@ RF_INLINE void keep(sums_t &sums, const rf_fused_level &level, float4 *to, int g
     if (thread == 0) rf_count_up(level.done);
 }
 
-/* One warpgroup: its strip. */
+/* One warpgroup multiplies its strip. */
 RF_INLINE void multiply_strip(const rf_fused_args &args, const shared_t &at, const piece_t &piece,
                               int group) {
     const rf_fused_level &level = args.levels[piece.level];
     const int thread = threadIdx.x % WARPGROUP, lane = thread % 32, strip = piece.first + group;
     const int column = strip / level.count, item = strip - column * level.count;
-    /* Where ldmatrix and stmatrix have this thread's row of 16 bytes in a box [rows][64 columns] with a swizzle of 128. */
+    /* The offset of this thread's row of 16 bytes, for ldmatrix and stmatrix, in a box [rows][64 columns]
+     * with a swizzle of 128. */
     const rf_u32 offset =
         lane % 8 * 128 + ((thread / 32 * 2 + lane / 8 % 2) ^ lane % 8) * 16 + lane / 16 * 1024;
     const int parent = parent_of(args, piece.level, item, piece.rank == 0 && column == 0 && thread == 0);
     sums_t sums;
     multiply(sums, at, level.slots + (RF_JOINED ? args.levels[piece.level - 1].slots : 0),
              group * X_BYTES + offset, thread);
-    if (!RF_JOINED) rf_wait_for_previous_kernel(); /* for the counters */
+    if (!RF_JOINED) rf_wait_for_previous_kernel(); /* pack.cu sets the counters */
     if (RF_JOINED || parent < 0) {
         add_bias(sums, args, piece.rank, thread);
     } else {

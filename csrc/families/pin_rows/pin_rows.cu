@@ -1,8 +1,8 @@
-/* Pinning: brings rows of a table into L2, marked to leave it last; or takes the mark away.
+/* Pinning: prefetches rows of a table into L2 with the policy evict-last, or resets the policy.
  *
- * weight: rows of row_bytes, row_pitch apart; hot_rows [n_hot_rows]. A thread asks for one line of 128 bytes,
- * `lines` threads for one row. A row that does not exist is reported and left out.
- * Launch: grid [ceil(n_hot_rows * lines / block)], block any.
+ * weight: rows of row_bytes with a pitch of row_pitch bytes; hot_rows [n_hot_rows]. A thread prefetches one
+ * line of 128 bytes; `lines` threads prefetch a row. Invalid rows are reported and skipped.
+ * Launch: grid [ceil(n_hot_rows * lines / block)], block of any size.
  * Source: Jain et al., MICRO'24, section IV-C.
  */
 

@@ -1,4 +1,5 @@
-/* What kernels that work bag by bag share: a bag's lookups, and four columns of a table of any dtype and alignment. */
+/* Shared by kernels that work bag by bag: a bag's lookups, and four columns of a table of any dtype and
+ * alignment. */
 #ifndef RECFUSE_CUDA_BACKWARD_BAGS_CUH
 #define RECFUSE_CUDA_BACKWARD_BAGS_CUH
 
@@ -12,7 +13,7 @@ struct columns_t {
     float of[LANE_COLUMNS];
 };
 
-/* Up to four columns from element `first` on; `whole`: all are there, and aligned. */
+/* Loads up to four columns from element `first` on; `whole`: all four exist and are aligned. */
 template <int DTYPE> RF_INLINE columns_t columns_of(const rf_u8 *from, rf_i64 first, int count, bool whole) {
     enum { BYTES = rf_element<DTYPE>::BYTES };
     columns_t to = {};
@@ -34,13 +35,13 @@ RF_INLINE columns_t columns_of(const rf_u8 *from, int dtype, rf_i64 first, int c
     return columns_of<RF_BFLOAT16>(from, first, count, whole);
 }
 
-/* Whether all vectors of four columns of rows are whole and aligned. */
+/* Returns true if all vectors of four columns are complete and aligned. */
 RF_INLINE bool are_whole(const rf_u8 *rows, int dtype, rf_i64 pitch, rf_i64 columns) {
     const int bytes = LANE_COLUMNS * rf_table_element_bytes(dtype);
     return (rf_u64)rows % bytes == 0 && pitch % LANE_COLUMNS == 0 && columns % LANE_COLUMNS == 0;
 }
 
-/* Lookups of a bag; none where its offsets are bad. */
+/* The lookups of a bag; empty if its offsets are invalid. */
 struct bag_t {
     rf_i64 from, to;
 };
@@ -51,13 +52,13 @@ RF_INLINE bag_t bag_of(const rf_bags_args &args, rf_i64 feature, rf_i64 bag) {
     return {from, to};
 }
 
-/* The row of a lookup; -1 where it does not count. */
+/* Returns the row of a lookup, or -1 if it does not count. */
 RF_INLINE rf_i64 row_of(const rf_bags_args &args, const rf_bags_feature &feature, rf_i64 lookup) {
     const rf_i64 index = (rf_i64)rf_load(args.indices + lookup);
     return (rf_u64)index < (rf_u64)feature.rows && index != feature.padding_idx ? index : -1;
 }
 
-/* How many lanes, a power of two up to `most`, have a row's columns. */
+/* Returns the number of lanes for a row's columns, a power of two up to `most`. */
 RF_INLINE int lanes_of(rf_i64 dim, int most) {
     int lanes = 1;
     while (lanes < most && lanes * LANE_COLUMNS < dim) lanes *= 2;

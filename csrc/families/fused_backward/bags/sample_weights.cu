@@ -1,9 +1,9 @@
-/* The gradient of sample weights: of each lookup that counts the product of its row and its bag's gradient. Of others it
- * stays what it was, zero.
+/* The gradient of sample weights: for each lookup that counts, the dot product of its row and its bag's
+ * gradient. Other elements keep their value, zero.
  *
- * A warp: a bag, of which it takes every gridDim.y-th round of lookups; LANES lanes a lookup, as a row has quarters of its
- * columns, so 32 / LANES lookups a round, UNROLL rounds in flight. A lane adds up its columns in their order, then lanes
- * add up pairwise: one order of additions, whatever the GPU does first.
+ * Thread mapping. A warp has a bag, of which it takes every gridDim.y-th round of lookups; LANES lanes have a
+ * lookup, at most a quarter of the columns, so a round has 32 / LANES lookups, with UNROLL rounds in flight.
+ * A lane adds its columns in their order, then lanes are reduced pairwise: a fixed order of additions.
  * Launch: grid [ceil(n_features * bags / warps), parts], block [RF_BAGS_BLOCK].
  */
 #include "families/fused_backward/bags/backward_bags.cuh"
@@ -12,12 +12,12 @@
 #define RF_GRAD_DTYPE RF_FLOAT32
 #endif
 
-enum { UNROLL = 2 /* lookups in flight a lane */ };
+enum { UNROLL = 2 /* lookups in flight per lane */ };
 
-/* A bag's gradient and how lanes share rows. */
+/* A bag's gradient, and the lanes of a row. */
 struct bag_grad_t {
     const rf_u8 *grad; /* of the bag's first column */
-    rf_i64 first; /* column of the lane */
+    rf_i64 first; /* first column of the lane */
     int lanes;
     bool whole, whole_grad;
 

@@ -1,15 +1,17 @@
-/* Which row of its table won each column of each bag of features that pool by maximum: -1 where no lookup counts, and in the
- * columns of other features. The first of equals wins, and a NaN if it comes first: as the forward pools.
+/* The row that supplied the maximum of each column of each bag, for features that pool by maximum; -1 if no
+ * lookup counts and in the columns of other features. The first of equal values wins, and a NaN wins if it
+ * comes first, as in the forward pass.
  *
- * A thread: four columns of a bag (of wide rows, every so many). Lanes of a bag are neighbours; a block has bags of one
- * feature, found among the features' first blocks by bisection. Rows are looked at in their order, four in flight.
+ * Thread mapping. A thread has four columns of a bag (of wide rows, several sets of four). The lanes of a bag
+ * are adjacent. A block has bags of one feature, found by bisection among the features' first blocks. Rows
+ * are compared in their order, four in flight.
  * Launch: grid [blocks], block [RF_BAGS_BLOCK].
  */
 #include "families/fused_backward/bags/backward_bags.cuh"
 
-enum { ROWS = 4 /* in flight */ };
+enum { ROWS = 4 /* rows in flight */ };
 
-/* The feature that has a block. */
+/* Returns the feature of a block. */
 RF_INLINE rf_i64 feature_of(const rf_bags_args &args, rf_i64 block) {
     rf_i64 first = 0, behind = args.n_features;
     while (behind - first > 1) {

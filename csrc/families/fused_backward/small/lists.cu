@@ -1,30 +1,31 @@
-/* Sorts the lookups of small features by row: a stable counting sort in the shared memory of a block, which lists, row after
- * row, the bags that looked the row up. Nothing but the list and where rows begin in it goes to memory.
+/* Transposes the lookups of small features: a stable counting sort in the shared memory of a block lists, row
+ * by row, the bags that looked the row up. Only the list and the begins of the rows are written to memory.
  *
- * A block: rows [first_row, last_row) of one feature (backward_small_args.h: rf_small_list). It goes through all of the feature's lookups
- * twice. First they are counted, by row and by part: a part is a run of neighbouring lookups, parts follow each other.
- * Summed up, row by row and in a row part by part, the counts say where each part's lookups of a row begin in the list. Then a
- * warp has a part and goes through it in order, 32 lookups at once; their places are what counters were before. So the list is
- * that of a stable sort. The list is formed in shared memory and copied from there, but for what there is no room for.
+ * Thread mapping. A block has the rows [first_row, last_row) of one feature (backward_small_args.h:
+ * rf_small_list). It reads all lookups of the feature twice. The first pass counts them by row and part; a
+ * part is a range of consecutive lookups. The prefix sums of the counts, by row and within a row by part, are
+ * the positions in the list at which each part's lookups of a row begin. In the second pass a warp reads a
+ * part in order, 32 lookups at once, and takes their positions from the counters. So the list is that of a
+ * stable sort. It is built in shared memory and copied from there, except for the part that does not fit.
  *
- * How: steps.cuh. Where bags' offsets are bad, lookups are too many for it, or rows few, parts.cuh: there a lookup's bag is
- * searched for, and a list is formed by as many rows at a time as there is room for.
- * Mean: a block with first row 0 also writes one over the lookups of each bag that count; integers are counted, so the
- * order of atomic operations does not matter.
+ * Methods: steps.cuh; with invalid offsets, too many lookups or few rows, parts.cuh: it searches the bag of
+ * each lookup, and builds the list for as many rows at a time as fit.
+ * Mean: a block with first row 0 also writes 1 / counted lookups of each bag. The counts are integers, so the
+ * order of atomic operations has no effect.
  *
- * A block asks for its task, which the host has copied, before it waits for the kernel before, but for no lookup: what an index
- * or an offset is may be what that kernel writes, where a backward pass computes them anew. (small_rows.cu reads gradients as early,
- * since this one has waited.)
+ * A block prefetches its task, which the host has copied, before it waits for the previous kernel. It
+ * prefetches no lookup: in a recomputed backward pass that kernel may write the indices and offsets.
+ * (small_rows.cu may prefetch gradients, because this kernel has waited.)
  *
- * Shapes: rf_small_lists_args. Shared memory: dynamic, args.shared_bytes, RF_SMALL_LISTS_LEAST_SHARED at least.
- * Launch: grid [tasks], block [RF_SMALL_LISTS_BLOCK].
+ * Shapes: rf_small_lists_args. Shared memory: dynamic, args.shared_bytes, RF_SMALL_LISTS_LEAST_SHARED at
+ * least. Launch: grid [tasks], block [RF_SMALL_LISTS_BLOCK].
  */
 #include "families/fused_backward/small/backward_small_args.h"
 
 enum { BLOCK = RF_SMALL_LISTS_BLOCK, WARPS = BLOCK / 32 };
 #include "families/fused_backward/small/step_list.cuh"
 
-/* By steps, with counters of BITS. Returns whether that is done. */
+/* Lists by steps, with counters of BITS. Returns false if that is impossible. */
 template <int BITS>
 RF_INLINE bool list_by_steps(const rf_small_lists_args &args, const feature_t &feature, const block_t &block,
                              rf_u8 *memory, rf_u32 *of_warps, rf_u32 &lost) {
@@ -56,7 +57,7 @@ RF_INLINE block_t block_of(const rf_small_lists_args &args, const rf_small_list 
     return block;
 }
 
-/* What counters of 8 bits do not do. Asks for all again, so that registers need not keep it. */
+/* Handles features for which counters of 8 bits fail. Loads everything again, to keep no registers. */
 RF_APART void list_others(const rf_small_lists_args &args, rf_u8 *memory, unsigned long long *bounds,
                           rf_u32 *of_warps, rf_u32 &lost) {
     const rf_small_list task = args.tasks[blockIdx.x];

@@ -1,5 +1,5 @@
-/* What lists.cu goes through: a feature's lookups, with their rows and bags; and how it divides shared memory. Who includes this says
- * BLOCK and WARPS, the threads and warps of a block. */
+/* The lookups of a feature for lists.cu, with their rows and bags, and the layout of shared memory. The
+ * including file defines BLOCK and WARPS, the threads and warps of a block. */
 #ifndef RECFUSE_CUDA_BACKWARD_LISTS_CUH
 #define RECFUSE_CUDA_BACKWARD_LISTS_CUH
 
@@ -10,47 +10,47 @@
 
 enum {
     STEPS = 4, /* lookups that a lane loads at once */
-    UNIT = STEPS * 32, /* neighbouring lookups that a warp takes at once */
+    UNIT = STEPS * 32, /* consecutive lookups that a warp handles at once */
     UNIT_BITS = 7,
     MOST_MARKS = 1024,
-    NEAR_LOOKUPS = 65536, /* in which bags are found by bits in shared memory */
-    TILE = 512, /* bytes of counters that a warp sums up at once */
-    MOST_TURNS = 4 /* that list what does not fit at once */
+    NEAR_LOOKUPS = 65536, /* up to this number, bags are found by bits in shared memory */
+    TILE = 512, /* bytes of counters that a warp sums at once */
+    MOST_TURNS = 4 /* spans of a list that does not fit at once */
 };
 static_assert(UNIT == 1 << UNIT_BITS, "as pieces are counted");
 #define NO_ROW 0xffffffffu
 #ifdef __CUDACC__
 #define RF_APART \
-    static __device__ __noinline__ /* what is rarely called, so that it takes no registers from the rest */
+    static __device__ __noinline__ /* for rare calls, so that they take no registers from the rest */
 #else
 #define RF_APART static
 #endif
 
-/* What a block works on. */
+/* The feature of a block. */
 struct feature_t {
-    const RF_INDEX *indices; /* from its first lookup on */
+    const RF_INDEX *indices; /* at its first lookup */
     const RF_OFFSET *offsets; /* [bags + 1] */
-    rf_i64 first; /* lookup; where offsets are bad, the first that a bag has */
-    rf_i64 lookups; /* of the call */
+    rf_i64 first; /* lookup; with invalid offsets, the first lookup of any bag */
+    rf_i64 lookups; /* lookups of the call */
     rf_u32 count, rows;
     int padding_idx, bags;
-    bool is_first; /* of the call */
-    bool sound; /* all its bags are: they hold all lookups, in order */
+    bool is_first; /* the feature is the first of the call */
+    bool sound; /* all bags are valid: they hold all lookups, in order */
 };
 
-/* Shared memory. */
+/* The layout of shared memory. */
 struct room_t {
     rf_u32 *cells; /* counters [rows][parts], of 2 or 4 bytes */
-    rf_u16 *marks; /* the bag of the first lookup of each piece, and behind them the last bag */
-    /* Where offsets are sound and bags not too many (near): a bit a lookup, set where a bag begins; how many are set in the
-     * words before; the bag of each. Then there are no marks. */
+    rf_u16 *marks; /* bag of the first lookup of each piece, followed by the last bag */
+    /* If the offsets are valid and there are not too many bags (`near`): a bit a lookup, set at the begin of
+     * a bag; the number of bits in the previous words; the bag of each bit. Then there are no marks. */
     rf_u32 *begins;
     rf_u16 *before, *numbers;
-    rf_u16 *window; /* of the list */
+    rf_u16 *window; /* a window of the list */
     bool near;
     int cell_bytes, cells_bytes, parts;
-    int piece_bits; /* of the lookups in a piece, UNIT_BITS or more */
-    rf_u32 part_units; /* in a part */
+    int piece_bits; /* log2 of the lookups of a piece, at least UNIT_BITS */
+    rf_u32 part_units; /* units of a part */
     rf_u32 window_size;
 };
 
@@ -58,7 +58,7 @@ RF_INLINE bool is_bag(const feature_t &feature, int bag, rf_i64 from, rf_i64 to)
     return rf_is_bag(feature.is_first && bag == 0, from, to, feature.lookups);
 }
 
-/* Finds where the feature's lookups are, by the whole block. */
+/* Finds the lookups of the feature, by the whole block. */
 RF_INLINE feature_t feature_of(const rf_small_lists_args &args, const rf_small_list &task,
                                unsigned long long *bounds) {
     feature_t feature;
@@ -96,15 +96,15 @@ RF_INLINE feature_t feature_of(const rf_small_lists_args &args, const rf_small_l
 
 RF_INLINE int rounded_up(int bytes, int to) { return (bytes + to - 1) / to * to; }
 
-/* Words of a bit a lookup, of all units. */
+/* Returns the words of a bit a lookup, for all units. */
 RF_INLINE rf_u32 words_of(const feature_t &feature) { return (feature.count + UNIT - 1) / UNIT * STEPS; }
 
-/* Counters of 2 bytes count what there are. */
+/* Returns 2 if counters of 2 bytes hold the number of lookups, else 4. */
 RF_INLINE int cell_bytes_of(const feature_t &feature) { return feature.count > 65535 ? 4 : 2; }
 
-/* Parts of the lookups that a warp each can have. */
+/* Returns the number of parts, at most one a warp. */
 RF_INLINE int parts_of(const feature_t &feature, int bytes, int rows) {
-    enum { WORTH = 256 }; /* lookups of a part */
+    enum { WORTH = 256 }; /* least lookups of a part */
     int parts = 1;
     while (parts * 2 <= (int)WARPS && (rf_u32)parts * WORTH < feature.count &&
            rows * parts * 2 * cell_bytes_of(feature) <= bytes / 8 * 5)
@@ -112,7 +112,7 @@ RF_INLINE int parts_of(const feature_t &feature, int bytes, int rows) {
     return parts;
 }
 
-/* Divides shared memory: counters up to five eighths of it, then the list. */
+/* Divides shared memory: counters take up to five eighths of it, the list the rest. */
 RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows) {
     room_t room;
     room.cell_bytes = cell_bytes_of(feature);
@@ -133,22 +133,21 @@ RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int
     room.marks = (rf_u16 *)(memory + used);
     used += room.near ? near_bytes : rounded_up(((int)pieces + 1) * 2, 16);
     room.window = (rf_u16 *)(memory + used);
-    room.window_size = (rf_u32)max((bytes - used) / 2 - 8, 0); /* it begins where the list is aligned alike */
+    room.window_size = (rf_u32)max((bytes - used) / 2 - 8, 0); /* the window has the alignment of the list */
     return room;
 }
 
 RF_INLINE rf_u32 cell_at(const room_t &room, rf_u32 cell) {
     return room.cell_bytes == 4 ? room.cells[cell] : (rf_u32)((const rf_u16 *)room.cells)[cell];
 }
-/* Adds to a counter; returns what it was. A counter of 16 bits shares its word with another, which stays as it is: none
- * counts beyond what it can hold. */
+/* Adds to a counter and returns its old value. Two counters of 16 bits share a word; no counter overflows. */
 RF_INLINE rf_u32 cell_add(const room_t &room, rf_u32 cell, rf_u32 more) {
     if (room.cell_bytes == 4) return atomicAdd(room.cells + cell, more);
     const rf_u32 shift = cell % 2 * 16;
     return atomicAdd(room.cells + cell / 2, more << shift) >> shift & 0xffffu;
 }
 
-/* The last bag in [first, first + span) that a lookup may be in: the first whose end is behind it. */
+/* Finds the bag of a position in [first, first + span): the first bag whose end is past the position. */
 RF_INLINE void bags_find(const feature_t &feature, rf_u32 position, int first, int span, int (&bags)[STEPS]) {
 #pragma unroll
     for (int k = 0; k < STEPS; k++) bags[k] = first;
@@ -163,19 +162,19 @@ RF_INLINE void bags_find(const feature_t &feature, rf_u32 position, int first, i
     }
 }
 
-/* The row of an index; NO_ROW where it does not count. */
+/* Returns the row of an index, or NO_ROW if it does not count. */
 RF_INLINE rf_u32 row_of(const feature_t &feature, RF_INDEX index) {
     const bool is_row =
         sizeof index == 4 ? (rf_u32)index < feature.rows : (rf_u64)index < (rf_u64)feature.rows;
     return is_row && (rf_i32)index != feature.padding_idx ? (rf_u32)index : NO_ROW;
 }
 
-/* Asks for a lane's indices of a unit, the first at `position`; -1 where there is none. They are looked at by rows_of, apart
- * from this, so that nobody waits for what is asked for ahead. */
+/* Loads a lane's indices of a unit, the first at `position`; -1 past the end. rows_of checks them later, so
+ * that a prefetch does not stall. */
 RF_INLINE void indices_load(const feature_t &feature, rf_u32 position, RF_INDEX (&indices)[STEPS]) {
     const RF_INDEX *from =
         (const RF_INDEX *)rf_place((const rf_u8 *)feature.indices, position, sizeof(RF_INDEX));
-    if (position - threadIdx.x % 32 + UNIT <= feature.count) { /* all are there */
+    if (position - threadIdx.x % 32 + UNIT <= feature.count) { /* the unit is complete */
 #pragma unroll
         for (int k = 0; k < STEPS; k++) indices[k] = rf_load(from + k * 32);
         return;
@@ -186,14 +185,14 @@ RF_INLINE void indices_load(const feature_t &feature, rf_u32 position, RF_INDEX 
         if (position + k * 32 < feature.count) indices[k] = rf_load(from + k * 32);
     }
 }
-/* Asks for them in L2, all but of very many: who counts asks for a few at a time. */
+/* Prefetches indices into L2, unless there are very many: the counting pass loads only a few at a time. */
 RF_INLINE void indices_prefetch(const feature_t &feature) {
     enum { LINE = 128 / sizeof(RF_INDEX) };
     const rf_u32 count = min(feature.count, (rf_u32)NEAR_LOOKUPS);
     for (rf_u32 at = threadIdx.x * LINE; at < count; at += BLOCK * LINE) rf_prefetch(feature.indices + at);
 }
-/* The counter of an index that is of one of `count` rows from `first` on, whose counters begin at `cells`, and counts; else one that
- * nobody reads: that takes no branch. Addresses are of shared memory. */
+/* Returns the address, in shared memory, of the counter of an index: `cells` + its row - `first`, if the row
+ * is one of `count` rows and counts; otherwise a counter that is never read, which saves a branch. */
 RF_INLINE rf_u32 cell_of(const feature_t &feature, RF_INDEX index, rf_u32 first, rf_u32 count, rf_u32 cells,
                          rf_u32 unread, bool &own) {
     const rf_u32 row = (rf_u32)index - first;
@@ -206,7 +205,8 @@ RF_INLINE void rows_of(const feature_t &feature, const RF_INDEX (&indices)[STEPS
     for (int k = 0; k < STEPS; k++) rows[k] = row_of(feature, indices[k]);
 }
 
-/* The bags of a lane's lookups, where offsets are sound. Returns whether all bags of all lanes are known to be one. */
+/* Loads the bags of a lane's lookups if the offsets are valid. Returns true if all lanes have the same bag.
+ */
 RF_INLINE bool sound_bags_load(const feature_t &feature, const room_t &room, rf_u32 position,
                                int (&bags)[STEPS]) {
     const rf_u32 lane = threadIdx.x % 32;
@@ -227,7 +227,7 @@ RF_INLINE bool sound_bags_load(const feature_t &feature, const room_t &room, rf_
     return first == last;
 }
 
-/* The same where they may be bad: lookups that no bag holds have no row. */
+/* Loads the bags of a lane's lookups if offsets may be invalid: lookups of no bag get NO_ROW. */
 RF_INLINE bool bags_load(const feature_t &feature, const room_t &room, rf_u32 position, rf_u32 (&rows)[STEPS],
                          int (&bags)[STEPS]) {
     if (feature.sound) return sound_bags_load(feature, room, position, bags);
@@ -241,7 +241,7 @@ RF_INLINE bool bags_load(const feature_t &feature, const room_t &room, rf_u32 po
     return false;
 }
 
-/* The lookups [from, to) of a bag, where offsets are sound; none behind the last bag. */
+/* The lookups [from, to) of a bag if the offsets are valid; empty past the last bag. */
 struct bag_t {
     rf_u32 from, to;
 };
@@ -254,18 +254,18 @@ RF_INLINE bag_t bag_load(const feature_t &feature, int bag) {
     return found;
 }
 
-/* Clears what begins_write adds to. A barrier stands between. */
+/* Clears the bits that begins_write sets. The caller must synchronise between the two. */
 RF_INLINE void begins_clear(const feature_t &feature, const room_t &room) {
     if (!room.near) return;
     for (rf_u32 i = threadIdx.x; i < words_of(feature); i += BLOCK) room.begins[i] = 0;
 }
 
-/* Which bag each piece begins in; nothing where offsets are bad. */
+/* Writes the bag in which each piece begins; nothing if offsets are invalid. */
 RF_INLINE void marks_write(const feature_t &feature, const room_t &room, rf_u32 *of_warps) {
     if (!feature.sound) return;
     const rf_u32 size = room.near ? 32 : 1u << room.piece_bits;
     const rf_u32 words = words_of(feature);
-    rf_u32 all = 0; /* bags with lookups, before those of this turn */
+    rf_u32 all = 0; /* number of bags with lookups before this turn */
     for (int start = 0; start < feature.bags; start += BLOCK) {
         const int bag = start + (int)threadIdx.x;
         const auto [from, to] = bag_load(feature, bag);
@@ -281,12 +281,12 @@ RF_INLINE void marks_write(const feature_t &feature, const room_t &room, rf_u32 
         const rf_u32 number =
             rf_sum_of_warps_before<(int)WARPS>(before, of_warps, (int)(threadIdx.x / 32), all);
         if (start + BLOCK < feature.bags)
-            __syncthreads(); /* before the next turn; later a barrier of the caller stands */
+            __syncthreads(); /* separates turns; the caller synchronises after the last */
         if (to == from) continue;
         room.numbers[number] = (rf_u16)bag;
         atomicOr(&room.begins[from / 32], 1u << from % 32);
         const rf_u32 last =
-            to == feature.count ? words - 1 : to / 32; /* behind all lookups it is the last bag */
+            to == feature.count ? words - 1 : to / 32; /* past all lookups it is the last bag */
         for (rf_u32 word = from / 32 + 1; word <= last; word++) room.before[word] = (rf_u16)(number + 1);
     }
     if (threadIdx.x != 0) return;

@@ -1,34 +1,36 @@
-/* How lists.cu lists what steps.cuh does not: parts of the lookups, each of which a warp goes through in order, 32 at once. Within a
- * step, lookups of one row and different bags must keep their order: the lanes that have the same row find each other
- * (__match_any_sync), and one of them counts for all. Where all lanes have one bag, each counts for itself. Counters have 16
- * bits where a feature's lookups allow it; how many parts there are is what shared memory allows. A row that is too long, and a
- * feature with many more lookups than there is room for, is written to memory at once.
+/* The lists that steps.cuh cannot build. A warp goes through each part of the lookups in order, 32 at once.
+ * Within a step, lookups of one row and different bags must keep their order: the lanes with the same row
+ * find each other (__match_any_sync), and one of them counts for all. If all lanes have one bag, each counts
+ * for itself. Counters have 16 bits if the number of lookups allows it; shared memory limits the number of
+ * parts. A row that is too long, and a feature with many more lookups than fit, are written directly to
+ * memory.
  *
- * The bag of a lookup: a bit is set where a bag begins, so that those up to a lookup count the bags (bags without lookups have
- * no bit). Where bags or lookups are too many for that, by bisection between the bags of its piece of the lookups and of
- * the next, which are marked before; where a bag's offsets are bad, between all bags, and it is asked whether the bag
- * holds the lookup. */
+ * The bag of a lookup: a bit is set at the begin of each non-empty bag, so that the bits up to a lookup count
+ * the bags. If there are too many bags or lookups for that, by bisection between the bags of its piece and
+ * the next, which are marked first. With invalid offsets, by bisection over all bags and a check that the bag
+ * holds the lookup.
+ */
 #ifndef RECFUSE_CUDA_BACKWARD_PARTS_CUH
 #define RECFUSE_CUDA_BACKWARD_PARTS_CUH
 
 #include "families/fused_backward/small/lists.cuh"
 
-/* What a block has to do. */
+/* The work of a block. */
 struct block_t {
     rf_u32 first_row, rows;
-    bool is_last; /* of the feature */
-    rf_u32 *starts; /* of the feature */
-    rf_u16 *list; /* of all */
-    float *factors; /* of the feature, if they are this block's to write; else nullptr */
+    bool is_last; /* it has the last rows of the feature */
+    rf_u32 *starts; /* begins of the feature's rows */
+    rf_u16 *list; /* the list of all features */
+    float *factors; /* of the feature if this block writes them, else nullptr */
 };
 
-/* Rows [first, last) of the block's, which are listed together: from place `from` to `to`. */
+/* The rows [first, last) of the block, listed together: positions [from, to) of the list. */
 struct span_t {
     rf_u32 first, last, from, to;
-    bool kept; /* in the window */
+    bool kept; /* true: the span fits into the window */
 };
 
-/* Bags' lookups, from which those that do not count are taken away. */
+/* Initialises the counts of lookups of each bag, from which lookups that do not count are subtracted. */
 RF_INLINE void counts_begin(const feature_t &feature, int *counts) {
     for (int bag = threadIdx.x; bag < feature.bags; bag += BLOCK) {
         const rf_i64 from = rf_load(feature.offsets + bag), to = rf_load(feature.offsets + bag + 1);
@@ -67,7 +69,7 @@ RF_INLINE void count_less(const feature_t &feature, rf_u32 position, const rf_u3
         if (rows[k] == NO_ROW && there[k] == 0) atomicAdd(counts + bags[k], -1);
 }
 
-/* Counts all lookups. Returns how many this thread has seen of rows before the block's. */
+/* Counts all lookups. Returns the number of lookups of this thread in rows before the block's. */
 RF_APART rf_u32 rows_count(const feature_t feature, const room_t room, rf_u32 first_row, rf_u32 n_rows,
                            int *counts) {
     const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
@@ -92,7 +94,7 @@ RF_APART rf_u32 rows_count(const feature_t feature, const room_t room, rf_u32 fi
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
             const rf_u32 row = rows[k] - first_row;
-            const bool own = row < n_rows; /* NO_ROW is not */
+            const bool own = row < n_rows; /* false for NO_ROW */
             if (first_row > 0) before += rows[k] < first_row;
             if (n_rows <= RF_SMALL_FEW_ROWS) {
                 const rf_u32 same = __match_any_sync(RF_FULL_WARP, own ? (int)row : -1);
@@ -106,18 +108,18 @@ RF_APART rf_u32 rows_count(const feature_t feature, const room_t room, rf_u32 fi
     return before;
 }
 
-/* A barrier stands between this and who counts. */
+/* The caller must synchronise before counting. */
 RF_INLINE void counters_clear(const feature_t &feature, const room_t &room) {
     for (int i = threadIdx.x; i < room.cells_bytes / 16; i += BLOCK)
         ((rf_bytes<16> *)room.cells)[i] = rf_bytes<16>{};
     begins_clear(feature, room);
 }
 
-/* The sum of four words of counters. */
+/* Returns the sum of four words of counters. */
 RF_INLINE rf_u32 word_sum(const room_t &room, rf_u32 word) {
     return room.cell_bytes == 4 ? word : (word & 0xffffu) + (word >> 16);
 }
-/* A word of counters becomes one of places; `at` goes on. */
+/* Replaces the counters of a word by positions and advances `at`. */
 RF_INLINE rf_u32 word_places(const room_t &room, rf_u32 word, rf_u32 &at) {
     const rf_u32 first = at;
     at += word_sum(room, word);
@@ -125,7 +127,7 @@ RF_INLINE rf_u32 word_places(const room_t &room, rf_u32 word, rf_u32 &at) {
     return first | (first + (word & 0xffffu)) << 16;
 }
 
-/* Counters become places: how many lookups there are in all counters before. Returns the number of all. */
+/* Replaces counters by positions: exclusive prefix sums. Returns the total. */
 RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tiles = room.cells_bytes / TILE;
     const int each = (tiles + WARPS - 1) / WARPS, first = warp * each, behind = min(first + each, tiles);
@@ -157,7 +159,7 @@ RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
     return all;
 }
 
-/* The rows from `first` on that are listed together. */
+/* Returns the rows from `first` on that are listed together. */
 RF_INLINE span_t span_of(const room_t &room, rf_u32 first, rf_u32 rows, rf_u32 all) {
     span_t span = {first, rows, cell_at(room, first * room.parts), all, false};
     if (all > MOST_TURNS * room.window_size) return span;
@@ -179,7 +181,7 @@ RF_INLINE span_t span_of(const room_t &room, rf_u32 first, rf_u32 rows, rf_u32 a
     return span;
 }
 
-/* A warp lists the lookups of its part whose rows are of the span; place p of the list is to[p]. */
+/* Lists the lookups of a warp's part whose rows are in the span; position p of the list is to[p]. */
 RF_INLINE void part_list(const feature_t &feature, const room_t &room, rf_u32 first_row, const span_t &span,
                          rf_u16 *to) {
     const rf_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, before = (1u << lane) - 1;
@@ -213,12 +215,12 @@ RF_INLINE void part_list(const feature_t &feature, const room_t &room, rf_u32 fi
                 place = __shfl_sync(RF_FULL_WARP, place, leader) + __popc(same & before);
             }
             if (own) to[place] = (rf_u16)bags[k];
-            __syncwarp(); /* counters are as this step leaves them: the next one's leaders are other lanes */
+            __syncwarp(); /* the leaders of the next step are other lanes and read these counters */
         }
     }
 }
 
-/* Copies the window to the list; both begin at the same place in 16 bytes. */
+/* Copies the window to the list; both have the same position modulo 16 bytes. */
 RF_INLINE void window_copy(const rf_u16 *from, rf_u16 *to, rf_u32 count) {
     const rf_u32 lead = min((rf_u32)((16 - (rf_u64)to % 16) % 16 / 2), count);
     const rf_u32 vectors = (count - lead) / 8, tail = lead + vectors * 8;
@@ -228,7 +230,7 @@ RF_INLINE void window_copy(const rf_u16 *from, rf_u16 *to, rf_u32 count) {
         ((rf_bytes<16> *)(to + lead))[i] = ((const rf_bytes<16> *)(from + lead))[i];
 }
 
-/* Writes where the rows begin in the list. Returns where the block's part of it is. */
+/* Writes the begins of the rows in the list. Returns the address of the block's part of the list. */
 RF_INLINE rf_u16 *starts_write(const feature_t &feature, const room_t &room, const block_t &block,
                                rf_u32 before, rf_u32 all) {
     const rf_u32 place = (rf_u32)feature.first + before;
@@ -238,21 +240,22 @@ RF_INLINE rf_u16 *starts_write(const feature_t &feature, const room_t &room, con
     return block.list + place;
 }
 
-/* The sum of a number of each thread, for all of them; of_warps [WARPS]. A barrier stands between it and what uses them next. */
+/* Returns the sum of a number of each thread to all threads; of_warps [WARPS]. Synchronises before their next
+ * use. */
 RF_INLINE rf_u32 sum_of_block(rf_u32 own, rf_u32 *of_warps) {
     rf_u32 all;
     (void)rf_sum_of_block_before<(int)WARPS>(own, of_warps, all);
     return all;
 }
 
-/* Span by span; what is kept on chip is then copied. */
+/* Lists span by span; spans built on chip are then copied. */
 RF_INLINE void spans_list(const feature_t &feature, const room_t &room, const block_t &block, rf_u16 *list,
                           rf_u32 all) {
     for (rf_u32 next = 0; next < block.rows && all > 0;) {
         const span_t span = span_of(room, next, block.rows, all);
         rf_u16 *to = list + span.from;
         rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
-        __syncthreads(); /* all have seen where the span ends, and copied the one before */
+        __syncthreads(); /* all threads have read the end of the span and copied the previous one */
         part_list(feature, room, block.first_row, span, span.kept ? window - span.from : list);
         __syncthreads();
         if (span.kept) window_copy(window, to, span.to - span.from);
@@ -260,12 +263,13 @@ RF_INLINE void spans_list(const feature_t &feature, const room_t &room, const bl
     }
 }
 
-/* What a block does before it counts lookups; its shared memory is prepared. */
+/* Prepares shared memory before the block counts lookups. */
 RF_INLINE void counting_begin(const feature_t &feature, const block_t &block) {
     if (block.factors != nullptr) counts_begin(feature, (int *)block.factors);
     __syncthreads();
 }
-/* And behind it; `before`: lookups of rows before the block's that this thread has seen. Returns those of all threads. */
+/* Ends the counting; `before`: this thread's lookups in rows before the block's. Returns the sum over all
+ * threads. */
 RF_INLINE rf_u32 counting_end(const feature_t &feature, const block_t &block, rf_u32 before,
                               rf_u32 *of_warps) {
     before = block.first_row > 0 ? sum_of_block(before, of_warps) : 0;
@@ -274,7 +278,7 @@ RF_INLINE rf_u32 counting_end(const feature_t &feature, const block_t &block, rf
     return before;
 }
 
-/* A warp a part. */
+/* Lists all rows, a warp a part. */
 RF_APART void list_by_parts(const rf_small_lists_args &args, const feature_t feature, const block_t block,
                             rf_u8 *memory, rf_u32 *of_warps) {
     const room_t room = room_of(feature, memory, args.shared_bytes, (int)block.rows);

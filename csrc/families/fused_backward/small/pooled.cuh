@@ -1,17 +1,17 @@
-/* Sums of rows from lists of their bags. Who includes this says what small_columns.cuh needs, and QUADS, quads of bags that are asked for
- * ahead. */
+/* Sums of rows from the lists of their bags. The including file defines the names that small_columns.cuh
+ * needs, and QUADS, the number of prefetched quads of bags. */
 #ifndef RECFUSE_CUDA_BACKWARD_POOLED_CUH
 #define RECFUSE_CUDA_BACKWARD_POOLED_CUH
 
 #include "families/fused_backward/small/small_columns.cuh"
 
 enum {
-    AT_ONCE = 4, /* bags of a list that one load brings, a quad */
+    AT_ONCE = 4, /* bags of a list in one load, a quad */
     GRADS_AT_ONCE = 2 /* bags whose gradients a lane loads at once */
 };
 typedef rf_bytes<2 * AT_ONCE> bags_t;
 
-/* The bags of a row: places of a list. */
+/* The bags of a row: a range of the list. */
 struct places_t {
     rf_u32 from, to;
 };
@@ -20,11 +20,11 @@ RF_INLINE rf_u32 lookups_of(const places_t &places) { return places.to - places.
 RF_INLINE bool is_short(const places_t &places) { return lookups_of(places) - 1 < RF_SMALL_LONG; }
 RF_INLINE bool is_long(const places_t &places) { return lookups_of(places) > RF_SMALL_LONG; }
 
-/* What a block has of a task. */
+/* The inputs of a block's task. */
 struct rows_t {
     const rf_u32 *starts; /* of the feature's row 0 */
-    const rf_u16 *list; /* of all features; starts are places in it */
-    int row; /* where its table begins in the matrix */
+    const rf_u16 *list; /* of all features; starts are positions in it */
+    int row; /* first row of its table in the matrix */
     int first, last;
 
     RF_INLINE places_t places(int number) const {
@@ -34,21 +34,21 @@ struct rows_t {
         if (number < last) found = {rf_load(at), rf_load(at + 1)};
         return found;
     }
-    /* The quad that a place is in. */
+    /* Returns the quad that contains a position. */
     RF_INLINE const bags_t *quads_at(rf_u32 place) const {
         return (const bags_t *)rf_place((const rf_u8 *)list, place & ~(AT_ONCE - 1u), sizeof *list);
     }
 };
 
-/* Bags of a list, from the last place of four or before a row's first one on, so many that most rows have no more. They are asked for
- * a row ahead. What is asked for while bags are added is waited for together with all of the next row, since loads that are
- * under way at once share a counter. */
+/* The bags of a list from the last multiple of four at or before a row's first bag: enough for most rows.
+ * They are prefetched a row earlier. A load issued while bags are added is waited for together with all loads
+ * of the next row, because loads in flight share a counter. */
 struct window_t {
     bags_t of[QUADS];
 };
 RF_INLINE window_t window_load(const rows_t &rows, const places_t &places, bool there) {
     const bags_t *const quads = rows.quads_at(places.from);
-    const rf_u32 upto = there ? places.from % AT_ONCE + lookups_of(places) : 0; /* places of the window */
+    const rf_u32 upto = there ? places.from % AT_ONCE + lookups_of(places) : 0; /* row's end in the window */
     window_t window = {};
 #pragma unroll
     for (int i = 0; i < QUADS; i++)
@@ -56,8 +56,8 @@ RF_INLINE window_t window_load(const rows_t &rows, const places_t &places, bool 
     return window;
 }
 
-/* Adds the gradients of the next AT_ONCE bags, or of those that are left, in their order. The bags are in two neighbouring quads of a
- * window, from place `lead` of the first one on. */
+/* Adds the gradients of the next AT_ONCE bags, or of the remaining ones, in their order. The bags are in two
+ * adjacent quads of a window, from position `lead` of the first quad on. */
 RF_INLINE void quad_add(const place_t &place, const bags_t &quad, const bags_t &behind, rf_u32 lead, int left,
                         sums_t &sums) {
     const rf_u32 low = lead < 2 ? quad.word[0] : quad.word[1], shift = lead % 2 * 16;
@@ -92,7 +92,7 @@ RF_INLINE void quad_add(const place_t &place, const bags_t &quad, const bags_t &
     }
 }
 
-/* Adds the gradients of so many bags of the list from a place on, in their order; `window`: the first ones. */
+/* Adds the gradients of consecutive bags of the list in their order; `window`: the first bags. */
 RF_INLINE void places_add(const rows_t &rows, const place_t &place, rf_u32 from, rf_u32 lookups,
                           const window_t &window, sums_t &sums) {
     const rf_u32 lead = from % AT_ONCE;
@@ -103,7 +103,7 @@ RF_INLINE void places_add(const rows_t &rows, const place_t &place, rf_u32 from,
         quad_add(place, window.of[i], window.of[i + 1], lead, left, sums);
     }
     if (left <= 0) return;
-    enum { DEEP = QUADS > 2 }; /* as registers last */
+    enum { DEEP = QUADS > 2 }; /* deeper prefetch if registers allow it */
     const bags_t *next = rows.quads_at(from);
     bags_t now = window.of[QUADS - 1], behind = {}, later = {};
     if (left > AT_ONCE - (int)lead) behind = rf_load(next + QUADS);
@@ -119,7 +119,7 @@ RF_INLINE void places_add(const rows_t &rows, const place_t &place, rf_u32 from,
     }
 }
 
-/* One row, by the whole block. `parts`: [WARPS][columns]. */
+/* Sums one row by the whole block. `parts`: [WARPS][columns]. */
 RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
                              const rows_t &rows, int number, float *parts) {
     const int warp = threadIdx.x / 32;
@@ -160,10 +160,10 @@ RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit, c
     }
     if (threadIdx.x < 32)
         row_emit(args, emit, place, number, place.group == 0, rows.row + number, lookups, row, sums);
-    __syncthreads(); /* before the next row's parts */
+    __syncthreads(); /* before the parts of the next row are written */
 }
 
-/* Those of the rows that many bags look up. `found`: [WARPS]. */
+/* Sums the rows that many bags look up. `found`: [WARPS]. */
 RF_INLINE void rows_pool_long(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
                               const rows_t &rows, rf_u32 *found, float *parts) {
     for (int first = rows.first; first < rows.last; first += BLOCK) {
@@ -175,7 +175,7 @@ RF_INLINE void rows_pool_long(const rf_small_args &args, const rf_emit_t &emit, 
             for (rf_u32 left = found[warp]; left != 0; left &= left - 1)
                 row_pool_long(args, emit, place, rows, first + warp * 32 + __ffs(left) - 1, parts);
         }
-        __syncthreads(); /* all have seen what was found */
+        __syncthreads(); /* all threads have read `found` */
     }
 }
 

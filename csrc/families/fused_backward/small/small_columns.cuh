@@ -1,5 +1,6 @@
-/* What a lane has of a row of a small table: its columns' gradients, which the block may have in shared memory, weight, state,
- * and the step. Who includes this says BLOCK and WARPS, the threads and warps of a block, MOST_COLUMNS of a task, and RF_STAGED. */
+/* The columns of a lane in a row of a small table: gradients, which may be staged in shared memory, weight,
+ * state, and the step. The including file defines BLOCK and WARPS, the threads and warps of a block,
+ * MOST_COLUMNS of a task, and RF_STAGED. */
 #ifndef RECFUSE_CUDA_BACKWARD_COLUMNS_CUH
 #define RECFUSE_CUDA_BACKWARD_COLUMNS_CUH
 
@@ -15,22 +16,23 @@ static_assert(RF_ALIGNED, "small features are");
 enum {
     GRAD_BYTES = rf_element<RF_GRAD_DTYPE>::BYTES,
     LANE_COLUMNS = RF_SMALL_LANE_COLUMNS(RF_STAGED),
-    VECTORS = LANE_COLUMNS / 4, /* of four columns, a lane */
+    VECTORS = LANE_COLUMNS / 4, /* vectors of four columns per lane */
     STAGED_AT_ONCE = 2
 };
 
-/* What a lane has of a task. Rows are counted from the first of the feature's table. */
+/* The task of a lane. Rows count from the first row of the feature's table. */
 struct place_t {
-    int lanes, groups, group, lane; /* that share a row */
-    int column[VECTORS]; /* of the row, the first of four */
-    bool valid[VECTORS]; /* whether the row has them */
+    int lanes, groups, group, lane; /* lanes: share a row */
+    int column[VECTORS]; /* first of four columns in the row */
+    bool valid[VECTORS]; /* the row has them */
     rf_emit_rows_t rows[VECTORS];
-    rf_u8 *states; /* of row-wise Adagrad: one a row */
-    float each; /* one over a row's columns */
-    const rf_u8 *grad[VECTORS]; /* of bag 0; where there are none those of the first column */
-    rf_u32 pitch; /* bytes from bag to bag */
-    const float *factors; /* of bags; nullptr: all 1 */
-    rf_u32 staged[VECTORS], staged_pitch; /* the same in shared memory, multiplied by factors */
+    rf_u8 *states; /* of row-wise Adagrad: a state per row */
+    float each; /* 1 / columns of a row */
+    const rf_u8 *grad[VECTORS]; /* of bag 0; a lane without columns has those of the first column */
+    rf_u32 pitch; /* bytes between bags */
+    const float *factors; /* a factor per bag; nullptr: all are 1 */
+    rf_u32 staged[VECTORS],
+        staged_pitch; /* addresses in shared memory; staged gradients include the factors */
 };
 
 RF_INLINE place_t place_of(const rf_small_args &args, const rf_small_task &task,
@@ -62,7 +64,7 @@ RF_INLINE place_t place_of(const rf_small_args &args, const rf_small_task &task,
     return place;
 }
 
-/* Four columns in shared memory. */
+/* Stores four columns to shared memory. */
 RF_INLINE void sums_keep(float *to, const four_t &from) {
     *(rf_bytes<16> *)to = *(const rf_bytes<16> *)from.of;
 }
@@ -74,7 +76,8 @@ RF_INLINE four_t sums_kept(rf_u32 from) {
     return to;
 }
 
-/* Asks for the task's columns of all bags, into shared memory, where they are what is summed up. Returns whether they are. */
+/* Starts copies of the task's columns of all bags into shared memory, if they need no factors. Returns true
+ * if it did. */
 RF_INLINE bool grad_ask(int bags, const rf_small_task &task, const place_t &place) {
     if (RF_GRAD_DTYPE != RF_FLOAT32 || place.factors != nullptr) return false;
     for (int bag = place.group; bag < bags; bag += place.groups) {
@@ -88,7 +91,7 @@ RF_INLINE bool grad_ask(int bags, const rf_small_task &task, const place_t &plac
     return true;
 }
 
-/* Copies them there, times factors. */
+/* Copies the gradients into shared memory, times the factors. */
 RF_INLINE void grad_stage(int bags, const rf_small_task &task, float *staged, const place_t &place) {
     for (int first = place.group; first < bags; first += STAGED_AT_ONCE * place.groups) {
         four_t found[STAGED_AT_ONCE][VECTORS];
@@ -117,38 +120,39 @@ RF_INLINE void grad_stage(int bags, const rf_small_task &task, float *staged, co
     }
 }
 
-/* Four columns of a bag's gradient. */
+/* Loads four columns of a bag's gradient. */
 RF_INLINE four_t grad_load(const place_t &place, rf_u32 bag, int v) {
     if (!RF_STAGED) return four_load<RF_GRAD_DTYPE, true>(rf_place(place.grad[v], bag, place.pitch), 4);
     return sums_kept(place.staged[v] + bag * place.staged_pitch);
 }
 
-/* A row's sums of a lane. */
+/* The sums of a lane for a row. */
 struct sums_t {
     four_t of[VECTORS];
 };
 
-/* Where a vector of a row is. Where a row has more than one number a column, not all vectors have registers of their own. */
+/* Returns the addresses of a vector of a row. If a row has several values per column, not all vectors keep
+ * their addresses in registers. */
 RF_INLINE rf_emit_place_t row_place(const place_t &place, int number, int v) {
     if (EMIT_STATES == 0 || v == 0) return place.rows[v].place((rf_u32)number);
     return rf_emit_behind(place.rows[0].place((rf_u32)number), place.column[v] - place.column[0]);
 }
 
-/* What is read of a row early. */
+/* Prefetched values of a row. */
 struct row_t {
     rf_emit_ahead_t ahead[VECTORS];
     float state; /* of row-wise Adagrad */
 };
-/* `there`: whether it is to be read. Without a branch, so that what is read stays in its registers. */
+/* Prefetches a row if `there`. Free of branches, so that the values stay in registers. */
 RF_INLINE void row_load(const place_t &place, int number, bool there, row_t &to) {
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
         rf_emit_load(row_place(place, number, v), place.valid[v] && there ? 4 : 0, to.ahead[v]);
-    to.state = 1; /* of a row that is not there */
+    to.state = 1; /* for a missing row */
     if (EMIT_ROWWISE && there) to.state = state_read(place.states, (rf_u32)number);
 }
 
-/* The step of row-wise Adagrad of a row, by a whole warp: the factor of its gradient. */
+/* The step of row-wise Adagrad for a row, by a whole warp. Returns the factor of its gradient. */
 RF_INLINE float row_factor(const rf_emit_t &emit, const place_t &place, int number, bool there,
                            const row_t &read, const sums_t &sums) {
     float squares = 0;
@@ -157,14 +161,14 @@ RF_INLINE float row_factor(const rf_emit_t &emit, const place_t &place, int numb
 #pragma unroll 1
     for (int apart = place.lanes / 2; apart > 0; apart /= 2)
         squares += __shfl_xor_sync(RF_FULL_WARP, squares, apart);
-    __syncwarp(); /* all have read the state */
+    __syncwarp(); /* all lanes have read the state */
     const float state = rf_emit_row_state(read.state, squares, place.each);
     if (there && place.lane == 0) state_write(place.states, (rf_u32)number, state);
     return rf_emit_row_factor(emit, state);
 }
 
-/* Rows' sums become what the launch is for, by a whole warp; `there`: the group's row is to be emitted; `row`: its number in
- * the matrix. */
+/* Epilogue of rows, by a whole warp. `there`: the group's row is to be emitted; `row`: its number in the
+ * matrix. */
 RF_INLINE void row_emit(const rf_small_args &args, const rf_emit_t &emit, const place_t &place, int number,
                         bool there, int row, rf_u32 lookups, row_t &read, sums_t &sums) {
     float factor = 0;
@@ -181,7 +185,7 @@ RF_INLINE void row_emit(const rf_small_args &args, const rf_emit_t &emit, const 
         for (int v = 0; v < VECTORS; v++) rf_emit_gradient(emit, read.ahead[v], sums.of[v]);
     }
     if (EMIT_ROWWISE) factor = row_factor(emit, place, number, there, read, sums);
-    /* What a row takes to be written is worked out also where it is not, but for what takes long. */
+    /* The values of a row are computed even if it is not written, except for expensive ones. */
     if ((RF_ROUND || EMIT_STATES > 0) && !there) return;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)

@@ -1,45 +1,49 @@
-/* Sums of the rows of small features from the lists of lists.cu -> what emit.cuh makes of them. Each row that was looked up
- * is read and written once.
+/* Sums the rows of small features from the lists of lists.cu and passes the sums to the epilogue (emit.cuh).
+ * Each row that was looked up is read and written once.
  *
- * A block: up to RF_SMALL_COLUMNS columns of some rows of a feature (backward_small_args.h: rf_small_task). In the backward the small
- * table is the gradient: the block copies its columns of all bags to shared memory first, times the factors of a mean, and
- * gathers from there (RF_STAGED). Batches that do not fit, and rows that must be whole (row-wise Adagrad) and are wider,
- * are gathered from L2, of up to RF_SMALL_WHOLE_COLUMNS columns.
- * What a block needs before its first row takes as long as many rows, so nothing of it waits for something else: the task says all
- * of its feature, gradients of a sum are copied asynchronously, even before the lists are there, and the first row is asked
- * for while they come.
- * A group of lanes has every so-many-th row. Staged gradients: a lane has one vector of four columns, so that neighbouring lanes
- * read whole pieces of 32 bytes of a bag's gradient, which meet in fewer banks, and of a row, and as many threads as one can have
- * (it is the data pipe of shared memory and L1 that binds). Gathered ones: two vectors, since a bag costs its number's load
- * besides. A group asks for a row's place in the list two rows ahead, for the bags of its list, weight and state one row ahead:
- * there is one wait for memory a row. Most rows have few bags, so what a row costs besides counts: bags are added four at a time
- * from a row's first one on, in the order of the list, out of a window that begins aligned and is shifted to the row's first bag.
- * Rows with more than RF_SMALL_LONG lookups are left to the end. All groups share each of them, in equal runs of the list:
- * sums of a warp's groups meet by shuffles, those of warps in their order. So each sum has one order of additions.
+ * Thread mapping. A block has up to RF_SMALL_COLUMNS columns of some rows of a feature
+ * (backward_small_args.h: rf_small_task). It copies its columns of the gradients of all bags into shared
+ * memory, times the factors of a mean, and gathers from there (RF_STAGED). It gathers from L2 if the batch
+ * does not fit, or if rows must be whole (row-wise Adagrad) and are wider: up to RF_SMALL_WHOLE_COLUMNS
+ * columns.
+ * The start of a block takes as long as many rows, so its loads are independent: the task describes its
+ * feature completely, the gradients of a sum are copied asynchronously before the lists exist, and the first
+ * row is prefetched meanwhile. Each group of lanes has every n-th row. With staged gradients, a lane has one
+ * vector of four columns: adjacent lanes then read segments of 32 bytes of a bag's gradient, with fewer bank
+ * conflicts, and of a row; and a block has as many threads as possible, because the data pipe of shared
+ * memory and L1 is the bound. With gathered gradients a lane has two vectors, because each bag also costs the
+ * load of its number. A group loads the position of a row in the list two rows early, and the bags of its
+ * list, its weight and its state one row early: it waits for memory once a row. Most rows have few bags, so
+ * the fixed cost of a row counts: bags are added four at a time from a row's first bag on, in the order of
+ * the list, out of a window that is loaded aligned and shifted to the first bag.
+ * Rows with more than RF_SMALL_LONG lookups come last. All groups share each of them, in equal ranges of the
+ * list: the sums of a warp's groups are reduced by shuffles, those of warps in their order. So each sum has a
+ * fixed order of additions.
  *
- * A row's step needs all its columns where RF_EMIT is row-wise Adagrad: there a task has whole rows. Shared memory of several
- * blocks (a cluster) would hold the gradients of wider rows, but its blocks would wait for each other at every few rows.
+ * The step of row-wise Adagrad needs all columns of a row: its tasks have whole rows. The distributed shared
+ * memory of a cluster could hold the gradients of wider rows, but its blocks would have to synchronise every
+ * few rows.
  *
- * Shapes: rf_small_args. Shared memory: dynamic, 4 bytes a bag and column of the widest task; none if not RF_STAGED.
- * Launch: grid [tasks], block [RF_SMALL_THREADS].
+ * Shapes: rf_small_args. Shared memory: dynamic, 4 bytes a bag and column of the widest task; none if not
+ * RF_STAGED. Launch: grid [tasks], block [RF_SMALL_THREADS].
  */
 #ifndef RF_STAGED
 #define RF_STAGED 1
 #endif
-#define RF_STREAMED 0 /* rows lie close together, and slices of them even share lines */
+#define RF_STREAMED 0 /* rows are adjacent, and slices of them even share lines */
 #include "families/fused_backward/emit.cuh"
 #include "families/fused_backward/small/backward_small_args.h"
 
 enum {
     BLOCK = RF_SMALL_THREADS(RF_STAGED, RF_EMIT),
-    BLOCKS = RF_STAGED || RF_EMIT > RF_SGD + 1 || RF_ROUND ? 2 : 3, /* of an SM */
+    BLOCKS = RF_STAGED || RF_EMIT > RF_SGD + 1 || RF_ROUND ? 2 : 3, /* per SM */
     WARPS = BLOCK / 32,
     MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS,
-    QUADS = EMIT_ROWWISE || (RF_STAGED && EMIT_STATES == 0) ? 4 : 2 /* as registers last */
+    QUADS = EMIT_ROWWISE || (RF_STAGED && EMIT_STATES == 0) ? 4 : 2 /* limited by registers */
 };
 #include "families/fused_backward/small/pooled.cuh"
 
-/* What is asked for of a row while the one before is worked on. */
+/* The prefetched data of a row. */
 RF_INLINE void row_prepare(const rows_t &rows, const place_t &place, int number, const places_t &places,
                            row_t &row, window_t &window) {
     const bool there = is_short(places);
@@ -47,7 +51,7 @@ RF_INLINE void row_prepare(const rows_t &rows, const place_t &place, int number,
     row_load(place, number, there, row);
 }
 
-/* What is asked for before the first row: of it, and where the next one is. */
+/* The loads before the first row: its data, and the position of the next row. */
 struct begin_t {
     places_t places, next;
     row_t row;
@@ -62,8 +66,8 @@ RF_INLINE begin_t rows_begin(const place_t &place, const rows_t &rows) {
     return begin;
 }
 
-/* All rows of the task that few bags look up, as many turns in each warp as its first group has. Returns whether there are
- * others. */
+/* Sums all rows of the task that few bags look up; each warp takes as many turns as its first group has rows.
+ * Returns true if there are other rows. */
 RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
                          const rows_t &rows, const begin_t &begin) {
     bool any_long = false;
@@ -73,7 +77,7 @@ RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const
     places_t places = begin.places, next = begin.next;
     row_t row = begin.row;
     window_t window = begin.window;
-#pragma unroll 2 /* so that what is asked for ahead stays in its registers */
+#pragma unroll 2 /* keeps prefetched values in registers */
     for (; left > 0; left -= place.groups) {
         const places_t later = rows.places(number + 2 * place.groups);
         row_t next_row;
@@ -102,7 +106,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
     const rf_small_task task = args.tasks[blockIdx.x];
     const place_t place = place_of(args, task, args.matrices[task.matrix], (float *)memory);
     const rows_t rows = {args.starts + task.start, args.list, (int)task.row, task.first_row, task.last_row};
-    /* Gradients are older than the kernel before, but for factors: lists.cu has waited before this one began. */
+    /* Gradients are older than the previous kernel, but factors are not: lists.cu has waited before this
+     * kernel began. */
     const bool asked = RF_STAGED && grad_ask(args.bags, task, place);
     rf_wait_for_previous_kernel();
     if (emit.skip) {

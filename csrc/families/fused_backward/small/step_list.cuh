@@ -1,10 +1,10 @@
-/* Lookups become a list, step by step (steps.cuh), once counters have become places (step_sums.cuh). */
+/* Builds the list step by step (steps.cuh) from counters that hold positions (step_sums.cuh). */
 #ifndef RECFUSE_CUDA_BACKWARD_STEP_LIST_CUH
 #define RECFUSE_CUDA_BACKWARD_STEP_LIST_CUH
 
 #include "families/fused_backward/small/step_sums.cuh"
 
-/* A quad of steps: what is asked for ahead. */
+/* The prefetched data of a quad of steps. */
 struct ahead_t {
     RF_INDEX indices[QUAD]; /* -1: none */
     rf_bytes<16> firsts; /* of long bags */
@@ -24,7 +24,7 @@ RF_INLINE void quad_load(const feature_t &feature, const steps_t &steps, const r
         for (int k = 0; k < QUAD; k++) {
             const rf_u32 behind = k + 1 < QUAD ? to.firsts.word[k + 1] : next;
             at[k] = to.firsts.word[k] >> 16;
-            there[k] = behind - to.firsts.word[k] >= upto; /* bags do not descend: nothing is borrowed */
+            there[k] = behind - to.firsts.word[k] >= upto; /* ascending bags: the difference does not wrap */
         }
     } else {
 #pragma unroll
@@ -40,7 +40,7 @@ RF_INLINE void quad_load(const feature_t &feature, const steps_t &steps, const r
     }
 }
 
-/* Adds a step's lookups to their counters. Returns for each what the counter was before it. */
+/* Adds the lookups of a step to their counters. Returns the old value of each counter. */
 template <bool LONG_BAGS> RF_INLINE rf_u32 step_add(rf_u32 at, rf_u32 one, rf_u32 taken) {
     rf_u32 was = 0;
     if (LONG_BAGS) {
@@ -52,12 +52,12 @@ template <bool LONG_BAGS> RF_INLINE rf_u32 step_add(rf_u32 at, rf_u32 one, rf_u3
         was =
             __byte_perm(__shfl_sync(RF_FULL_WARP, was, leader), 0, taken) + __popc(same & ((1u << lane) - 1));
     }
-    __syncwarp(); /* the next step's lookups come later */
+    __syncwarp(); /* lookups of the next step come later */
     return was;
 }
 
-/* Lists the lookups: place p is at to + 2 * p in shared memory, from place `near` on at far[p] in memory. What does not count
- * is counted where nobody reads: that takes no branch. */
+/* Lists the lookups: position p is at to + 2 * p in shared memory, from position `near` on at far[p] in
+ * memory. Lookups that do not count increment a counter that is never read, which saves a branch. */
 template <int BITS, bool LONG_BAGS, bool FAR>
 RF_INLINE void part_list_by_steps(const feature_t &feature, const steps_t &steps, const block_t &block,
                                   rf_u32 to, rf_u32 near, rf_u16 *far) {
@@ -66,7 +66,8 @@ RF_INLINE void part_list_by_steps(const feature_t &feature, const steps_t &steps
     const rf_u32 cells = counts_of<BITS>(steps, warp);
     const rf_u32 one = counters_t<BITS>::one(warp), taken = counters_t<BITS>::taken(warp);
     const rf_u32 unread = rf_shared_kept(steps.counts - 32 + lane);
-    /* Half of a counter's address more: where its row begins; of an unread one some place of the counters. */
+    /* The begin of a row is at half of the address of its counter; for the unread counter any address of the
+     * counters will do. */
     const rf_u32 begins = rf_shared_kept(steps.begins) - cells / 2;
     const rf_u32 bags_at = rf_shared_kept(steps.bags + lane), behind = quad_of(steps, warp + 1);
     const rf_u8 *indices = (const rf_u8 *)(feature.indices + lane);
@@ -99,7 +100,7 @@ RF_INLINE void part_list_by_steps(const feature_t &feature, const steps_t &steps
     }
 }
 
-/* Writes the list of the block's `all` lookups, most of it by way of shared memory. */
+/* Writes the list of the block's `all` lookups, most of it through shared memory. */
 template <int BITS>
 RF_INLINE void steps_list(const feature_t &feature, const steps_t &steps, const block_t &block, rf_u32 all,
                           rf_u16 *list) {

@@ -1,4 +1,4 @@
-/* Counters of rows and parts (steps.cuh) become places. */
+/* Converts counters of rows and parts (steps.cuh) into positions. */
 #ifndef RECFUSE_CUDA_BACKWARD_STEP_SUMS_CUH
 #define RECFUSE_CUDA_BACKWARD_STEP_SUMS_CUH
 
@@ -6,7 +6,7 @@
 
 #define NO_PLACES 0xffffffffu
 
-/* Where a block writes where its rows begin. */
+/* The output for the begins of a block's rows. */
 struct starts_t {
     rf_u32 *of; /* its rows */
     rf_u32 count;
@@ -16,7 +16,7 @@ RF_INLINE starts_t starts_of(const block_t &block) {
     rf_u32 *const of = block.starts + block.first_row;
     return {of, block.rows + block.is_last, (rf_u64)of % 16 == 0};
 }
-/* Of four rows, `place` more. */
+/* Writes the begins of four rows, plus `place`. */
 RF_INLINE void starts_write_four(const starts_t &starts, rf_u32 row, rf_bytes<16> begins, rf_u32 place) {
 #pragma unroll
     for (int i = 0; i < 4; i++) begins.word[i] += place;
@@ -28,12 +28,12 @@ RF_INLINE void starts_write_four(const starts_t &starts, rf_u32 row, rf_bytes<16
             if (row + i < starts.count) starts.of[row + i] = begins.word[i];
     }
 }
-/* The last one, where there are so many counters that it has none. */
+/* Writes the last begin, which has no thread if there are as many counters as that. */
 RF_INLINE void starts_write_last(const starts_t &starts, rf_u32 counters, rf_u32 behind) {
     if (starts.count > counters && threadIdx.x == 0) starts.of[counters] = behind;
 }
 
-/* Counters of four rows, and how many lookups the rows have. */
+/* The counters of four rows, and the number of lookups of each row. */
 template <int BITS> struct counts_t {
     rf_bytes<16> words[MOST_WORDS];
     rf_u32 rows[4];
@@ -52,9 +52,9 @@ RF_INLINE void counts_load(const steps_t &steps, const rf_bytes<16> *from, count
     }
 }
 
-/* Counters become how many lookups of the row are in parts before, and steps.begins where rows begin; that is written to the
- * block's starts too, `place` more. `seen`: as counted by this thread; `lost`: 0. Returns the number of all,
- * or NO_PLACES where a row has too many. */
+/* Replaces each counter by the row's lookups in previous parts, and writes the begins of rows to steps.begins
+ * and, plus `place`, to the block's starts. `seen`: lookups counted by this thread; `lost`: 0. Returns the
+ * total, or NO_PLACES if a row has too many lookups. */
 template <int BITS>
 RF_INLINE rf_u32 steps_sum(const steps_t &steps, const block_t &block, rf_u32 place, rf_u32 seen,
                            rf_u32 *of_warps, rf_u32 &lost) {

@@ -1,86 +1,90 @@
-/* How small features' lookups are listed. A step is up to a warp's lanes of neighbouring lookups: where bags are long, of one bag.
- * Each of up to 16 parts, runs of neighbouring steps, is a warp's, and has a counter of BITS for each row. Summed up
- * (step_sums.cuh), they say where each part's lookups of a row begin among the row's; then warps go through their parts
- * once more, step by step, and a lookup's place is where its row begins and what the counter was before (step_list.cuh).
- * Lookups of a bag have no order, since the list says no more than the bag; where a step has several, the lanes that have the same
- * row find each other (__match_any_sync), and one of them counts for all. So nothing is sorted, and the list is that of
- * a stable sort.
+/* Lists the lookups of small features by steps. A step is up to 32 consecutive lookups; if bags are long, of
+ * one bag. The steps form up to 16 parts of consecutive steps. A warp has a part, and a part has a counter of
+ * BITS for each row. Prefix sums (step_sums.cuh) give the positions at which each part's lookups of a row
+ * begin. Then the warps go through their parts again, step by step: the position of a lookup is the begin of
+ * its row plus the old value of its counter (step_list.cuh). The order of lookups within a bag has no effect,
+ * because the list holds only bags. If a step has several bags, the lanes with the same row find each other
+ * (__match_any_sync), and one of them counts for all. So the list is that of a stable sort.
  *
- * Counters have 8 bits, so that many warps have one for each row. A row with more lookups than they can count is noticed, since then
- * they do not add up to what was counted: the feature is listed once more, with counters of 16 bits. */
+ * Counters have 8 bits, so that many warps have a counter for each row. A row with more lookups than that
+ * overflows, which shows in the total: the feature is then listed again with counters of 16 bits.
+ */
 #ifndef RECFUSE_CUDA_BACKWARD_STEPS_CUH
 #define RECFUSE_CUDA_BACKWARD_STEPS_CUH
 
 #include "families/fused_backward/small/parts.cuh"
 
 enum {
-    QUAD = 4, /* steps that a warp works on at once */
-    LONG_BAG = 8, /* lookups of a bag on average, from which on a step is of one bag */
-    MOST_AVERAGE = 64, /* lookups of a row: with more of them 8 bits may not do */
-    LEAST_WORDS = 2, /* of a row's counters */
+    QUAD = 4, /* steps that a warp handles at once */
+    LONG_BAG = 8, /* least mean number of lookups of a bag for steps of one bag */
+    MOST_AVERAGE = 64, /* mean number of lookups of a row above which 8 bits may overflow */
+    LEAST_WORDS = 2, /* words of counters of a row */
     MOST_WORDS = 4,
-    SUMMED = 128, /* rows that a warp sums up at once */
-    LEAST_LIST = 1024 /* bytes: of the longest row, and of what is rounded */
+    SUMMED = 128, /* rows that a warp sums at once */
+    LEAST_LIST = 1024 /* bytes: for the longest row and for rounding */
 };
 static_assert(QUAD * 32 == UNIT, "as indices are loaded");
 
 /* Counters of BITS. */
 template <int BITS> struct counters_t {
     enum {
-        OF_WORD = 32 / BITS, /* parts */
+        OF_WORD = 32 / BITS, /* parts per word */
         MOST = (1 << BITS) - 1
     };
-    /* What adds one to a part's. */
+    /* Returns an increment of a part's counter. */
     static RF_INLINE rf_u32 one(rf_u32 part) { return 1u << part % OF_WORD * BITS; }
-    /* How __byte_perm takes a part's out of its word. */
+    /* Returns the selector of __byte_perm that extracts a part's counter. */
     static RF_INLINE rf_u32 taken(rf_u32 part) {
         return BITS == 8 ? 0x4440 + part % OF_WORD : 0x4410 + part % OF_WORD * 0x22;
     }
-    /* The sum of a word's, and more. */
+    /* Returns the sum of a word's counters and `more`. */
     static RF_INLINE rf_u32 sum(rf_u32 word, rf_u32 more) {
         return BITS == 8 ? __dp4a(word, 0x01010101u, more) : more + (word & 0xffffu) + (word >> 16);
     }
-    /* Of each how many are in those before it of the word, and more. None carries to the next. */
+    /* Returns for each counter of a word the sum of the previous counters and `more`. Sums do not carry. */
     static RF_INLINE rf_u32 sums_before(rf_u32 word, rf_u32 more) {
         return BITS == 8 ? word * 0x01010100u + more * 0x01010101u : (word << 16) + more * 0x00010001u;
     }
 };
 
-/* Shared memory. */
+/* The layout of shared memory. */
 struct steps_t {
-    rf_u32 *counts; /* [words][stride]: of each row one a part; before them a word a lane that nobody reads */
-    rf_u32 stride; /* rows, up to what is summed at once */
-    rf_u16 *begins; /* [stride]: where rows begin in the list */
+    rf_u32
+        *counts; /* [words][stride]: a counter per row and part, after a word per lane that is never read */
+    rf_u32 stride; /* rows, rounded up to the rows that are summed at once */
+    rf_u16 *begins; /* [stride]: begins of the rows in the list */
     bool long_bags;
-    rf_u32 *firsts; /* [quads * QUAD + 1]: of long bags a step's bag and, 16 bits up, its first lookup */
-    rf_u16 *bags; /* [lookups, up to whole quads]: of others the bag of each lookup */
-    rf_u16 *window; /* of the list, [window_size] and what aligns it */
+    rf_u32 *firsts; /* [quads * QUAD + 1], of long bags: a step's bag and, 16 bits up, its first lookup */
+    rf_u16 *bags; /* [lookups, up to whole quads], otherwise: the bag of each lookup */
+    rf_u16 *window; /* the list, [window_size] and its alignment */
     rf_u32 window_size;
     rf_u32 quads, words, parts;
 };
 
-/* Whether a feature is listed by steps, where there is room. Lanes of few rows would count one after another. */
+/* Returns true if a feature is listed by steps when there is room. With few rows the lanes would serialise.
+ */
 RF_INLINE bool is_for_steps(const feature_t &feature) {
     return feature.sound && feature.count < NEAR_LOOKUPS && feature.rows > RF_SMALL_FEW_ROWS;
 }
 
-/* Divides shared memory. Returns whether there is room. */
+/* Divides shared memory. Returns false if there is too little. */
 template <int BITS>
 RF_INLINE bool steps_room(const feature_t &feature, const block_t &block, rf_u8 *memory, int bytes,
                           steps_t &steps) {
     const int count = (int)feature.count;
-    /* Of the list, about what the block's rows have. */
+    /* The share of the list that the block's rows have on average. */
     const int list = (int)((rf_u64)feature.count * block.rows / feature.rows) * 2;
     steps.long_bags = count >= LONG_BAG * feature.bags;
     const int most_steps = count / 32 + feature.bags + 2 * QUAD + 1;
     const int bag_bytes = rounded_up(steps.long_bags ? most_steps * 4 : rounded_up(count, UNIT) * 2, 16);
     steps.stride = (block.rows + SUMMED - 1) / SUMMED * SUMMED;
     const int stride = (int)steps.stride, others = 32 * 4 + stride * 2 + bag_bytes + LEAST_LIST;
-    int left = bytes - others - list; /* for counters */
-    if (left < LEAST_WORDS * 4 * stride) left += list / 4; /* a part of the list goes to memory at once */
+    int left = bytes - others - list; /* bytes for counters */
+    if (left < LEAST_WORDS * 4 * stride)
+        left += list / 4; /* a part of the list then goes directly to memory */
     if (left < LEAST_WORDS * 4 * stride) return false;
     typedef counters_t<BITS> counters;
-    const rf_u32 useful = feature.count / UNIT / counters::OF_WORD + 1; /* a part has a quad */
+    const rf_u32 useful = feature.count / UNIT / counters::OF_WORD + 1; /* a part has at least a quad */
     steps.words = min(min(left / 4 / steps.stride, (rf_u32)MOST_WORDS), useful);
     steps.parts = steps.words * counters::OF_WORD;
     steps.counts = (rf_u32 *)memory + 32;
@@ -89,11 +93,11 @@ RF_INLINE bool steps_room(const feature_t &feature, const block_t &block, rf_u8 
     steps.bags = (rf_u16 *)steps.firsts;
     const int used = others - LEAST_LIST + (int)steps.words * 4 * stride;
     steps.window = (rf_u16 *)(memory + used);
-    steps.window_size = (rf_u32)(bytes - used) / 2 - 8; /* it begins where the list is aligned alike */
+    steps.window_size = (rf_u32)(bytes - used) / 2 - 8; /* the window has the alignment of the list */
     return true;
 }
 
-/* The bags of lookups: a thread has a bag, and the lanes of its warp help with one of many. */
+/* Writes the bags of lookups: a thread has a bag, and the lanes of its warp share long bags. */
 RF_INLINE void lookups_bags_write(const feature_t &feature, const steps_t &steps) {
     for (int start = 0; start < feature.bags; start += BLOCK) {
         const int bag = start + (int)threadIdx.x;
@@ -110,7 +114,7 @@ RF_INLINE void lookups_bags_write(const feature_t &feature, const steps_t &steps
     }
 }
 
-/* Writes the steps, and clears counters. A barrier stands between this and who reads them. */
+/* Writes the steps and clears counters. The caller must synchronise before they are read. */
 RF_INLINE void steps_begin(const feature_t &feature, steps_t &steps, rf_u32 *of_warps) {
     for (rf_u32 i = threadIdx.x; i < steps.words * steps.stride / 4; i += BLOCK)
         ((rf_bytes<16> *)steps.counts)[i] = rf_bytes<16>{};
@@ -124,32 +128,32 @@ RF_INLINE void steps_begin(const feature_t &feature, steps_t &steps, rf_u32 *of_
         const int bag = start + (int)threadIdx.x;
         auto [from, to] = bag_load(feature, bag);
         rf_u32 sum;
-        if (start > 0) __syncthreads(); /* all have read the sums before */
+        if (start > 0) __syncthreads(); /* all threads have read the previous sums */
         rf_u32 *next =
             steps.firsts + all + rf_sum_of_block_before<(int)WARPS>((to - from + 31) / 32, of_warps, sum);
         for (; from < to; from += 32) *next++ = from << 16 | (rf_u32)bag;
         all += sum;
     }
     steps.quads = (all + QUAD - 1) / QUAD;
-    /* Those without lookups, also of a quad behind, which may be asked for. */
+    /* Empty steps, including one prefetched quad past the end. */
     if (all + threadIdx.x <= (steps.quads + 1) * QUAD)
         steps.firsts[all + threadIdx.x] = feature.count << 16 | 0xffffu;
 }
 
-/* The first quad of a part, and the first lookup of a quad. */
+/* Returns the first quad of a part, and the first lookup of a quad. */
 RF_INLINE rf_u32 quad_of(const steps_t &steps, rf_u32 part) { return part * steps.quads / steps.parts; }
 RF_INLINE rf_u32 lookup_of(const feature_t &feature, const steps_t &steps, rf_u32 quad) {
     return steps.long_bags ? steps.firsts[quad * QUAD] >> 16 : min(quad * UNIT, feature.count);
 }
 
-/* The address of a part's counter of row 0. */
+/* Returns the address of a part's counter of row 0. */
 template <int BITS> RF_INLINE rf_u32 counts_of(const steps_t &steps, rf_u32 part) {
     return rf_shared_kept(steps.counts + part / counters_t<BITS>::OF_WORD * steps.stride);
 }
 
-/* Counts the lookups of the block's rows. Returns how many this thread has. MORE: also those of rows before the block's, and takes lookups
- * that do not count from their bags. Warps take two units in turns, since one takes less time than memory, and load the next two
- * before they work on these. */
+/* Counts the lookups of the block's rows. Returns the number of this thread. MORE: also counts lookups of
+ * rows before the block's, and subtracts lookups that do not count from their bags. Warps alternate between
+ * two units, because a unit takes less time than a load, and load the next two before they handle these. */
 template <int BITS, bool MORE>
 RF_INLINE rf_u32 steps_count(const feature_t &feature, const steps_t &steps, const block_t &block,
                              rf_u32 &before) {

@@ -1,13 +1,13 @@
-/* Ranks of a block's entries among those that have the same digit, in their order: of sort.cu. */
+/* Ranks of a block's entries among the entries with the same digit, in their order, for sort.cu. */
 #ifndef RECFUSE_CUDA_BACKWARD_RANKS_CUH
 #define RECFUSE_CUDA_BACKWARD_RANKS_CUH
 
 #include "families/fused_backward/entries.cuh"
 
-/* Those of the lanes `same` whose number has a bit as this lane's has it. */
+/* Returns the lanes of `same` whose number agrees with this lane's in a bit. */
 RF_INLINE rf_u32 lanes_with(rf_u32 same, int number, int bit) {
 #ifdef __CUDA_ARCH__
-    /* The compiler works the bit out twice, in seven instructions; these are four. */
+    /* Four instructions; the compiler's code has seven, because it computes the bit twice. */
     asm volatile("{ .reg .pred own; .reg .b32 all, bits;\n"
                  "and.b32 bits, %1, %2;\n"
                  "setp.ne.b32 own, bits, 0;\n"
@@ -24,19 +24,20 @@ RF_INLINE rf_u32 lanes_with(rf_u32 same, int number, int bit) {
 #endif
 }
 
-/* Lanes that have the same digit of `bits` bits, MOST_BITS at most, by a vote a bit: faster than __match_any_sync where lanes
- * have many digits. -1: none. */
+/* Returns the lanes that have the same digit of `bits` bits, at most MOST_BITS, by a vote per bit: faster
+ * than __match_any_sync if lanes have many different digits. -1: no digit. */
 template <int MOST_BITS> RF_INLINE rf_u32 lanes_alike(int digit, int bits) {
     rf_u32 same = __ballot_sync(RF_FULL_WARP, digit >= 0);
 #pragma unroll
     for (int bit = 0; bit < MOST_BITS;
-         bit++) /* a vote too many does no harm, a branch a bit would cost as much */
+         bit++) /* a surplus vote is harmless, and a branch per bit would cost as much */
         if (bit < 6 || bit / 2 * 2 < bits) same = lanes_with(same, digit, bit);
     return same;
 }
 
-/* Ranks of `each` entries a lane among those of their warp that have the same digit; digit(k): of a lane's entry k, -1: none;
- * keep(k, digit, rank). `counts` [1 << bits]: the warp's, zeros before. */
+/* Computes the ranks of `each` entries of a lane among those of their warp with the same digit; digit(k): of
+ * a lane's entry k, -1: none; keep(k, digit, rank) takes the result. `counts` [1 << bits]: the warp's,
+ * initially zero. */
 template <int MOST_BITS, int ITEMS, class digit_t, class keep_t>
 RF_INLINE void ranks_of_warp(rf_u16 *counts, int bits, int each, digit_t digit, keep_t keep) {
     const rf_u32 lower = (1u << threadIdx.x % 32) - 1;
@@ -49,18 +50,19 @@ RF_INLINE void ranks_of_warp(rf_u16 *counts, int bits, int each, digit_t digit, 
         if (own >= 0) first = counts[own];
         __syncwarp();
         if (own >= 0 && before == 0) counts[own] = (rf_u16)(first + __popc(same));
-        __syncwarp(); /* before others read it for their next entry: votes order no memory */
+        __syncwarp(); /* before other lanes read it for their next entry: votes do not order memory */
         keep(k, own, first + before);
     }
 }
 
-/* Of the first `digits` digits, counts of warps become those of the warps before; `sums`: of all. Between barriers. */
+/* Replaces the counts of the first `digits` digits of each warp by the sum over the previous warps; `sums`:
+ * totals. Requires a barrier before and after. */
 template <int BLOCK, int DIGITS>
 RF_INLINE void warps_add(rf_u16 (*counts)[DIGITS], rf_u32 *sums, int digits) {
     enum {
         WARPS = BLOCK / 32,
-        PAIRS = DIGITS / 2, /* of digits, whose counts share a word */
-        EACH = (PAIRS + BLOCK - 1) / BLOCK, /* pairs a thread */
+        PAIRS = DIGITS / 2, /* pairs of digits, whose counts share a word */
+        EACH = (PAIRS + BLOCK - 1) / BLOCK, /* pairs of a thread */
         AT_ONCE = 8 /* counts that a thread loads at once */
     };
     rf_u32 *const words = (rf_u32 *)&counts[0][0];

@@ -1,14 +1,15 @@
-/* One pass of a stable radix sort of entries by key: inside their segment they go by RF_DIGIT_BITS bits of it. Three launches:
- * rf_backward_count counts the digits of each chunk of entries (keys.cu does it for the first pass),
- * rf_backward_places sums them up, chunk by chunk, rf_backward_sort sums up digits and takes the entries to their places.
- * (One sweep with decoupled look-back, as in Adinets and Merrill, "Onesweep", 2022, is slower here: all chunks run at once,
- * so each would look back at all before it.)
- * The order is that of any stable sort, without lookups that do not count: the first pass leaves them out.
+/* One pass of a stable radix sort of entries by key: reorders the entries of each segment by RF_DIGIT_BITS
+ * bits of the key. Three launches: rf_backward_count counts the digits of each chunk of entries (keys.cu does
+ * it for the first pass), rf_backward_places computes the prefix sums over chunks, rf_backward_sort those
+ * over digits, and moves the entries. (One sweep with decoupled look-back, Adinets and Merrill, "Onesweep",
+ * 2022, is slower here: all chunks run at once, so each would look back at all previous chunks.)
+ * The order is that of any stable sort. The first pass drops lookups that do not count.
  *
- * A block of the first and the last: a chunk; a warp of the last: RF_ITEMS * 32 entries of it in order; a thread:
- * every 32nd of those. Shared memory of the last: counts a warp and digit, then the chunk's entries in their new order.
- * Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK]. A block of rf_backward_places: RF_BACKWARD_PLACES_DIGITS digits of a
- * segment, a lane each; its warps share the segment's chunks: grid [segments * ceil(digits / those)], the same block.
+ * Thread mapping. In the first and the last kernel a block has a chunk; in the last, a warp has RF_ITEMS * 32
+ * consecutive entries and a thread every 32nd of them. Shared memory of the last: counts per warp and digit,
+ * then the chunk's entries in their new order. Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK]. A block
+ * of rf_backward_places has RF_BACKWARD_PLACES_DIGITS digits of a segment, a lane each; its warps share the
+ * segment's chunks: grid [segments * ceil(digits / those)], the same block.
  */
 #ifndef RF_DIGIT_BITS
 #define RF_DIGIT_BITS 8
@@ -22,18 +23,18 @@ enum {
     ITEMS = RF_ITEMS,
     CHUNK = CHUNK_ENTRIES,
     DIGITS = 1 << RF_DIGIT_BITS,
-    OWN = (DIGITS + BLOCK - 1) / BLOCK, /* neighbouring digits of a thread */
+    OWN = (DIGITS + BLOCK - 1) / BLOCK, /* consecutive digits of a thread */
     AT_ONCE = 8, /* counts that a thread loads at once */
-    BLOCKS = sizeof(rf_backward_entry) > 8 ? 1 : 2 /* an SM, by registers */
+    BLOCKS = sizeof(rf_backward_entry) > 8 ? 1 : 2 /* blocks per SM, by registers */
 };
 
 struct shared_t {
     union {
-        rf_u16 counts[WARPS][DIGITS]; /* then where a warp's entries of a digit go, in the chunk */
+        rf_u16 counts[WARPS][DIGITS]; /* later the positions, in the chunk, of a warp's entries of a digit */
         rf_backward_entry entries[CHUNK];
     };
-    rf_u32 begins[DIGITS]; /* where a digit's entries begin in the chunk */
-    rf_u32 places[DIGITS]; /* and in the sorted order, less that */
+    rf_u32 begins[DIGITS]; /* begin of a digit's entries in the chunk */
+    rf_u32 places[DIGITS]; /* begin in the sorted order, minus the begin in the chunk */
     rf_u64 of_warps[WARPS];
 };
 static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, ITEMS, sizeof(rf_backward_entry)),
@@ -71,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     counts_keep(args.counts, counts, digits.bits);
 }
 
-/* A digit's counts of chunks from `start` on, 0 from `end` on; `any`: there is such a digit. */
+/* Loads a digit's counts of the chunks [start, end), and 0 past the end; `any`: the digit exists. */
 RF_INLINE void counts_load(const rf_u32 *places, int start, int end, bool any, rf_u32 (&counts)[AT_ONCE]) {
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     __shared__ rf_u32 sums[WARPS][BLOCK_DIGITS];
     rf_wait_for_previous_kernel();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const int blocks = (DIGITS + BLOCK_DIGITS - 1) / BLOCK_DIGITS; /* of a segment */
+    const int blocks = (DIGITS + BLOCK_DIGITS - 1) / BLOCK_DIGITS; /* per segment */
     const int segment = (int)blockIdx.x / blocks, digit = (int)blockIdx.x % blocks * BLOCK_DIGITS + lane;
     const rf_u32 length = rf_load(args.counts.lengths + lane);
     const chunks_t chunks = chunks_of(length);
@@ -129,9 +130,9 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     }
 }
 
-/* A chunk's counts of a warp and digit become where, in the chunk, they begin less the digit's own place, which is in `begins`;
- * `places` become those in the sorted order, less that. `of_digits`: entries of the segment. Returns
- * the number of all entries of the chunk. */
+/* Replaces the counts of each warp and digit by positions in the chunk relative to the begin of the digit,
+ * which goes to `begins`. `places` become positions in the sorted order, minus `begins`. `of_digits`: entries
+ * of the segment. Returns the number of entries of the chunk. */
 RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *of_digits, int digits) {
     const int digit = (int)threadIdx.x * OWN;
     rf_u32 ahead[OWN];
@@ -139,7 +140,7 @@ RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *of_digits, int digits)
     for (int i = 0; i < OWN; i++) ahead[i] = digit + i < digits ? rf_load(of_digits + digit + i) : 0;
     warps_add<BLOCK, DIGITS>(shared.counts, shared.begins, digits);
     __syncthreads();
-    rf_u64 counts[OWN], sum = 0, all; /* of the chunk, above of the segment */
+    rf_u64 counts[OWN], sum = 0, all; /* low bits: of the chunk, high bits: of the segment */
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         counts[i] = (rf_u64)ahead[i] << 32 | (digit + i < digits ? shared.begins[digit + i] : 0);
@@ -182,8 +183,8 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     const rf_u32 *const places = args.counts.places + (rf_i64)blockIdx.x * DIGITS;
     for (int digit = thread; digit < 1 << digits.bits; digit += BLOCK)
         shared.places[digit] = begin + rf_load(places + digit);
-    __syncthreads(); /* counts were cleared by all threads for all warps */
-    rf_u32 ranks[ITEMS]; /* above of 16 bits the digit */
+    __syncthreads(); /* all threads have cleared the counts of all warps */
+    rf_u32 ranks[ITEMS]; /* the digit in the upper 16 bits */
     ranks_of_warp<RF_DIGIT_BITS, ITEMS>(
         shared.counts[warp], digits.bits, ITEMS,
         [&](int i) { return keys[i] < trash ? digits.of(keys[i]) : -1; },
@@ -197,13 +198,13 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
         if (keys[i] < trash)
             ranks[i] = (ranks[i] & 0xffff) + shared.counts[warp][digit] + shared.begins[digit];
     }
-    RF_VALUE values[ITEMS]; /* not before: keys and ranks take the registers */
+    RF_VALUE values[ITEMS]; /* loaded late: keys and ranks take the registers before */
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const int at = warp * (ITEMS * 32) + i * 32 + lane;
         if (keys[i] < trash) values[i] = rf_load(&args.entries[chunk.first + at].value);
     }
-    __syncthreads(); /* nobody needs counts any more */
+    __syncthreads(); /* counts are no longer needed */
 #pragma unroll
     for (int i = 0; i < ITEMS; i++)
         if (keys[i] < trash) shared.entries[ranks[i]] = {keys[i], values[i]};

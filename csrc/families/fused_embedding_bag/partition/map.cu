@@ -1,22 +1,24 @@
-/* Which block of the fused embedding bag works on what, decided on the device: where lengths of bags are there alone.
- * The same choices as partition/cost.c and cut.c make on the host, by one cost model (fused_map_args.h), but for three: ranks are coarser, tasks
- * of tiles come last, not spread over the others, and the last tasks are as long as all.
+/* Partition of the fused embedding bag, computed on the device, where the lengths of bags are known. It makes
+ * the choices of partition/cost.c and cut.c by the same cost model (fused_map_args.h), with three
+ * differences: ranks are coarser, tasks of tiles come last instead of being spread over the others, and the
+ * last tasks are as long as all others.
  *
- * Who does what. Runs are shared out: run r < n_features is feature r, if its schedule pools; the runs behind it are
- * the tiles, each with 32 lanes of features that have short bags. Every block makes the whole plan for itself, a
- * thread a run, in passes between which only its own threads meet; then each warp of each block writes the tasks
- * of some runs: one SM alone would take longer to write them all than the plan takes.
+ * Thread mapping. Run r < n_features is feature r, if its schedule pools; the runs after them are the tiles,
+ * each with 32 lanes of features that have short bags. Every block computes the whole partition, a thread a
+ * run, in passes that synchronise only within the block. Then each warp of each block writes the tasks of
+ * some runs: on one SM writing them would take longer than computing them.
  *
- *   1. lengths -> schedules; places of columns in the tiles of their schedule; the longest mean of each tile
- *   2. the work of all runs -> that of a task
- *   3. how many tasks there are of each rank: how long they are, or where their rows come from
- *   4. places of each run's tasks, those of the highest rank first; tasks
+ *   1. lengths -> schedules; positions of columns in the tiles of their schedule; the longest mean of each
+ *   tile
+ *   2. the work of all runs -> the work of a task
+ *   3. the number of tasks of each rank: how long they are, or where their rows come from
+ *   4. positions of each run's tasks, the highest rank first; tasks
  *
- * Whatever offsets hold, tasks cover each bag of each feature once and are no more than the host has made room for:
- * their number follows from the sum of the very same work that they are cut from.
+ * For any contents of the offsets, tasks cover each bag of each feature once, and their number is at most the
+ * number for which the host has allocated: it follows from the sum of the work by which they are cut.
  *
  * Shapes: those of rf_fused_map_args (partition/fused_map_args.h). Shared memory, static: shared_data, 45 KB.
- * Launch: grid [1 ...], block [RF_BLOCK]. The same result whatever the grid.
+ * Launch: grid [1 ...], block [RF_BLOCK]. The result does not depend on the grid.
  * Source: Pan et al., RecFlex, SC'24, section IV-B: thread mapping at run time.
  */
 #ifndef RF_BLOCK
@@ -31,29 +33,29 @@ static_assert(RF_FUSED_MOST_CLASSES % WARPS == 0 && RF_FUSED_MOST_CLASSES <= RF_
                   RANKS <= RF_FUSED_MOST_CLASSES,
               "bins");
 
-/* What the tasks of a run have in common. */
+/* The common fields of a run's tasks. */
 struct run_tasks {
-    int first, number, count, bags_each, all; /* count: a slice */
-    int schedule; /* of a tile whose bags have more lookups than one also LONGER */
+    int first, number, count, bags_each, all; /* count: per slice */
+    int schedule; /* LONGER is set for a tile whose bags have more than one lookup */
 };
 
 struct shared_data {
     rf_fused_map_class classes[RF_FUSED_MOST_CLASSES];
-    int lane_end[RF_FUSED_MOST_CLASSES]; /* behind the last lane that a class has filled */
+    int lane_end[RF_FUSED_MOST_CLASSES]; /* end of the lanes that each class has filled */
     int totals[RF_FUSED_MOST_CLASSES][WARPS + 1];
-    int task_end[RF_FUSED_MOST_CLASSES]; /* the same of tasks of a rank; the first RANKS */
+    int task_end[RF_FUSED_MOST_CLASSES]; /* end of the tasks of each rank; the first RANKS entries */
     int rank_total[RANKS];
     float sums[WARPS];
     run_tasks runs[RF_BLOCK];
 };
 
-/* A feature or a tile that there is work for. */
+/* A feature or a tile with work. */
 struct run {
     int schedule; /* -1: no work */
-    bool longer; /* a tile whose bags have more lookups than one */
+    bool longer; /* a tile whose bags have more than one lookup */
     int slices;
-    float cost; /* of a block, for the bags that it works on at once */
-    float misses; /* cost of all bags of a slice, for rows that come from memory */
+    float cost; /* cost of the bags that a block works on at once */
+    float misses; /* cost of all bags of a slice if their rows come from memory */
     float rows_a_lookup;
 };
 
@@ -68,7 +70,7 @@ RF_INLINE rf_fused_map_feature load_feature(const rf_fused_map_args &args, int f
             __uint_as_float(more.word[3])};
 }
 
-/* Of the bags of a feature; 0 where offsets are bad. */
+/* Returns the mean length of the bags of a feature, or 0 if its offsets are invalid. */
 RF_INLINE float mean_length(const rf_fused_map_args &args, int f) {
     const rf_i64 place = (rf_i64)f * args.bags;
     const rf_i64 from = rf_load(args.offsets + place), to = rf_load(args.offsets + place + args.bags);
@@ -76,7 +78,7 @@ RF_INLINE float mean_length(const rf_fused_map_args &args, int f) {
     return end > begin ? (float)(end - begin) / (float)args.bags : 0.0f;
 }
 
-/* The number of its class. */
+/* Returns the number of a class. */
 RF_INLINE int class_number(const rf_fused_map_args &args, const rf_fused_map_feature &feature, float mean) {
     const rf_u64 classes = args.bags <= RF_FUSED_FEW_BAGS ? feature.classes_of_few : feature.classes;
     const int number = (int)(classes >> 8 * rf_fused_bucket(mean) & 255);
@@ -90,7 +92,7 @@ RF_INLINE float cost_of(const rf_fused_map_class &schedule, float mean) {
 
 RF_INLINE int ceil_divide(int value, int by) { return (int)(((rf_u32)value + (rf_u32)by - 1) / (rf_u32)by); }
 
-/* Run `r`; its lanes must be known, if it is a tile. */
+/* Returns run `r`. The lanes of a tile must be known. */
 RF_INLINE run run_of(const rf_fused_map_args &args, const shared_data &shared, const rf_u32 *tile_means,
                      int r) {
     run found = {-1, false, 1, 0.0f, 0.0f, 0.0f}; /* tiles come last */
@@ -114,23 +116,24 @@ RF_INLINE run run_of(const rf_fused_map_args &args, const shared_data &shared, c
     return found;
 }
 
-/* Of one slice of a run. */
+/* Returns the work of one slice of a run. */
 RF_INLINE float work_of(const rf_fused_map_args &args, const shared_data &shared, const run &one) {
     if (one.schedule < 0) return 0.0f;
     return one.cost * (float)ceil_divide(args.bags, shared.classes[one.schedule].bags_at_once) + one.misses;
 }
 
-/* Exponent and first `bits` bits of a positive number, from 0 for `least` (a power of two) on. */
+/* Returns the exponent and the first `bits` bits of the mantissa of a positive number; `least` (a power of
+ * two) gives 0. */
 RF_INLINE int logarithm(float value, float least, int bits) {
     return (int)(__float_as_uint(value) >> (23 - bits)) - (int)(__float_as_uint(least) >> (23 - bits));
 }
 
-/* What a task should cost. */
+/* The target cost of a task. */
 struct task_costs {
     float of_feature, of_tile;
 };
 
-/* Cuts a run into tasks of about that; their rank among RANKS. */
+/* Cuts a run into tasks of about that cost; returns their rank among RANKS. */
 RF_INLINE int cut(const rf_fused_map_args &args, const shared_data &shared, const run &one,
                   const task_costs &targets, run_tasks &tasks) {
     tasks.schedule = one.longer ? one.schedule | LONGER : one.schedule;
@@ -152,8 +155,8 @@ RF_INLINE int cut(const rf_fused_map_args &args, const shared_data &shared, cons
     return min(max(logarithm(one.rows_a_lookup, 1.0f / 32, 1), 0), LONG_RANKS - 1);
 }
 
-/* For threads with the same bin, and in their order, the sum of the weights of those before them, from ends[bin] on,
- * which moves to the sum of all. All threads of the block; NO_BIN takes no part. */
+/* For threads with the same bin, in their order: returns ends[bin] plus the weights of the previous threads,
+ * and advances ends[bin] by all weights. All threads of the block call it; NO_BIN is skipped. */
 RF_INLINE int places(shared_data &shared, int *ends, int bin, int weight) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     __syncwarp();
@@ -171,7 +174,7 @@ RF_INLINE int places(shared_data &shared, int *ends, int bin, int weight) {
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < RF_FUSED_MOST_CLASSES / WARPS; i++) { /* a lane a warp of the block */
+    for (int i = 0; i < RF_FUSED_MOST_CLASSES / WARPS; i++) { /* a lane per warp of the block */
         const int k = warp + i * WARPS, mine = shared.totals[k][lane], end = ends[k];
         const int sum = rf_sum_of_lanes_to(mine);
         shared.totals[k][lane] = end + sum - mine;
@@ -182,7 +185,7 @@ RF_INLINE int places(shared_data &shared, int *ends, int bin, int weight) {
     return bin >= 0 ? shared.totals[bin][warp] + before : 0;
 }
 
-/* The sum of a number of each thread, the same in each and in each block. */
+/* Returns the sum of a number of all threads, bit-identical in each thread and each block. */
 RF_INLINE float sum_of_block(shared_data &shared, float value) {
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(RF_FULL_WARP, value, apart);
@@ -222,12 +225,12 @@ RF_INLINE void fill_tiles(const rf_fused_map_args &args, shared_data &shared, rf
         const int first = places(shared, shared.lane_end, bin, columns);
         if (columns > 0) {
             for (int tile = first / 32; tile <= (first + columns - 1) / 32; tile++)
-                atomicMax(tile_means + tile, __float_as_uint(mean)); /* bits rise with what is not negative */
+                atomicMax(tile_means + tile, __float_as_uint(mean)); /* bits of floats >= 0 are ordered */
         }
         if (f / 32 % gridDim.x == blockIdx.x) write_lanes(args, f, first, columns);
     }
     __syncthreads();
-    /* Lanes of a last tile that no feature has. */
+    /* Lanes of a last tile that belong to no feature. */
     for (int k = threadIdx.x / 32; k < args.n_classes; k += WARPS) {
         const int place = shared.lane_end[k] + (int)threadIdx.x % 32;
         if (blockIdx.x == 0 && shared.classes[k].first_tile >= 0 &&
@@ -236,7 +239,7 @@ RF_INLINE void fill_tiles(const rf_fused_map_args &args, shared_data &shared, rf
     }
 }
 
-/* Pass 3, to the places where tasks of each rank begin; how many tasks there are. */
+/* Pass 3, to the begins of the tasks of each rank; returns the number of tasks. */
 RF_INLINE void count_ranks(const rf_fused_map_args &args, shared_data &shared, const rf_u32 *tile_means,
                            const task_costs &targets) {
     const int lane = threadIdx.x % 32, n_runs = args.n_features + args.n_tiles;
@@ -296,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     __shared__ shared_data shared;
     rf_u32 *tile_means = args.tile_means + (rf_i64)blockIdx.x * args.n_tiles;
     const int n_runs = args.n_features + args.n_tiles;
-    /* What describes features does not depend on what runs before. */
+    /* Descriptions of features do not depend on previous kernels. */
     for (int k = threadIdx.x; k < RF_FUSED_MOST_CLASSES; k += RF_BLOCK) {
         rf_fused_map_class schedule = {-1, 1, 1.0f, 0};
         if (k < args.n_classes) schedule = args.classes[k];
@@ -318,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     }
     task_costs targets;
     targets.of_feature = rf_fused_task_cost(sum_of_block(shared, work), args.most_cuts, args.least_cuts);
-    __syncthreads(); /* the sum has been read */
+    __syncthreads(); /* all threads have read the sum */
     targets.of_tile =
         rf_fused_tile_task_cost(targets.of_feature, sum_of_block(shared, tiles), args.least_cuts);
     count_ranks(args, shared, tile_means, targets);

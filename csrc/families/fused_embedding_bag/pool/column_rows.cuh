@@ -1,20 +1,21 @@
 /* The rows of the first lookups of bags, for schedule "columns" of the fused embedding bag.
  *
- * Who does what. A slot is the lanes of a tile that have the same feature. The lanes of a warp share out all slots and
- * their bags, neighbouring lanes neighbouring bags, and look at the offsets and the first index of each: is it in the
- * table, is it padding. The numbers of the rows that are left go to the lanes of the slot through shared memory.
+ * Thread mapping. A slot is the lanes of a tile with the same feature. The lanes of a warp share all slots
+ * and their bags, adjacent lanes taking adjacent bags. Each reads the offsets and the first index of its bags
+ * and checks the index for the table's bounds and for padding. The remaining row indices go to the lanes of
+ * the slot through shared memory.
  *
- * So a warp waits for offsets and for indices once for all of these bags, and never for one kind of loads while it waits
- * for another: an instruction waits for loads by one of six barriers, and rows that share one with offsets wait for
- * those. Where lanes looked at four bags at a time by themselves, eight bags of a tile took 4 µs, most of them for that.
+ * So a warp waits once for the offsets and once for the indices of all these bags, and never for one kind of
+ * load behind another. Instructions wait for loads by one of six barriers; rows that share a barrier with
+ * offsets would wait for those.
  */
 #ifndef RECFUSE_FUSED_COLUMN_ROWS_CUH
 #define RECFUSE_FUSED_COLUMN_ROWS_CUH
 
 #include "families/fused_embedding_bag/fused.cuh"
 
-/* What a warp hands out: of each slot, which is the lanes of a tile that have the same feature, the first lookups of as
- * many bags as there is room for. Behind them are their weights, where they have some. */
+/* The rows that a warp exchanges: of each slot, the first lookups of as many bags as there is room for,
+ * followed by their weights, if any. */
 struct __align__(16) rf_column_rows {
     enum { COUNT = RF_FUSED_TILE_ROWS };
     rf_row_number number[COUNT];
@@ -22,20 +23,20 @@ struct __align__(16) rf_column_rows {
     RF_INLINE float *scales() { return (float *)(this + 1); }
 };
 
-/* The slots of a tile: lane s has what is known of slot s. */
+/* The slots of a tile: lane s describes slot s. */
 struct rf_slots {
     int feature; /* -1: none */
-    int count, log_bags; /* bags that each has rows of */
-    int own; /* this lane's */
+    int count, log_bags; /* number of bags with rows */
+    int own; /* this lane's slot */
     rf_row_number rows, padding; /* of the feature's table */
 
-    /* For a warp of so many bags, 1 << `least` at least. `shared`: an element a lane. */
+    /* For a warp of `bags` bags, at least 1 << `least`. `shared`: an element a lane. */
     RF_INLINE rf_slots(const rf_fused_args &args, int of_lane, int bags, int least, rf_row_number *shared) {
         const int lane = threadIdx.x % 32, before = __shfl_up_sync(RF_FULL_WARP, of_lane, 1);
         const rf_u32 firsts = __ballot_sync(RF_FULL_WARP, lane == 0 || before != of_lane);
         own = __popc(firsts << (31 - lane)) - 1;
         count = __popc(firsts);
-        /* As many as there is room for, but no more than there are. */
+        /* As many as there is room for, but not more than there are. */
         log_bags = min(__clz(count - 1) - __clz(rf_column_rows::COUNT - 1), max(32 - __clz(bags - 1), least));
         if (firsts >> lane & 1) shared[own] = (rf_row_number)lane;
         __syncwarp();
@@ -47,26 +48,28 @@ struct rf_slots {
     }
 };
 
-/* Whether a lookup's row is there to be read. */
+/* Returns true if the row of a lookup is to be read. */
 RF_INLINE bool rf_wanted(RF_INDEX index, rf_rows rows, RF_INDEX padding, bool &bad) {
     const bool inside = !RF_CHECK || rf_in_table(index, rows);
     bad |= !inside;
     return inside && index != padding;
 }
 
-/* Leaves the row numbers of bags [first, last), from place `place` on: one in 32 of PART times 32. Returns false, and leaves
- * none, if one of these bags has more lookups than one. What is not there is loaded from the beginning, so that no load
- * waits for a look at another. */
+/* Writes the row indices of bags [first, last) from position `place` on: PART for each lane. Returns false,
+ * and writes nothing, if a bag has more than one lookup. Missing values are loaded from the first element, so
+ * that no load depends on a check of another. */
 template <int PART>
 RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, int place, int first, int last,
                              rf_column_rows *numbers, bool &bad) {
-    /* As many lookups as bags are most often one each: those are loaded beside the offsets, which then say so. */
+    /* If there are as many lookups as bags, each bag most likely has one: the indices are loaded together
+     * with the offsets, which confirm it. */
     const bool maybe_one_each = args.end - args.lead == (rf_i64)args.n_features * args.bags;
     RF_OFFSET begin[PART], end[PART];
-    RF_POSITION bag[PART]; /* of all features; where there are as many lookups it is one of their positions */
+    RF_POSITION
+    bag[PART]; /* over all features; with as many lookups as bags also the position */
     RF_INDEX index[PART] = {};
     bool there[PART], any = false, longer = false, one_each = maybe_one_each;
-    /* A load between two shuffles is compiled for lanes that have diverged, too, and waited for where both ways meet. */
+    /* The compiler treats a load between two shuffles as divergent and waits for it at the reconvergence. */
     int feature[PART];
 #pragma unroll
     for (int i = 0; i < PART; i++)
@@ -84,7 +87,7 @@ RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, i
 #pragma unroll
         for (int i = 0; i < PART; i++) index[i] = rf_load(args.indices + args.lead + bag[i]);
     }
-    __syncwarp(); /* all of these loads are on their way before the first is waited for */
+    __syncwarp(); /* issues all these loads before the first wait */
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         const bool good = !RF_CHECK || rf_good_bag(args, begin[i], end[i]);
@@ -118,14 +121,14 @@ RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, i
     return true;
 }
 
-/* The same for all of them, as many as there is room for. Small batches have few: a lane has one then, and goes through a third
- * of the instructions, which are much of the time where hardly another warp runs beside. */
+/* Writes the row indices of all bags that there is room for. Small batches have few bags: then a lane has one
+ * and takes a third of the instructions, which matters if few other warps run on the SM. */
 RF_INLINE bool rf_leave_rows(const rf_fused_args &args, const rf_slots &slots, int first, int last,
                              rf_column_rows *numbers, bool &bad) {
-    constexpr int PART = 4; /* eight take more registers than others have to give */
+    constexpr int PART = 4; /* eight take too many registers */
     const int lane = (int)threadIdx.x % 32, places = slots.count << slots.log_bags;
     bool one = true;
-    __syncwarp(); /* what was there before has been read */
+    __syncwarp(); /* the previous rows have been read */
     if (places <= 32) {
         one = rf_leave_part<1>(args, slots, lane, first, last, numbers, bad);
     } else {
@@ -137,7 +140,7 @@ RF_INLINE bool rf_leave_rows(const rf_fused_args &args, const rf_slots &slots, i
     return one;
 }
 
-/* The very first offset is 0; or the bag that it begins has no lookups. */
+/* Checks that the very first offset is 0, or that the bag that it begins is empty. */
 RF_INLINE void rf_look_at_start(const rf_fused_args &args, const rf_slots &slots, int first,
                                 rf_column_rows *numbers, bool &bad) {
     if (!RF_CHECK || first > 0) return;

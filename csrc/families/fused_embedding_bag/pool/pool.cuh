@@ -1,16 +1,16 @@
 /* Schedule "pool" of the fused embedding bag: groups of lanes pool the bags of one feature.
  *
- * Who does what. THREADS threads share a bag. LANES of them read a row, ALIGN bytes each and VECTORS times;
- * so SLOTS = THREADS / LANES rows of the bag are read at once, and a warp has 32 / THREADS bags, if THREADS is
- * less than a warp. A slot has DISTANCE rows in flight, and BATCH indices at a time (indices.cuh): each load brings
- * CHUNK neighbouring ones of each slot. The indices of the next rows, or of the next bag, are loaded while rows are on
- * their way, offsets one bag further ahead. A warp goes on until the longest of its bags is done.
+ * Thread mapping. THREADS threads share a bag. LANES of them read a row, VECTORS vectors of ALIGN bytes each;
+ * so SLOTS = THREADS / LANES rows of the bag are read at once, and a warp has 32 / THREADS bags if THREADS is
+ * less than a warp. A slot has DISTANCE rows in flight and loads BATCH indices at a time (indices.cuh), CHUNK
+ * consecutive indices by each load. The indices of the next rows, or of the next bag, are loaded while rows
+ * are in flight, and offsets one bag earlier. A warp continues until the longest of its bags is done.
  *
- * Sums of slots meet by shuffles in which each lane keeps half of what it has, until it has one element: a
- * butterfly of whole vectors takes up to four times as many. Sums of warps and of blocks that share a bag are
- * added in the order of their number: results are bit-identical from run to run.
+ * The sums of slots are reduced by shuffles in which each lane keeps half of its elements, down to one
+ * element: a butterfly of whole vectors takes up to four times as many. The sums of warps and blocks that
+ * share a bag are added in the order of their numbers: results are bit-identical from run to run.
  *
- * A maximum is taken by one slot alone, in the order of lookups: torch's rule for NaN depends on it.
+ * A maximum is taken by one slot in the order of the lookups: torch's rule for NaN depends on it.
  */
 #ifndef RECFUSE_FUSED_POOL_CUH
 #define RECFUSE_FUSED_POOL_CUH
@@ -25,25 +25,25 @@ struct rf_fused_shape {
     static constexpr int ALIGN = ALIGN_, STORE = STORE_, LANES = LANES_, VECTORS = VECTORS_;
     static constexpr int POOLING = POOLING_, PADDED = PADDED_, DISTANCE = DISTANCE_;
     static constexpr bool SPLIT = SPLIT_ > 1; /* blocks share bags */
-    static constexpr bool WHOLE = WHOLE_; /* a row is what the lanes read at once */
-    static constexpr int ELEMENTS = ALIGN_ / element::BYTES; /* of a vector */
+    static constexpr bool WHOLE = WHOLE_; /* LANES lanes read the whole row at once */
+    static constexpr int ELEMENTS = ALIGN_ / element::BYTES; /* per vector */
     static constexpr int GROUP = THREADS_ < 32 ? THREADS_ : 32; /* lanes of a warp that share a bag */
-    static constexpr int WARPS = THREADS_ / GROUP;              /* that share a bag */
-    static constexpr int SLOTS = GROUP / LANES_;                /* of a bag, in a warp */
-    static constexpr int BATCH = rf_fused_indices_at_once(DISTANCE_); /* indices of a slot at a time */
-    static constexpr int CHUNK = LANES_ < BATCH ? LANES_ : BATCH; /* of them, that one load brings */
+    static constexpr int WARPS = THREADS_ / GROUP;              /* warps that share a bag */
+    static constexpr int SLOTS = GROUP / LANES_;                /* slots of a bag in a warp */
+    static constexpr int BATCH = rf_fused_indices_at_once(DISTANCE_); /* indices that a slot loads at once */
+    static constexpr int CHUNK = LANES_ < BATCH ? LANES_ : BATCH; /* consecutive indices of a load */
     static constexpr int LOADS = BATCH / CHUNK;
-    static constexpr int APART = CHUNK * SLOTS; /* lookups from a load to the next */
-    static constexpr int STRIDE = BATCH * SLOTS * WARPS; /* from a batch to the next */
+    static constexpr int APART = CHUNK * SLOTS; /* lookups between two loads */
+    static constexpr int STRIDE = BATCH * SLOTS * WARPS; /* lookups between two batches */
     static constexpr int SHAPE =
         rf_fused_shape_code(DTYPE, ALIGN_, STORE_, LANES_, VECTORS_, WHOLE_, POOLING_, PADDED_);
     static constexpr int KEPT =
-        ELEMENTS > SLOTS ? ELEMENTS / SLOTS : 1; /* elements of a sum a lane ends with */
-    /* Which index of a chunk this lane loads; lanes beyond load some once more. */
+        ELEMENTS > SLOTS ? ELEMENTS / SLOTS : 1; /* elements of a sum that a lane keeps */
+    /* Returns the index of a chunk that this lane loads; surplus lanes load an index again. */
     static RF_INLINE int index_of_lane() { return threadIdx.x % LANES % CHUNK; }
 };
 
-/* Adds the slots' sums; this lane ends with S::KEPT elements of the whole, from element `first` on. */
+/* Adds the sums of the slots. This lane keeps S::KEPT elements of the result, from element `first` on. */
 template <class S, int N, int APART> RF_INLINE void rf_merge_slots(float *sum, int &first) {
     if constexpr (APART < S::GROUP) {
         if constexpr (N > 1) {
@@ -62,18 +62,18 @@ template <class S, int N, int APART> RF_INLINE void rf_merge_slots(float *sum, i
     }
 }
 
-/* Of all lanes of a warp that share a bag. */
+/* Sums a value over the lanes of a warp that share a bag. */
 template <class S> RF_INLINE int rf_sum_of_group(int value) {
 #pragma unroll
     for (int apart = 1; apart < S::GROUP; apart *= 2) value += __shfl_xor_sync(RF_FULL_WARP, value, apart);
     return value;
 }
 
-/* What a lane has of a bag. */
+/* The partial result of a lane for a bag. */
 template <class S> struct rf_pooled {
     float sum[S::VECTORS * S::ELEMENTS];
-    int counted; /* lookups whose rows are in the table, and not padding */
-    bool any; /* a row has come, for a maximum */
+    int counted; /* lookups that are valid and not padding */
+    bool any; /* a row was added, for a maximum */
 };
 
 /* The rows in flight of a lane. */
@@ -82,13 +82,13 @@ template <class S> struct rf_flight {
     bool there[S::DISTANCE];
 };
 
-/* What a thread knows of its feature and of its place in the bag's group of threads. */
+/* The feature of a thread, and its position in the bag's group of threads. */
 template <class S> struct rf_pool_place {
     const rf_u8 *table; /* this lane's first vector of row 0 */
     rf_rows rows;
     rf_u32 given_pitch;
     RF_INDEX padding = 0;
-    rf_u8 *output; /* of this lane's first vector, for bag 0 */
+    rf_u8 *output; /* this lane's first vector of the output of bag 0 */
     int second; /* bytes from a lane's first vector to its second */
 
     RF_INLINE rf_pool_place(const rf_fused_args &args, const rf_fused_task &task) {
@@ -101,29 +101,29 @@ template <class S> struct rf_pool_place {
         if (S::WHOLE) {
             table += (rf_i64)column * S::ALIGN;
         } else {
-            /* Lanes beyond a narrow row read its last vector, and drop it in the end. */
+            /* Lanes past the end of a narrow row read its last vector; their results are dropped. */
             const int last = rf_load(&feature.columns) - 1;
             table += (rf_i64)min(column, last) * S::ALIGN;
             second = (min(column + S::LANES, last) - min(column, last)) * S::ALIGN;
             given_pitch = rf_load(&feature.pitch);
         }
         if (S::PADDED) padding = (RF_INDEX)rf_load(&feature.padding_idx);
-        /* One address, to which a row's distance is added by one instruction. */
+        /* One base address, to which one instruction adds the offset of a row. */
         asm volatile("" : "+l"(table));
     }
     RF_INLINE rf_u32 pitch() const { return S::WHOLE ? S::LANES * S::ALIGN : given_pitch; }
-    /* Vector `i` of this lane, of a row. */
+    /* Returns vector `i` of this lane in a row. */
     RF_INLINE typename S::vector row(rf_row_number number, int i) const {
         return rf_load((const typename S::vector *)(rf_row(table, number, pitch()) + i * second));
     }
     static RF_INLINE int slot() { return threadIdx.x % S::GROUP / S::LANES; }
-    /* The lane's first vector of a row. */
+    /* Returns the lane's first vector of a row. */
     static RF_INLINE int column_of(const rf_fused_task &task) {
         return (S::WHOLE ? 0 : task.slice * S::LANES * S::VECTORS) + threadIdx.x % S::LANES;
     }
 };
 
-/* Asks for the rows of a round. */
+/* Loads the rows of a round. */
 template <class S>
 RF_INLINE void rf_fetch(const rf_pool_place<S> &from, int round, const rf_four_rows (&numbers)[S::BATCH / 4],
                         rf_flight<S> &flight) {
@@ -140,7 +140,7 @@ RF_INLINE void rf_fetch(const rf_pool_place<S> &from, int round, const rf_four_r
     }
 }
 
-/* Adds what rf_fetch has asked for; rows that are not there are zeros. `position`: of the slot's first lookup. */
+/* Adds the rows that rf_fetch loaded; missing rows are zeros. `position`: the slot's first lookup. */
 template <class S>
 RF_INLINE void rf_add_flight(const float *sample_weights, RF_POSITION position, int round,
                              const rf_flight<S> &flight, rf_pooled<S> &to) {
@@ -169,7 +169,7 @@ RF_INLINE void rf_add_flight(const float *sample_weights, RF_POSITION position, 
     }
 }
 
-/* The part of a bag that this block takes. */
+/* Returns this block's part of a bag. */
 template <class S>
 RF_INLINE rf_bag rf_load_part(const rf_fused_args &args, const rf_fused_task &task, const RF_OFFSET *offsets,
                               int bag, int &bad) {
@@ -181,13 +181,13 @@ RF_INLINE rf_bag rf_load_part(const rf_fused_args &args, const rf_fused_task &ta
     return {begin, min(begin + share, whole.end)};
 }
 
-/* A sum, or the mean that it makes. */
+/* Returns a sum or its mean. */
 template <class S> RF_INLINE float rf_pooled_value(float sum, rf_i64 count) {
     return S::POOLING == RF_MEAN && count > 1 ? rf_divide(sum, (float)count) : sum;
 }
 
-/* Where blocks that share bags leave their sums: [parts][bags][LANES * VECTORS * ELEMENTS + 1] floats, the last
- * one being the lookups counted. */
+/* The sums of blocks that share bags: [parts][bags][LANES * VECTORS * ELEMENTS + 1] floats. The last is the
+ * number of lookups counted. */
 template <class S> struct rf_shared_bags {
     static constexpr int WIDTH = S::LANES * S::VECTORS * S::ELEMENTS;
     float *sums;
@@ -198,8 +198,8 @@ template <class S> struct rf_shared_bags {
     RF_INLINE float *of(int part, int bag) const { return sums + ((rf_i64)part * bags + bag) * (WIDTH + 1); }
 };
 
-/* Ends a bag: sums of slots and warps meet; one lane for each piece stores it, or leaves it to be added to those of
- * other blocks. */
+/* Finishes a bag: reduces the sums of slots and warps; one lane per range of elements stores it, or writes it
+ * for the reduction over blocks. */
 template <class S>
 RF_INLINE void rf_finish_bag(const rf_fused_args &args, const rf_fused_task &task, const RF_OFFSET *offsets,
                              int bag, const rf_pool_place<S> &place, rf_pooled<S> &pooled, float *left) {
@@ -211,14 +211,14 @@ RF_INLINE void rf_finish_bag(const rf_fused_args &args, const rf_fused_task &tas
         pooled.counted = rf_sum_of_group<S>(pooled.counted);
         count = pooled.counted;
     } else if (S::SPLIT || S::POOLING == RF_MEAN) {
-        /* Read anew: what is kept takes registers from the rows in flight. */
+        /* Read again: keeping it would take registers from the rows in flight. */
         int bad = 0;
         const rf_bag lookups = rf_load_part<S>(args, task, offsets, bag, bad);
         count = lookups.end - lookups.begin;
     }
     if constexpr (S::WARPS > 1) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        __syncthreads(); /* the bag before has been read */
+        __syncthreads(); /* the previous bag has been read */
 #pragma unroll
         for (int i = 0; i < FLOATS; i++) left[(warp * (FLOATS + 1) + i) * 32 + lane] = pooled.sum[i];
         left[(warp * (FLOATS + 1) + FLOATS) * 32 + lane] = __int_as_float(pooled.counted);
@@ -260,7 +260,7 @@ RF_INLINE void rf_finish_bag(const rf_fused_args &args, const rf_fused_task &tas
     }
 }
 
-/* The last of the blocks that share bags adds their sums, in the order of parts. */
+/* The last of the blocks that share bags adds their sums in the order of the parts. */
 template <class S> RF_INLINE void rf_finish_shared(const rf_fused_args &args, const rf_fused_task &task) {
     typedef rf_shared_bags<S> shared_bags;
     __shared__ bool last;
@@ -294,7 +294,7 @@ template <class S> RF_INLINE void rf_finish_shared(const rf_fused_args &args, co
     }
 }
 
-/* Whether a task is one that this schedule can do. */
+/* Returns true if this schedule can pool the task. */
 template <class S> RF_INLINE bool rf_can_pool(const rf_fused_args &args, const rf_fused_task &task) {
     if (!RF_CALLERS_MAPPING) return true;
     if (!rf_is_feature(args, task.feature) || task.first_bag < 0 || task.first_bag >= task.last_bag)
@@ -311,18 +311,19 @@ template <class S> RF_INLINE bool rf_can_pool(const rf_fused_args &args, const r
            task.partials * 32ll + floats <= args.n_partials * 32ll;
 }
 
-/* A task's bags, THREADS threads each. `handed`: the warp's row numbers; `left`: sums of all warps. */
+/* Pools the bags of a task, THREADS threads each. `handed`: the row indices of the warp; `left`: the sums of
+ * all warps. */
 template <class S>
 RF_INLINE void rf_pool(const rf_fused_args &args, const rf_fused_task &task, rf_row_number *handed,
                        float *left) {
-    constexpr int BAGS = RF_BLOCK / (S::GROUP * S::WARPS); /* at once */
+    constexpr int BAGS = RF_BLOCK / (S::GROUP * S::WARPS); /* bags at once */
     constexpr int ROUNDS = S::BATCH / S::DISTANCE;
     const rf_pool_place<S> place(args, task);
     const RF_OFFSET *offsets = args.offsets + (rf_i64)task.feature * args.bags;
-    asm volatile("" : "+l"(offsets)); /* else it is worked out for each bag */
+    asm volatile("" : "+l"(offsets)); /* else the compiler recomputes it for each bag */
     const int warp = S::WARPS > 1 ? threadIdx.x / 32 % S::WARPS : 0;
     const int first_lookup = (warp * S::LOADS * S::SLOTS + place.slot()) * S::CHUNK + S::index_of_lane();
-    const int mine = (int)threadIdx.x / (S::GROUP * S::WARPS); /* of the bags pooled at once */
+    const int mine = (int)threadIdx.x / (S::GROUP * S::WARPS); /* number among the BAGS bags */
     const bool bad_start = rf_bad_start(args, task.feature, task.first_bag);
     int bad = bad_start;
     rf_bag next = rf_load_part<S>(args, task, offsets, task.first_bag + BAGS + mine, bad);
@@ -335,10 +336,10 @@ RF_INLINE void rf_pool(const rf_fused_args &args, const rf_fused_task &task, rf_
     for (int first = task.first_bag; first < task.last_bag; first += BAGS) {
         const rf_bag after = rf_load_part<S>(args, task, offsets, first + 2 * BAGS + mine, bad);
         rf_pooled<S> pooled = {};
-        /* Once at least, also for empty bags: the next ones' indices are asked for in here. */
+        /* At least one iteration, also for empty bags: the body loads the indices of the next bags. */
 #pragma unroll 1
         do {
-            const RF_POSITION here = rest.position - S::index_of_lane(); /* the slot's first */
+            const RF_POSITION here = rest.position - S::index_of_lane(); /* the slot's first lookup */
             rf_row_number own[S::LOADS];
             rf_four_rows numbers[S::BATCH / 4];
             rf_flight<S> flight;

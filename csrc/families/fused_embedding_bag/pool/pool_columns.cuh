@@ -1,13 +1,14 @@
 /* Schedule "columns" of the fused embedding bag: one-hot and other short bags.
  *
- * Who does what. A tile is 32 vectors of the output that lie side by side, as far as features allow: a lane has one
- * vector of one feature, and reads it from each row of the feature's bags. Lanes of a warp store 32 vectors of one
- * row of the output together: lanes over bags, each with a narrow row of its own, would store them apart.
+ * Thread mapping. A tile is 32 vectors of the output, adjacent as far as features allow. A lane has one
+ * vector of one feature and reads it from each row of the feature's bags. The lanes of a warp store 32
+ * vectors of one row of the output together; with lanes over bags, each with its own narrow row, the stores
+ * would be scattered.
  *
- * Each warp has half of the task's bags. Where they have one lookup or none, it takes as many at a time as row numbers
- * have room (column_rows.cuh), and each lane reads rows, BATCH at a time. Where the mapping, or a look at offsets, says
- * that some have more, each lane goes through the bags of its feature by itself, row after row. So it does with staged
- * tables: handing rows out made those wait, with 257 bags of model D by 7 %.
+ * Each warp has half of the task's bags. If they have at most one lookup, it takes as many at a time as fit
+ * into the row indices in shared memory (column_rows.cuh), and each lane reads rows, BATCH at a time. If the
+ * mapping or the offsets show longer bags, each lane goes through the bags of its feature alone, row by row.
+ * So it does if staged tables run concurrently, because exchanging rows delays those.
  */
 #ifndef RECFUSE_FUSED_COLUMNS_CUH
 #define RECFUSE_FUSED_COLUMNS_CUH
@@ -20,20 +21,20 @@ template <int DTYPE, int ALIGN_, int STORE_, int POOLING_> struct rf_columns_sha
     static constexpr int ALIGN = ALIGN_, STORE = STORE_, POOLING = POOLING_;
     static constexpr int ELEMENTS = ALIGN_ / element::BYTES;
     static constexpr int SHAPE = rf_fused_shape_code(DTYPE, ALIGN_, STORE_, 0, 0, 0, 0, 0);
-    /* Rows in flight a lane, of as many bags; and where bags have more lookups than one. With more, the kernel takes more
-     * registers than schedule "pool" does, and fewer warps run. */
+    /* Rows in flight of a lane, one a bag, and the same for longer bags. Larger values take more registers
+     * than schedule "pool" does, so fewer warps run. */
     static constexpr int BATCH = ALIGN_ > 8 ? 4 : 8, LOG_BATCH = ALIGN_ > 8 ? 2 : 3;
     static constexpr int LONGER = element::BYTES < 4 ? 3 : POOLING == RF_MAX ? 2 : 4;
 };
 
-/* A lane's vector of its feature's rows. */
+/* A lane's vector in the rows of its feature. */
 struct rf_column {
     const rf_u8 *table; /* of row 0 */
     rf_u8 *output; /* of bag 0 */
     rf_u32 pitch;
 };
 
-/* `pitch`: of the rows; it lies apart from the rest of its descriptor, and is loaded long before it is needed. */
+/* `pitch` of the rows: it lies apart from the rest of the descriptor and is loaded long before its use. */
 template <class S>
 RF_INLINE rf_column rf_column_of(const rf_fused_args &args, const rf_fused_lane &lane, rf_u32 pitch) {
     const rf_fused_descriptor &feature = args.features[max(lane.feature, 0)];
@@ -42,7 +43,7 @@ RF_INLINE rf_column rf_column_of(const rf_fused_args &args, const rf_fused_lane 
     column.table = rf_load(&feature.weight) + (rf_i64)lane.column * S::ALIGN;
     column.output = args.output + rf_load(&feature.output_offset) +
                     (rf_i64)lane.column * S::ELEMENTS * rf_element<RF_OUTPUT>::BYTES;
-    asm volatile("" : "+l"(column.table), "+l"(column.output)); /* one address each, not sums */
+    asm volatile("" : "+l"(column.table), "+l"(column.output)); /* one base address each */
     return column;
 }
 
@@ -64,7 +65,8 @@ RF_INLINE void rf_store_bag(const rf_fused_args &args, const rf_column &column, 
     rf_store<S::STORE, S::ELEMENTS>(column.output + (rf_u64)(rf_u32)bag * args.output_pitch, sum);
 }
 
-/* Bags [first, last) of one lookup or none, whose row numbers are there, from place `from` on. */
+/* Pools the bags [first, last) of at most one lookup, whose row indices are stored from position `from` on.
+ */
 template <class S>
 RF_INLINE void rf_read_rows(const rf_fused_args &args, const rf_fused_lane &lane, const rf_column &column,
                             int first, int last, rf_column_rows *numbers, int from) {
@@ -97,11 +99,11 @@ RF_INLINE void rf_read_rows(const rf_fused_args &args, const rf_fused_lane &lane
     }
 }
 
-/* Some bags of a lane: where they begin and the last one ends, and the first index of each. */
+/* Some bags of a lane: their begins, the end of the last, and the first index of each. */
 template <class S> struct rf_longer_bags {
     RF_POSITION start[S::LONGER + 1];
     RF_INDEX index[S::LONGER];
-    rf_u32 filled; /* a bit a bag that has lookups, and good offsets */
+    rf_u32 filled; /* one bit per bag with lookups and valid offsets */
 
     RF_INLINE void load_bags(const rf_fused_args &args, int number, int first, int last, bool &bad) {
         const RF_OFFSET *offsets = args.offsets + (rf_i64)number * args.bags;
@@ -131,8 +133,9 @@ template <class S> struct rf_longer_bags {
     }
 };
 
-/* Bags [first, last) of any lengths: their lanes sum each alone, row after row. The first rows of some are read at
- * once; offsets and first indices of the next ones are loaded while those are on their way. */
+/* Pools the bags [first, last) of any lengths: each lane sums its bags alone, row by row. The first rows of
+ * several bags are loaded at once, and while they are in flight the offsets and first indices of the next
+ * bags. */
 template <class S>
 RF_INLINE void rf_read_longer(const rf_fused_args &args, const rf_fused_lane &lane, rf_u32 pitch, int first,
                               int last, bool &bad) {
@@ -177,7 +180,7 @@ RF_INLINE void rf_read_longer(const rf_fused_args &args, const rf_fused_lane &la
                 rf_add_row<S>(sum, rf_load((const vector *)from), weight, count > 0);
                 count++;
             }
-            /* As for other schedules, a bad lookup counts in a mean where there is no padding. */
+            /* As in other schedules, an invalid lookup counts in a mean if there is no padding. */
             const rf_i64 lookups = padding >= 0 ? count
                                    : filled     ? (rf_i64)(now.start[k + 1] - now.start[k])
                                                 : 0;
@@ -191,22 +194,22 @@ RF_INLINE void rf_read_longer(const rf_fused_args &args, const rf_fused_lane &la
     }
 }
 
-/* Whether a lane of the caller's mapping is one of a feature that these kernels are for. */
+/* Returns true if a lane of the caller's mapping belongs to a feature of these kernels. */
 template <class S> RF_INLINE bool rf_is_lane(const rf_fused_args &args, const rf_fused_lane &lane) {
     return rf_is_feature(args, lane.feature) &&
            (rf_load(&args.features[lane.feature].shape) & RF_FUSED_COLUMN_CODE) == S::SHAPE &&
            (rf_u32)lane.column < (rf_u32)rf_load(&args.features[lane.feature].columns);
 }
 
-/* This lane of a tile. */
+/* Returns this lane of a tile. */
 RF_INLINE rf_fused_lane rf_load_lane(const rf_fused_args &args, int tile) {
     typedef rf_bytes<sizeof(rf_fused_lane)> words;
     const words lane = rf_load((const words *)(args.lanes + (rf_i64)tile * 32 + threadIdx.x % 32));
     return {(rf_i32)lane.word[0], (rf_i32)lane.word[1]};
 }
 
-/* The same of a tile that the block may have, asked for beside the task, which says whether it has: where all features are of
- * tiles that are cut alike, the tasks of one tile come behind those of another. */
+/* The lane of the tile that the block probably has, loaded together with the task, which confirms it. If all
+ * features are in tiles that are cut alike, the tasks of a tile are consecutive. */
 struct rf_guess {
     int tile; /* -1: none */
     rf_fused_lane lane;
@@ -221,14 +224,14 @@ struct rf_guess {
     }
 };
 
-/* A task's bags, for the 32 lanes of its tile. */
+/* Pools the bags of a task for the 32 lanes of its tile. */
 template <class S>
 RF_INLINE void rf_pool_columns(const rf_fused_args &args, const rf_fused_task &task, const rf_guess &guess,
                                rf_column_rows *numbers) {
     if (RF_CALLERS_MAPPING &&
         ((rf_u32)task.feature >= (rf_u32)args.limit || task.first_bag < 0 || task.first_bag >= task.last_bag))
         return;
-    constexpr int WARPS = RF_BLOCK / 32, GRAIN = 4; /* bags of a warp are so many, or twice, or more */
+    constexpr int WARPS = RF_BLOCK / 32, GRAIN = 4; /* a warp has a multiple of so many bags */
     const int each = (task.last_bag - task.first_bag + WARPS * GRAIN - 1) / (WARPS * GRAIN) * GRAIN;
     int first = task.first_bag + (int)threadIdx.x / 32 * each;
     const int last = min(first + each, task.last_bag);

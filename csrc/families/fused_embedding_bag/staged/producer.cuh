@@ -1,16 +1,16 @@
-/* Producer warps of the schedule "staged": HELPERS threads of each block copy tables to the ring (ring.cuh), and list
- * their bags by length.
+/* Producer warps of the schedule "staged": HELPERS threads of each block copy tables into the ring (ring.cuh)
+ * and sort the bags of a task by length.
  *
- * Who does what. The first helper copies, by the bulk copy engine, as far ahead as there is room in the ring. All of
- * them list bags: each has MOST_BAGS / HELPERS of a task, finds the class of its length and a number in that class, and
- * with the number of bags in classes before, its place.
+ * Thread mapping. The first helper issues bulk copies as long as the ring has room. All helpers sort: each
+ * has MOST_BAGS / HELPERS bags of a task, computes the class of each length and a number within the class,
+ * and adds the number of bags in lower classes to get the position.
  */
 #ifndef RECFUSE_FUSED_PRODUCER_CUH
 #define RECFUSE_FUSED_PRODUCER_CUH
 
 #include "families/fused_embedding_bag/staged/ring.cuh"
 
-/* Number `turn` of the block's list; feature -1 where the list has ended. */
+/* Returns task `turn` of the block's list; its feature is -1 at the end of the list. */
 RF_INLINE rf_fused_task task_of(const rf_fused_args &args, int turn) {
     int words[4] = {-1, 0, 0, 0};
     if (turn < args.limit) rf_load_words(words, &args.tasks[(rf_i64)turn * gridDim.x + blockIdx.x].feature);
@@ -28,16 +28,17 @@ RF_INLINE rf_fused_task task_of(const rf_fused_args &args, int turn) {
     return task;
 }
 
-/* The place of a length among the classes, the longest first: its exponent, and three bits behind the first. */
+/* Returns the class of a length, the longest lengths first: its exponent and the next three bits of the
+ * mantissa. */
 RF_INLINE int length_class(int length) {
-    const int code = (__float_as_int((float)length) >> 20) - (127 << 3) + 1; /* of 1: 1 */
+    const int code = (__float_as_int((float)length) >> 20) - (127 << 3) + 1; /* length 1 has code 1 */
     return LENGTHS - 1 - min(max(code, 0), LENGTHS - 1);
 }
 
-/* All helpers have come here. */
+/* Barrier of all helpers. */
 RF_INLINE void helpers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(HELPERS) : "memory"); }
 
-/* A warp: counts of classes become places where they start. */
+/* Converts the counts of the classes into their begins. One warp. */
 RF_INLINE void starts_from_counts(int4 *counts) {
     const int4 of = counts[threadIdx.x % 32];
     const int all = of.x + of.y + of.z + of.w;
@@ -45,7 +46,7 @@ RF_INLINE void starts_from_counts(int4 *counts) {
     counts[threadIdx.x % 32] = {before, before + of.x, before + of.x + of.y, before + of.x + of.y + of.z};
 }
 
-/* The helpers: ask for the offsets of a task, and wait for them. */
+/* The helpers copy the offsets of a task and wait for them. */
 RF_INLINE void copy_offsets(const rf_fused_args &args, const rf_fused_task &task) {
     const int count = task.last_bag - task.first_bag;
     const RF_OFFSET *offsets = args.offsets + (rf_i64)task.feature * args.bags + task.first_bag;
@@ -55,7 +56,7 @@ RF_INLINE void copy_offsets(const rf_fused_args &args, const rf_fused_task &task
     helpers_meet();
 }
 
-/* The helpers: list the bags of a task, by counting how many there are of each class. */
+/* The helpers sort the bags of a task by length (counting sort). */
 RF_INLINE void list_bags(const rf_fused_args &args, const rf_fused_task &task, bag_list &list) {
     constexpr int EACH = MOST_BAGS / HELPERS;
     int *starts = the_ring().starts;
@@ -89,19 +90,20 @@ RF_INLINE void list_bags(const rf_fused_args &args, const rf_fused_task &task, b
     helpers_meet();
 }
 
-/* What is being copied, and how much of the ring is taken. */
+/* The state of the copies and of the ring. */
 struct copier {
-    rf_u32 head = 0, tail = 0; /* bytes that have come and gone */
-    rf_u32 place = 0; /* of the head in the ring */
-    rf_u32 ends[SLOTS]; /* of tables, as `head` counts */
-    int gone = 0; /* tables that all warps have left */
+    rf_u32 head = 0, tail = 0; /* bytes copied and bytes released */
+    rf_u32 place = 0; /* position of the head in the ring */
+    rf_u32 ends[SLOTS]; /* ends of the tables, as values of `head` */
+    int gone = 0; /* tables that all warps have released */
 
     RF_INLINE void free_oldest() {
         barrier_wait(&the_ring().empty[gone % SLOTS], gone / SLOTS & 1);
         tail = gone % SLOTS ? ends[1] : ends[0];
         gone++;
     }
-    /* Copies from byte `done` of a table on, as far as there is room, or waits for it. Returns how far it came. */
+    /* Copies a table from byte `done` on as far as the ring has room, or waits for room. Returns the end of
+     * the copied bytes. */
     RF_INLINE rf_u32 copy(const rf_u8 *from, rf_u32 bytes, rf_u32 done, int turn, bool waits) {
         const rf_u32 taken = (bytes + LINE - 1) / LINE * LINE;
         ends[0] = turn % SLOTS ? ends[0] : head + taken - done;
@@ -122,11 +124,12 @@ struct copier {
     }
 };
 
-/* The first helper: lays a task out for warps, where all have left the one before the last. */
+/* The first helper publishes a task to the warps, after all have released the task before the previous one.
+ */
 RF_INLINE void lay_out(const rf_fused_args &args, const rf_fused_task &task, int turn, copier &copies) {
     ring &to = the_ring();
     while (copies.gone <= turn - SLOTS) copies.free_oldest();
-    /* None comes to turn + SLOTS before this one is listed. */
+    /* No warp reaches turn + SLOTS before this turn is listed. */
     to.claims[(turn + SLOTS) % (2 * SLOTS)] = 0;
     if (task.feature < 0) {
         to.tasks[turn % SLOTS].feature = -1;
@@ -143,7 +146,7 @@ RF_INLINE void lay_out(const rf_fused_args &args, const rf_fused_task &task, int
                               copies.place};
 }
 
-/* The helpers: bring the tables of the block's list, and list their bags. The first of them copies. */
+/* The helpers load the tables of the block's list and sort their bags. The first helper copies. */
 RF_INLINE void load_tables(const rf_fused_args &args) {
     ring &to = the_ring();
     copier copies;
@@ -158,7 +161,7 @@ RF_INLINE void load_tables(const rf_fused_args &args) {
         const rf_u8 *from = rf_load(&feature.weight);
         const rf_u32 bytes = (rf_u32)rf_load(&feature.rows) * rf_load(&feature.pitch);
         rf_u32 done = 0;
-        copy_offsets(args, task); /* the first thing, since copies of tables keep memory busy */
+        copy_offsets(args, task); /* first, because copies of tables keep the memory busy */
         if (helper() == 0) {
             lay_out(args, task, turn, copies);
             barrier_expect(&to.full[turn % SLOTS], bytes);

@@ -1,51 +1,51 @@
-/* The ring of tables of the schedule "staged" (staged/staged.cu): where helpers (staged/producer.cuh) leave what warps pool.
+/* The ring of tables of the schedule "staged" (staged/staged.cu). Helpers (staged/producer.cuh) write it,
+ * warps pool from it.
  *
- * A table lies in the ring from where the one before it ended, and may lie across the ring's end. Its turn is its
- * place in the block's list of tasks; there are two at a time, one that is pooled and one that comes. Beside it is the
- * list of its bags, by length, the longest first: bags that warps pool together are then about equally long, and the
- * short ones fill up the end. Three barriers of each turn are waited for: `listed` and `full`, list and table are
- * there; `empty`, all warps have left them.
+ * A table begins at the end of the previous table and may wrap around the end of the ring. Its turn is its
+ * position in the block's list of tasks. Two turns are active: one is pooled while the next is copied. Each
+ * turn has a list of its bags by length, longest first: bags that a warp pools together then have about equal
+ * lengths, and short bags fill the end. Each turn has three barriers: `listed` and `full`, the list and the
+ * table are complete; `empty`, all warps have released them.
  */
 #ifndef RECFUSE_FUSED_RING_CUH
 #define RECFUSE_FUSED_RING_CUH
 
 #include "families/fused_embedding_bag/fused.cuh"
 
-constexpr int SLOTS = 2; /* tables that are in the ring at once, or on their way */
+constexpr int SLOTS = 2; /* tables in the ring or on their way */
 constexpr rf_u32 COPY = 16384; /* bytes of one copy */
-constexpr rf_u32 LINE =
-    128; /* a table begins at a multiple of it, so that no row lies across the ring's end */
-constexpr rf_u32 WORD = 16; /* of copies */
-constexpr int WARPS = RF_BLOCK / 32; /* that pool */
+constexpr rf_u32 LINE = 128; /* alignment of a table, so that no row wraps around the end of the ring */
+constexpr rf_u32 WORD = 16; /* alignment of copies */
+constexpr int WARPS = RF_BLOCK / 32; /* pooling warps */
 constexpr int HELPERS = RF_FUSED_STAGED_HELPERS; /* producer threads */
 constexpr int MOST_BAGS = RF_FUSED_STAGED_BAGS;
 constexpr int LENGTHS = 128; /* classes of length: eight an octave, from 1 to 65,535 */
 
-/* A task's bags, the longest first. */
+/* The bags of a task, longest first. */
 struct bag_list {
     rf_bag bags[MOST_BAGS];
-    rf_u16 numbers[MOST_BAGS]; /* counted from the task's first */
+    rf_u16 numbers[MOST_BAGS]; /* relative to the first bag of the task */
 };
 
-/* A task in the ring, as warps need it. */
+/* A task in the ring, as the pooling warps need it. */
 struct staged_task {
-    int feature; /* -1: the list has ended */
+    int feature; /* -1: end of the list */
     int first_bag, last_bag, schedule;
     rf_u8 *output; /* of the feature's first column, for bag 0 */
     rf_rows rows;
     RF_INDEX padding;
-    rf_u32 base; /* where the table begins in the ring */
+    rf_u32 base; /* begin of the table in the ring */
 };
 
 struct ring {
     rf_u8 bytes[RF_FUSED_STAGED_RING];
-    rf_u8 zeros[LINE]; /* the row of lookups that have none */
+    rf_u8 zeros[LINE]; /* the row of invalid and missing lookups */
     bag_list lists[SLOTS];
-    int starts[LENGTHS]; /* in the list that is made, of the classes of length */
-    RF_OFFSET offsets[MOST_BAGS + 2]; /* of its bags */
+    int starts[LENGTHS]; /* begins of the length classes of the list being built */
+    RF_OFFSET offsets[MOST_BAGS + 2]; /* of the bags of the task */
     rf_u64 listed[SLOTS], full[SLOTS], empty[SLOTS];
     staged_task tasks[SLOTS];
-    int claims[2 * SLOTS]; /* of bags, in as many turns: see lay_out */
+    int claims[2 * SLOTS]; /* next bag to claim, a counter per turn: see lay_out */
 };
 static_assert(sizeof(ring) <= RF_FUSED_STAGED_SHARED, "as fused_args.h says");
 static_assert(LENGTHS == HELPERS && MOST_BAGS % HELPERS == 0, "each helper has as much to do");
@@ -82,7 +82,8 @@ RF_INLINE void barrier_wait(rf_u64 *barrier, rf_u32 parity) {
     }
 }
 
-/* A copy that tells `barrier` of its end; addresses and bytes are multiples of WORD. What L2 has of it goes first. */
+/* Starts a bulk copy that completes on `barrier`. Addresses and sizes are multiples of WORD. L2 evicts its
+ * lines first. */
 RF_INLINE void copy_bulk(void *to, const rf_u8 *from, rf_u32 bytes, rf_u64 *barrier) {
     rf_u64 read_once;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
@@ -92,7 +93,7 @@ RF_INLINE void copy_bulk(void *to, const rf_u8 *from, rf_u32 bytes, rf_u64 *barr
                  : "memory");
 }
 
-/* A copy of one element, of 4 or 8 bytes; copies_wait waits for all of this thread. */
+/* Starts a copy of an element of 4 or 8 bytes; copies_wait waits for all copies of this thread. */
 template <class T> RF_INLINE void copy_element(T *to, const T *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address_of(to)), "l"(from), "n"(sizeof(T))
                  : "memory");

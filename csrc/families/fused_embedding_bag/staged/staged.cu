@@ -1,25 +1,30 @@
-/* Fused embedding bag, schedule "staged": tables of narrow rows are copied to shared memory and pooled from there.
+/* Fused embedding bag, schedule "staged": copies tables of narrow rows into shared memory and pools them
+ * there.
  *
- * A row of 32 bytes costs L2 as much as one of 128: what limits such tables is the number of rows, not of bytes. Where
- * a batch reads a table's rows more than once, it is cheaper to copy the table as a whole and to read rows on chip.
+ * A row of 32 bytes costs L2 as much as a row of 128 bytes: the bound of such tables is the number of rows,
+ * not of bytes. If a batch reads the rows of a table more than once, it is cheaper to copy the whole table
+ * and read the rows on chip.
  *
- * Who does what. One block an SM, for as long as there are tasks: a task is all bags of one feature, and each block has
- * its own list of them (staged/staged.c), about equally long; where there are more than MOST_BAGS bags, some of
- * them. Four warps of helpers copy the tables one after another into a ring, as far ahead as there is room, and sort
- * each one's bags by length (staged/producer.cuh). WARPS warps pool, each 32 / THREADS bags at once, of about the same
- * length; which are next is claimed by a counter in shared memory. THREADS lanes share a bag: each takes four
- * neighbouring lookups of each 4 * THREADS, whose indices one load brings ahead, and adds their rows alone.
+ * Thread mapping. One block an SM runs as long as there are tasks. A task is all bags of one feature, or a
+ * range of them if there are more than MOST_BAGS. Each block has its own list of tasks (staged/staged.c); the
+ * lists are about equally long. Four helper warps copy the tables one after another into a ring and sort the
+ * bags of each by length (staged/producer.cuh). WARPS warps pool, each 32 / THREADS bags of about equal
+ * length at once; they claim the next bags by a counter in shared memory. THREADS lanes share a bag: each
+ * takes four consecutive lookups out of 4 * THREADS, loads their indices at once, and adds their rows alone.
  *
- * A lane's row of 32 bytes is two vectors; of neighbouring lanes one begins with the first and the other with the
- * second, so that they use all banks.
+ * A row of 32 bytes is two vectors. Of two adjacent lanes one begins with the first vector and the other with
+ * the second, so that they use all banks.
  *
- * The kernel of the other features runs with this one, on what registers and shared memory are left (RF_WITH_STAGED).
+ * The kernel of the other features runs concurrently, on the remaining registers and shared memory
+ * (RF_WITH_STAGED).
  *
- * On an H200 bank conflicts (rows are read in random order) and the wait for indices bind it, about evenly. Indices further
- * ahead, tables that stay in L2, and more warps with fewer registers are all slower.
+ * On an H200 the bounds are bank conflicts, because rows are read in random order, and the latency of
+ * indices, about equally. Prefetching indices further, tables that stay in L2, and more warps with fewer
+ * registers are all slower.
  *
- * Shapes: those of rf_fused_args (fused_args.h); tasks are lists [limit][grid], each ended by one of feature -1.
- * Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute capability 9.0.
+ * Shapes: those of rf_fused_args (fused_args.h); tasks are lists [limit][grid], each ended by a task of
+ * feature -1. Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute
+ * capability 9.0.
  */
 #include "families/fused_embedding_bag/staged/producer.cuh"
 #include "families/fused_embedding_bag/pool/pool.cuh"
@@ -36,9 +41,9 @@ struct staged_shape {
     static constexpr int GROUP = THREADS; /* lanes of a warp that share a bag */
     static constexpr int STRIDE = 4 * THREADS; /* lookups of a bag that one index load covers */
     static constexpr int ROW = ALIGN * VECTORS;
-    static constexpr int EACH = ALIGN / element::BYTES, ELEMENTS = EACH * VECTORS; /* of a vector, of a row */
-    static constexpr int KEPT = ELEMENTS > GROUP ? ELEMENTS / GROUP : 1; /* of a sum a lane ends with */
-    /* What must be as in the feature: all but how its vectors are read. */
+    static constexpr int EACH = ALIGN / element::BYTES, ELEMENTS = EACH * VECTORS; /* per vector, per row */
+    static constexpr int KEPT = ELEMENTS > GROUP ? ELEMENTS / GROUP : 1; /* sum elements that a lane keeps */
+    /* The fields of a shape that must equal the feature's: all except those that say how vectors are read. */
     static constexpr int SHAPE = rf_fused_shape_code(DTYPE, 0, STORE, 0, 0, 1, POOLING, PADDED);
     static constexpr int SHAPE_BITS = ~rf_fused_shape_code(0, 31, 0, 63, 3, 0, 0, 0);
     static_assert(VECTORS == 1 || (VECTORS == 2 && ALIGN == WORD && GROUP > 1), "as lanes take turns");
@@ -66,8 +71,8 @@ struct __align__(16) four_indices {
     RF_INDEX index[4];
 };
 
-/* Four of args.indices, from a multiple of four on. Those before the first lookup lie in an aligned word with it, and are
- * read and not used; memory may end with the last. */
+/* Loads four indices from a position that is a multiple of four. Indices before the first lookup are in an
+ * aligned word with it: they are read but not used. Memory may end with the last lookup. */
 RF_INLINE void load_indices(const rf_fused_args &args, const RF_INDEX *from, four_indices &to) {
     const RF_POSITION position = (RF_POSITION)(from - args.indices);
     if (position + 4 > (RF_POSITION)args.end) {
@@ -79,12 +84,12 @@ RF_INLINE void load_indices(const rf_fused_args &args, const RF_INDEX *from, fou
     rf_load_words(to.index, from);
 }
 
-/* The lookups of a bag that are left to this lane, counted from the first index of the next batch: rows `skip` to
- * `left` of it are the bag's. */
+/* The remaining lookups of this lane in a bag, relative to the first index of the next batch: [skip, left).
+ */
 struct staged_rest {
     RF_POSITION position; /* a multiple of four */
     RF_POSITION left;
-    int skip; /* 3 at most, before the bag's first */
+    int skip; /* at most 3, before the first lookup of the bag */
 
     RF_INLINE staged_rest(const rf_bag &bag, int first_lookup) {
         position = (bag.begin & ~(RF_POSITION)3) + first_lookup;
@@ -93,32 +98,32 @@ struct staged_rest {
     }
 };
 
-/* A table as a lane sees it. */
+/* A table as seen by a lane. */
 template <class S> struct staged_table {
     rf_rows rows;
     RF_INDEX padding = 0;
-    rf_u32 base; /* in the ring: of this lane's first vector of row 0 */
+    rf_u32 base; /* position in the ring of this lane's first vector of row 0 */
 
     RF_INLINE staged_table(const staged_task &task)
         : rows(task.rows), base(task.base + (S::VECTORS == 2 ? threadIdx.x % 2 * WORD : 0)) {
         if (S::PADDED) padding = task.padding;
     }
-    /* Where a row lies in shared memory; zeros, if there is none. */
+    /* Returns the address of a row in shared memory, or that of the row of zeros. */
     RF_INLINE rf_u32 address(RF_INDEX index, bool there) const {
         const rf_u32 at = base + (rf_u32)index * S::ROW;
         const rf_u32 round =
-            min(at, at - RF_FUSED_STAGED_RING); /* unsigned: one that has not come round is the larger */
+            min(at, at - RF_FUSED_STAGED_RING); /* unsigned: without a wrap the difference is larger */
         return address_of(the_ring().bytes) + (there ? round : RF_FUSED_STAGED_RING);
     }
 };
 
-/* What a lane has of a bag. */
+/* The partial result of a lane for a bag. */
 template <class S> struct staged_sum {
-    float sum[S::ELEMENTS]; /* of two vectors, the one that this lane reads first is first */
+    float sum[S::ELEMENTS]; /* of two vectors, the one read first is first */
     int counted; /* lookups that are not padding */
 };
 
-/* Adds the rows of a lane's four lookups. */
+/* Adds the rows of the four lookups of a lane. */
 template <class S>
 RF_INLINE void add_rows(const rf_fused_args &args, const staged_table<S> &table, const staged_rest &rest,
                         const four_indices &indices, staged_sum<S> &to, int &missing) {
@@ -150,13 +155,14 @@ RF_INLINE void add_rows(const rf_fused_args &args, const staged_table<S> &table,
     }
 }
 
-/* Ends a bag: the lanes' sums meet, and each lane stores a piece. `lookups` of the bag count where none is padding. */
+/* Finishes a bag: reduces the sums of the lanes; each lane stores its elements. Without padding the mean
+ * divides by `lookups`. */
 template <class S>
 RF_INLINE void finish_bag(const rf_fused_args &args, rf_u8 *output, bool there, staged_sum<S> &pooled,
                           rf_i64 lookups) {
     int first = 0;
     if constexpr (S::VECTORS == 2) {
-        /* Each lane keeps the vector that it read first, which is the other's second. */
+        /* Each lane keeps the vector that it read first, which the other lane read second. */
 #pragma unroll
         for (int i = 0; i < S::EACH; i++)
             pooled.sum[i] += __shfl_xor_sync(RF_FULL_WARP, pooled.sum[i + S::EACH], 1);
@@ -175,10 +181,10 @@ RF_INLINE void finish_bag(const rf_fused_args &args, rf_u8 *output, bool there, 
     rf_store<S::STORE, S::KEPT>(output + first * rf_element<RF_OUTPUT>::BYTES, values);
 }
 
-/* What lanes that share a bag pool next. */
+/* The next bag of a group of lanes. */
 template <class S> struct staged_bag {
     rf_bag lookups;
-    int number; /* of the bag; -1: none */
+    int number; /* number of the bag; -1: none */
 
     RF_INLINE staged_bag(int turn, int round) : lookups({0, 0}), number(-1) {
         const bag_list &list = the_ring().lists[turn % SLOTS];
@@ -190,24 +196,25 @@ template <class S> struct staged_bag {
     }
 };
 
-/* A number that no other warp gets for this table; in the first lane. */
+/* Claims bags of this table, for the whole warp; valid in the first lane. */
 RF_INLINE int claim(int turn) {
     return threadIdx.x % 32 == 0 ? atomicAdd(&the_ring().claims[turn % (2 * SLOTS)], 1) : 0;
 }
 
-/* Brings the indices of a bag to L2, a bag ahead: no register waits for them. Each lane asks for its share of the first. */
+/* Prefetches the indices of the next bag into L2, so that no register waits for them. Each lane prefetches
+ * its share. */
 template <class S> RF_INLINE void prefetch_indices(const rf_fused_args &args, const rf_bag &bag) {
     const RF_POSITION position = bag.begin + threadIdx.x % S::GROUP * 16;
     if (position < bag.end) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.indices + position));
 }
 
-/* All bags of a task; a warp has the next 32 / GROUP of them at a time. */
+/* Pools all bags of a task; a warp claims 32 / GROUP bags at a time. */
 template <class S> RF_INLINE void pool_table(const rf_fused_args &args, int turn) {
     const staged_task &task = the_ring().tasks[turn % SLOTS];
     const int first_lookup = threadIdx.x % S::GROUP * 4;
     const int rounds = (task.last_bag - task.first_bag + 32 / S::GROUP - 1) / (32 / S::GROUP);
     const staged_table<S> table(task);
-    int missing = 0; /* lookups whose rows are not in the table */
+    int missing = 0; /* lookups without a valid row */
     int claimed = claim(turn);
     int round = (int)threadIdx.x / 32, then = round + WARPS;
     staged_bag<S> now(turn, round);
@@ -246,7 +253,7 @@ template <class S> RF_INLINE void pool_table(const rf_fused_args &args, int turn
     if (RF_CHECK && missing != 0) rf_report_bags(args, task.feature, task.first_bag, task.last_bag, 1);
 }
 
-/* Whether a task is one that this schedule can do. */
+/* Returns true if this schedule can pool the task. */
 template <class S> RF_INLINE bool can_pool(const rf_fused_args &args, int number) {
     if (!RF_CALLERS_MAPPING) return true;
     const rf_fused_descriptor &feature = args.features[number];
@@ -262,7 +269,7 @@ RF_INLINE bool run(const rf_fused_args &args, int turn) {
     return true;
 }
 
-/* The tasks of the block's list. */
+/* Pools the tasks of the block's list. */
 RF_INLINE void pool_tables(const rf_fused_args &args) {
     ring &from = the_ring();
 #pragma unroll 1
@@ -278,14 +285,15 @@ RF_INLINE void pool_tables(const rf_fused_args &args) {
             RF_SCHEDULES(RF_CASE)
 #undef RF_CASE
         }
-        /* Who leaves a table has seen it. */
+        /* A warp may release a table only after it has waited for it. */
         if (!done) barrier_wait(&from.full[turn % SLOTS], turn / SLOTS & 1);
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(&from.empty[turn % SLOTS]);
     }
 }
 
-/* As if for 1,024 threads: with more than 64 registers each, the kernel beside had none. */
+/* Compiled for 1,024 threads: with more than 64 registers a thread, none are left for the concurrent kernel.
+ */
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rf_fused_staged(const __grid_constant__ rf_fused_args args) {
     rf_wait_for_previous_kernel();

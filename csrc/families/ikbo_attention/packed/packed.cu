@@ -1,16 +1,21 @@
-/* What stands around torch's attention in the portable path: users of candidates, chunks, rows in order and back.
+/* The kernels around torch's attention in the portable path: users of candidates, chunks, reordering of rows.
  *
- * rf_attention_prepare: users[i] = map[i], or the number of users where that is none; bad contents are recorded. A thread
- *   owns one candidate, one length and one offset. Grid [ceil(max(n_items, users + 1) / RF_BLOCK)].
- * rf_attention_cut: the chunks of attention_packed_args.h, for torch as sequences: where their rows begin, their keys, how many these are.
- *   A thread owns one chunk. Grid [ceil(chunks / RF_BLOCK)].
- * rf_attention_pack: rows of items in another order, heads padded with zeros, and query heads that share keys as rows of
- *   one head: [item, query, kv_head, group, dim] becomes [item, query, group, kv_head, dim]. Also keys and values that
- *   torch's kernels cannot read as they lie. Grid [ceil(count * item_vectors / (RF_BLOCK * RF_STEPS))].
- * rf_attention_unpack: the way back, zeros and -inf where a user has no keys, whatever torch left there; the
+ * rf_attention_prepare: users[i] = map[i], or the number of users if that is invalid; reports invalid values.
+ * A thread has one
+ *   candidate, one length and one offset. Grid [ceil(max(n_items, users + 1) / RF_BLOCK)].
+ * rf_attention_cut: the chunks of attention_packed_args.h, as sequences for torch: begins of their rows,
+ * keys, numbers of keys.
+ *   A thread has one chunk. Grid [ceil(chunks / RF_BLOCK)].
+ * rf_attention_pack: reorders rows of items, pads heads with zeros, and makes query heads that share keys
+ * rows of one head:
+ *   [item, query, kv_head, group, dim] becomes [item, query, group, kv_head, dim]. Also packs keys and values
+ *   that torch's
+ *   kernels cannot read in place. Grid [ceil(count * item_vectors / (RF_BLOCK * RF_STEPS))].
+ * rf_attention_unpack: the inverse, with zeros and -inf for users without keys, where torch's results are
+ * undefined; also the
  *   log-sum-exp. Grid [ceil(count * item_pieces / (RF_BLOCK * RF_STEPS))].
- * In both a thread owns RF_STEPS vectors of RF_VECTOR bytes, RF_BLOCK apart: neighbours move neighbouring ones, and each
- * is read once and written once. No shared memory. Block [RF_BLOCK].
+ * In both a thread has RF_STEPS vectors of RF_VECTOR bytes, RF_BLOCK apart: adjacent threads move adjacent
+ * vectors, each read once and written once. No shared memory. Block [RF_BLOCK].
  * Source: the packed form of IKBO attention (in-kernel broadcast optimization), section 3.
  */
 #ifndef RF_VECTOR
@@ -54,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     args.first[chunks] = 0;
 }
 
-/* Vector `at` of item `item` of what is packed. */
+/* Packs vector `at` of item `item`. */
 RF_INLINE void pack(const rf_attention_pack_args &args, rf_i64 item, rf_u32 at) {
     const rf_u32 row_heads = at / args.head_vectors, vector = at - row_heads * args.head_vectors;
     const rf_u32 query = row_heads / args.heads, place = row_heads - query * args.heads;
@@ -71,7 +76,7 @@ RF_INLINE void pack(const rf_attention_pack_args &args, rf_i64 item, rf_u32 at) 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK, 4)
     rf_attention_pack(const __grid_constant__ rf_attention_pack_args args) {
     const rf_i64 first = (rf_i64)blockIdx.x * (RF_BLOCK * RF_STEPS);
-    /* One long division a thread, of the block's first vector; the rest are short ones. */
+    /* One long division per thread, for the block's first vector; the other divisions are short. */
     const rf_i64 first_item = first / args.item_vectors;
     const rf_u32 first_at = (rf_u32)(first - first_item * args.item_vectors);
 #pragma unroll
@@ -91,7 +96,8 @@ RF_INLINE float lse_of(const rf_attention_unpack_args &args, rf_i64 item, rf_i64
                          (row - args.rows[chunk]) * args.lse_pitch[2]];
 }
 
-/* Piece `at` of item `item`: a vector of a head, and with a head's first one its log-sum-exp. */
+/* Unpacks piece `at` of item `item`: a vector of a head, and with its first vector the log-sum-exp of the
+ * head. */
 RF_INLINE void unpack(const rf_attention_unpack_args &args, rf_i64 item, rf_u32 at) {
     const rf_i64 user = rf_attention_user_of(&args.items, item);
     if (args.from != nullptr) {
@@ -110,7 +116,7 @@ RF_INLINE void unpack(const rf_attention_unpack_args &args, rf_i64 item, rf_u32 
         if (n_keys > 0)
             moved = rf_load((const vector_t *)args.from + row * args.from_pitch[0] +
                             kv_head * args.from_pitch[1] + vector);
-        const rf_i64 item_vectors = (rf_i64)args.item_pieces; /* the same where there is a dim */
+        const rf_i64 item_vectors = (rf_i64)args.item_pieces; /* equal if there is a dim */
         ((vector_t *)args.out)[to * item_vectors + at] = moved;
     }
     if (vector == 0 && args.lse != nullptr)
