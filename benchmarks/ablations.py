@@ -1,8 +1,8 @@
-"""What each part of recfuse brings: the ablation of every family, in one result file.
+"""The contribution of each part of recfuse: the ablations of all families, in one result file.
 
-A row names a part, a cell of a page, and the medians of the call as it comes and without the part, in turns
-as CUDA graphs. Outputs are compared with float64 first. One family: python benchmarks/FAMILY.py ablation
---device cuda.
+A row names a part and a cell of a page, and has the medians of the call with and without the part, measured
+in turns as CUDA graphs. Outputs are first compared with float64. One family: python benchmarks/FAMILY.py
+ablation --device cuda.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FAMILIES = {
 
 
 def main() -> None:
-    """Measure family by family; the JSON file is written anew after each."""
+    """Measures family by family; rewrites the JSON file after each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

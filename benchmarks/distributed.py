@@ -32,7 +32,7 @@ OPTIMIZERS = {"sgd": "EXACT_SGD", "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD"}
 MODES = ("plain", "pipeline")
 SUBJECTS = "mlperf-2048,mlperf-16384,A-2048,A-16384"
 BATCHES = 4
-STEPS = 10  # of a sample
+STEPS = 10  # per sample
 
 bench = Benchmark("distributed", __doc__, [], rounds=11)
 bench.flag("--subjects", comma_list, comma_list(SUBJECTS), "NAME-SIZE, size of a rank's batch")
@@ -50,7 +50,7 @@ class Pooled(nn.Module):
         self.factor = nn.Parameter(torch.ones(()))  # a dense part, which the pipelines expect
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """The loss, and the pooled output."""
+        """Returns the loss and the pooled output."""
         pooled = self.collection(batch).values()
         return pooled.float().mean() * self.factor, pooled.detach()
 
@@ -67,7 +67,7 @@ def collection_of(subject: Subject) -> nn.Module:
 
 
 def plan_of(collection: nn.Module, costs: list[float], sharder: Any, device: torch.device) -> Any:
-    """Whole tables, the most expensive first, each to the rank with the least."""
+    """Assigns whole tables, the most expensive first, each to the rank with the least cost."""
     from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
     from torchrec.distributed.types import ShardingPlan
 
@@ -84,7 +84,7 @@ def plan_of(collection: nn.Module, costs: list[float], sharder: Any, device: tor
 
 
 def model_of(kernels: str, subject: Subject, costs: list[float], optimizer: str, device: torch.device) -> Any:
-    """A sharded model; both kernels start with the same rows."""
+    """Creates a sharded model; both kernels start with the same rows."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder as TorchRecSharder
@@ -107,7 +107,7 @@ def model_of(kernels: str, subject: Subject, costs: list[float], optimizer: str,
 
 
 def batches_of(subject: Subject, seed: int, device: torch.device) -> tuple[list[Any], list[float]]:
-    """Keyed batches of this rank, and what a table costs: lookups times dim."""
+    """Creates keyed batches of this rank; returns them and the cost of each table: lookups times dim."""
     from torchrec import KeyedJaggedTensor
 
     keys = [f"f{n}" for n in range(len(subject.rows))]
@@ -120,7 +120,7 @@ def batches_of(subject: Subject, seed: int, device: torch.device) -> tuple[list[
 
 
 def stepper(model: Any, batches: list[Any], mode: str, device: torch.device) -> Callable[[], Tensor]:
-    """A function that makes STEPS steps and returns the last output."""
+    """Returns a function that makes STEPS steps and returns the last output."""
     dense = torch.optim.SGD([p for p in model.parameters() if p.dim() == 0], lr=0.0)
     if mode == "plain":
 
@@ -150,7 +150,7 @@ def stepper(model: Any, batches: list[Any], mode: str, device: torch.device) -> 
 
 
 def seconds(call: Callable[[], Tensor], device: torch.device) -> float:
-    """The slowest rank's time of one step."""
+    """Returns the slowest rank's time of a step."""
     dist.barrier()
     if device.type == "cuda":
         torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""One report over the five papers, from committed results: python benchmarks/paper.py [--check]
+"""A report over the five papers, from committed results: python benchmarks/paper.py [--check]
 
-Writes PAPERS.md: a row a headline figure, with the claim of the paper and the present measurement.
+Writes PAPERS.md: a row per headline figure, with the claim of the paper and the present measurement.
 """
 
 from __future__ import annotations

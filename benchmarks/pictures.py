@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Draw all, or those whose names were given."""
+    """Draws all pictures, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="part of a path, such as fused_us (default: all)"

@@ -1,6 +1,6 @@
-"""Write the tables of the pages anew from the files in results/; with --check, say which pages differ.
+"""Writes the tables of the pages from the files in results/; with --check, lists the pages that differ.
 
-A page marks what is written, up to the next <!-- end -->:
+A page marks each generated text, up to the next <!-- end -->:
 
   <!-- table FILE TITLE [columns=A;B] [rows=REGEX] [number=N] -->   the table whose title begins with TITLE
   <!-- overview NAME -->                                          a join of several (common/overviews.py)
@@ -8,8 +8,8 @@ A page marks what is written, up to the next <!-- end -->:
   <!-- cell FILE TITLE ROW COLUMN -->                             a figure in a sentence: that of one cell
   <!-- least|most FILE TITLE COLUMN [rows=REGEX] -->              the least or the most of a column
 
-FILE lies in results/; of an overview FILE is "overview" and TITLE its name. Words with spaces are quoted.
-Of a cell with several figures `part=N` takes the Nth. ROW is a row's first cell, or its first two.
+FILE is in results/; for an overview FILE is "overview" and TITLE its name. Words with spaces are quoted. For
+a cell with several figures `part=N` selects the Nth. ROW is a row's first cell, or its first two.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def described(name: str) -> str:
             f"- `results/{name}`: {machine}, {', '.join(versions)}, {about['time'][:10]}, commit "
             f"{about['commit'][:7]}: `{about['command']}`"
         )
-    # The runs of one file differ in what they name alone: the first stands for all.
+    # The runs of one file differ only in their subject: the first stands for all.
     return lines[0] + (f" and {len(lines) - 1} runs like it" if lines[1:] else "") + "\n"
 
 
 def generated(kind: str, words: list[str]) -> str:
-    """What a mark asks for; ValueError where it cannot be had."""
+    """Returns the text of a mark; ValueError if there is no such table or figure."""
     if kind == "runs":
         return "".join(map(described, words))
     if kind == "overview":
@@ -71,9 +71,9 @@ def generated(kind: str, words: list[str]) -> str:
 
 
 def figure(table: Table, kind: str, words: list[str], rows: str, part: int) -> str:
-    """One figure of a table, as it stands there: of a cell, or the least or the most of a column."""
+    """Returns a figure of a table: of a cell, or the least or the most of a column."""
     *row, column = words
-    select(table, [column])  # raises where there is no such column
+    select(table, [column])  # raises if there is no such column
     number = list(table.columns).index(column)
     named = f"^{re.escape(row[0])}$" if row else rows
     cells = [
@@ -89,7 +89,7 @@ def figure(table: Table, kind: str, words: list[str], rows: str, part: int) -> s
 
 
 def rewritten(text: str) -> str:
-    """A page with the tables that the results give."""
+    """Returns a page with the tables of the results."""
     return MARK.sub(lambda m: m[1] + generated(m[2], shlex.split(m[3])) + m[5], text)
 
 

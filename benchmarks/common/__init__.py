@@ -1,1 +1,1 @@
-"""What the benchmarks share: settings, checks, timed calls, tables and reports, peers and ceilings."""
+"""Shared by the benchmarks: settings, checks, timed calls, tables and reports, peers and ceilings."""

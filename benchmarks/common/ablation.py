@@ -1,6 +1,6 @@
-"""What parts of a family bring: a call with a part and without it, in turns.
+"""Ablations: a call with a part of a family and without it, in turns.
 
-A part of more than 150 lines is kept where it brings 5 % on its best published cell.
+A part of more than 150 lines is kept if it gains 5 % in its best published cell.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Cell:
     """A cell of a page, with the calls that are compared.
 
     Attributes:
-        parts: what each run but `WITH` does without: a file, a folder or a path.
-        runs: `WITH` and others, which take one of `inputs`.
-        error_of: how far the output of a run is from the right one.
-        first: what gives the outputs that are compared; None: each run on the first of the inputs.
+        parts: the part that each run except `WITH` omits: a file, a folder or a path.
+        runs: `WITH` and others, which take an element of `inputs`.
+        error_of: returns the error of the output of a run.
+        first: returns the outputs to compare; None: each run on the first input.
     """
 
     label: str
@@ -45,7 +45,7 @@ class Cell:
 
 
 def sized(setting: Setting, size: int) -> int:
-    """A size; a small one with `--quick`."""
+    """Returns a size, or a small size with `--quick`."""
     return max(size // _SMALLER, 2) if setting.arguments.quick else size
 
 
@@ -89,7 +89,7 @@ def _figure(setting: Setting, cells: Iterator[Cell]) -> Figure:
 
 
 def _rows(cell: Cell, row: Row) -> list[list[str]]:
-    """µs with a part, without it, and what it brings."""
+    """Returns µs with a part, µs without it, and the gain."""
     return [
         [cell.parts[name], cell.label, row.cell(WITH), name, row.cell(name), times(row.ratio(WITH, name))]
         for name in cell.runs

@@ -21,23 +21,23 @@ MLPERF_ROWS = (
     4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
 )  # fmt: skip
 MLPERF_SKEW = 5  # rank = u ** 5 * rows
-_SCATTER = 2654435761  # a prime: ranks times it, modulo the rows, are the rows in another order
+_SCATTER = 2654435761  # a prime: rank * _SCATTER modulo the rows permutes the rows
 
 
 @dataclass
 class Batch:
-    """One batch, feature by feature, on the device."""
+    """A batch, feature by feature, on the device."""
 
     indices: Tensor  # [lookups]
     offsets: Tensor  # [features * size + 1], of the same type
     lengths: NDArray[np.int64]  # [features]: lookups of each
     size: int
-    host_offsets: NDArray[np.integer] | None = None  # `offsets` on the host, where they were made there
+    host_offsets: NDArray[np.integer] | None = None  # `offsets` on the host, if they were created there
     grad: Tensor | None = None  # [size, columns] float32, of the output
 
     @cached_property
     def parts(self) -> list[Part]:
-        """Of each feature the indices and offsets [size], counted from its own first lookup."""
+        """The indices and offsets [size] of each feature, relative to its first lookup."""
         starts = self.offsets[:-1].view(-1, self.size)
         pieces = self.indices.split(self.lengths.tolist())
         return list(zip(pieces, (starts - starts[:, :1]).unbind(), strict=True))
@@ -46,14 +46,14 @@ class Batch:
 def from_host(
     indices: NDArray[np.integer], offsets: NDArray[np.integer], size: int, device: torch.device
 ) -> Batch:
-    """A batch of host arrays."""
+    """Copies a batch of host arrays to the device."""
     lengths = np.diff(offsets[::size].astype(np.int64))
     moved = (torch.from_numpy(array).to(device) for array in (indices, offsets))
     return Batch(*moved, lengths, size, host_offsets=offsets)
 
 
 def side_by_side(make: Callable[..., Any], *given: Iterable[Any]) -> list[Any]:
-    """What `make` gives for each, with a thread for each core."""
+    """Calls `make` for each element, with a thread per core."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(make, *given))
 
@@ -67,5 +67,5 @@ def model_batches(
 
 
 def scattered(ranks: Tensor, rows: int) -> Tensor:
-    """The rows that have these ranks, of floating point: the hot rows lie all over the table."""
+    """Maps ranks (floating point) to rows, so that hot rows are scattered over the table."""
     return ranks.long().clamp_(0, rows - 1) * _SCATTER % rows

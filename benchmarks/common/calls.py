@@ -22,15 +22,16 @@ Input = TypeVar("Input")
 
 EAGER = ", eager"
 LEAST_SAMPLE = 5e-4
-"""Seconds that a sample on a GPU takes at least, by repetition; events resolve half a microsecond."""
+"""The shortest sample on a GPU, in seconds; calls are repeated to reach it. Events resolve half a
+microsecond."""
 
 
 def graphs_and_calls(
     runs: Mapping[str, Callable[[Input], object]], inputs: Sequence[Input], device: torch.device, eager: bool
 ) -> tuple[dict[str, Callable[[int], object]], dict[str, str]]:
-    """Candidates that take the number of an input: each run replayed as a graph ("NAME") and, with `eager` or
-    where there is no graph, called ("NAME, eager"). Returns them, and why a run has no graph.
-    """
+    """Creates candidates that take the number of an input. Each run is replayed as a graph ("NAME"); with
+    `eager`, or if it has no graph, it is also called ("NAME, eager"). Returns them, and the reason for
+    each missing graph."""
     candidates: dict[str, Callable[[int], object]] = {}
     failures = {}
     for name, run in runs.items():
@@ -58,10 +59,10 @@ def time_calls(
 ) -> tuple[timing.Comparison, dict[str, str]]:
     """Times `graphs_and_calls` in turns, each sample with another input.
 
-    `slow`: candidates that take their turns apart from others, with samples of single calls: what needs
-    milliseconds would else be called as often as the fastest. `after`: is called after each sample.
-    `least_sample`: seconds of a sample of the others; None: enough for what the device's events resolve.
-    Returns the comparison, in seconds a call, and why a run has no graph.
+    `slow`: candidates that take turns among themselves, with samples of single calls, because calls of
+    milliseconds would otherwise be repeated as often as the fastest. `after`: is called after each sample.
+    `least_sample`: least seconds of a sample of the others; None: the resolution of the device's events.
+    Returns the comparison, in seconds per call, and the reason for each missing graph.
     """
     candidates, failures = graphs_and_calls(runs, inputs, device, eager)
     results = []
@@ -110,13 +111,14 @@ def host_seconds(
 def fastest_config(
     run: Callable[[Any], object], configs: Sequence[Any], device: torch.device, min_time: float
 ) -> Any:
-    """Of a Triton kernel's configurations, dataclasses, that run here; RuntimeError where none does."""
+    """Returns the fastest configuration (dataclass) of a Triton kernel; RuntimeError if no configuration
+    runs."""
     usable, failures = {}, []
     for config in configs:
         try:
             run(config)
             usable[str(config)] = config
-        except Exception as error:  # too much shared memory, say
+        except Exception as error:  # for example too much shared memory
             failures.append(f"{asdict(config)}: {error}")
     if not usable:
         raise RuntimeError(f"no configuration of the Triton kernel runs here: {failures[0]}")
@@ -137,7 +139,8 @@ def figure_of_samples(title: str, samples: Mapping[str, Sequence[float]], notes:
 def figure_host(
     title: str, runs: Mapping[str, Callable[[], Any]], device: torch.device, rounds: int
 ) -> Figure:
-    """Each run in turn; `title` says on what. Inputs are to be so small that no call waits for the device."""
+    """Times the host's part of each run in turns; `title` names the subject. Inputs must be so small that
+    no call waits for the device."""
     samples, notes = {}, []
     for name, run in runs.items():
         try:

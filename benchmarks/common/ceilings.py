@@ -21,7 +21,7 @@ THREADS = 256
 
 @functools.cache
 def compiled(file: str, options: tuple[str, ...]) -> Any:
-    """The kernel rf_NAME of kernels/NAME.cu."""
+    """Compiles the kernel rf_NAME of kernels/NAME.cu."""
     from torch.utils import cpp_extension
 
     # torch wants to name a toolkit's headers to the compiler, which these kernels do not include.
@@ -32,10 +32,10 @@ def compiled(file: str, options: tuple[str, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Shape:
-    """One way to run benchmarks/kernels/gather.cu; what the fields mean is said there."""
+    """A configuration of benchmarks/kernels/gather.cu, which documents the fields."""
 
     in_flight: int
-    blocks: int  # an SM
+    blocks: int  # per SM
     rolling: bool
     l1: bool
     waves: int  # blocks are this many times as many as fit at once
@@ -47,7 +47,7 @@ class Shape:
         return f"{self.in_flight} rows {order}, {self.blocks} x {self.waves} blocks an SM{cache}"
 
 
-# As many rows in flight as the registers of so many blocks hold without spills.
+# Blocks, and the rows in flight that their registers hold without spills.
 _FLIGHTS = ((4, 6, False), (8, 4, False), (16, 2, False), (8, 3, True), (16, 2, True))
 SHAPES = [
     Shape(*flight, l1=l1, waves=waves)
@@ -56,8 +56,8 @@ SHAPES = [
 
 
 def options(shape: Shape, row_bytes: int, every: int = 0) -> list[str]:
-    """The compiler's options for a shape, a row size and which rows are written."""
-    # A warp has 32 / rows-at-once steps for its 32 indices, and wide rows need more registers each.
+    """Returns the compiler's options for a shape, a row size and the rows to write."""
+    # A warp reads its 32 indices in 32 / (rows at once) steps; wide rows need more registers each.
     lanes = min(32, row_bytes // 16)
     in_flight = max(1, min(shape.in_flight // (row_bytes // 16 // lanes), lanes))
     values = {
@@ -74,15 +74,16 @@ def options(shape: Shape, row_bytes: int, every: int = 0) -> list[str]:
 def gather(
     shape: Shape, table: Tensor, indices: Tensor, checksum: Tensor | None = None, every: int = 0
 ) -> Tensor:
-    """Reads rows `indices` (int64) of a table [rows, dim] on the GPU; `checksum`, int32 [4]: their xor.
+    """Reads the rows `indices` (int64) of a table [rows, dim] on the GPU; `checksum`, int32 [4], receives
+    their xor.
 
-    Returns each `every`-th of the rows, [lookups / every, dim]; none with 0.
+    Returns every `every`-th row, [lookups / every, dim], or no rows if it is 0.
     """
     row_bytes = table.shape[1] * table.element_size()
     kernel = compiled(GATHER, tuple(options(shape, row_bytes, every)))
     written = table.new_empty(len(indices) // every if every else 0, table.shape[1])
     sms = torch.cuda.get_device_properties(table.device).multi_processor_count
-    # An empty tensor's address is null.
+    # The address of an empty tensor is null.
     checksum = torch.empty(0, dtype=torch.int32, device=table.device) if checksum is None else checksum
     grid = (sms * shape.blocks * shape.waves, 1, 1)
     kernel(grid=grid, block=(THREADS, 1, 1), args=[table, indices, len(indices), checksum, written])
@@ -95,9 +96,9 @@ def fastest_shape(
     shapes: Sequence[Shape] = SHAPES,
     every: int = 0,
 ) -> tuple[Shape, float]:
-    """The shape that gathers these (table, indices), one after another, fastest; and its seconds.
+    """Returns the fastest shape for these (table, indices), gathered one after another, and its seconds.
 
-    `every`: which rows are written.
+    `every`: the rows to write.
     """
 
     def gather_all(shape: Shape) -> None:

@@ -1,4 +1,4 @@
-"""Correct before timed: how far outputs are from what they should be, and what ends a run."""
+"""Checks before timing: errors of outputs, and the end of a run that has a wrong output."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from torch import Tensor
 from common.settings import fail
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-"""Sums of float32 in another order, then one rounding to the output's type; of the largest value."""
+"""Relative to the largest value: float32 sums in another order, then one rounding to the output's type."""
 
 
 def difference(found: Tensor, right: Tensor) -> Tensor:
-    """The largest difference, relative to the largest right value; NaN where there is one."""
+    """Returns the largest difference, relative to the largest right value; NaN if any value is NaN."""
     return (found.double() - right).abs().max() / right.abs().max().clamp(min=1e-30)
 
 
 def largest(differences: Iterable[Tensor]) -> float:
-    """The largest of them, 0 of none; NaN where there is one: torch's max keeps it, Python's may lose it."""
+    """Returns the largest difference, or 0 without any. NaN if any is NaN: torch's max keeps it, Python's
+    may lose it."""
     found = list(differences)
     return torch.stack(found).max().item() if found else 0.0
 
@@ -51,7 +52,7 @@ def check_error(parser: argparse.ArgumentParser, name: str, error: float, allowe
 
 
 def left_out(label: str, name: str, error: Exception) -> str:
-    """A note on a peer that does not run here; what is recfuse's own has to run, and raises."""
+    """Returns a note on a peer that does not run here. recfuse itself must run: for it this raises."""
     if name.startswith("recfuse"):
         raise error
     return f"{label}: {name} is left out: {str(error).partition(chr(10))[0]}"
@@ -64,9 +65,9 @@ def checked(
     error_of: Callable[[str, Any], float],
     allowed: Callable[[str], float],
 ) -> tuple[dict[str, float], list[str]]:
-    """The error of each candidate that runs here, by name, and notes on those that do not.
+    """Returns the error of each candidate that runs here, by name, and notes on the others.
 
-    Ends the program with status 1 where an output is wrong.
+    Ends the program with status 1 if an output is wrong.
     """
     errors, notes = {}, []
     for name, call in calls.items():

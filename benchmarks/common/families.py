@@ -26,11 +26,12 @@ def compare(
     setting: Setting,
     least_bytes: float,
 ) -> dict[str, Any]:
-    """What goes into the JSON file; and "comparison", which `comparisons_of` takes out.
+    """Compares candidates; returns the record for the JSON file, with a key "comparison" that
+    `comparisons_of` removes.
 
     Args:
         families: names of candidates by the name of their family.
-        least_bytes: of a batch, for the share of the bandwidth that is reached.
+        least_bytes: of a batch, for the share of the bandwidth.
     """
     with torch.no_grad():
         difference = largest_difference(candidates, batches[0], BASELINE)
@@ -52,7 +53,7 @@ def compare(
 
 
 def comparisons_of(records: Sequence[dict[str, Any]]) -> list[timing.Comparison]:
-    """Takes the comparisons out of records, which then are plain values."""
+    """Removes the comparisons from records, which then are plain values."""
     return [record.pop("comparison") for record in records]
 
 
@@ -68,6 +69,6 @@ def mean_cells(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def worst_difference(records: Sequence[Mapping[str, Any]]) -> str:
-    """A note on the outputs."""
+    """Returns a note on the outputs."""
     worst = max(record["relative_difference"] for record in records)
     return f"Largest difference between any two outputs: {worst:.1e} of the largest value."

@@ -26,15 +26,16 @@ def measure(
     rounds: int | None = None,
     **turns: Any,
 ) -> Row:
-    """Runs on one subject; ends the program where an output is wrong.
+    """Times runs on one subject; ends the program if an output is wrong.
 
     Args:
-        runs: contestants, which take one of `inputs`. A peer that does not run here is left out, with a note.
-        error_of: how far the output of a run is from the right one.
-        first: what gives the outputs that are compared; None: each run on the first of the inputs.
-        beside: runs that take turns with them, of no output that could be compared.
+        runs: contestants, which take an element of `inputs`. A peer that does not run here is left out, with
+        a note.
+        error_of: returns the error of the output of a run.
+        first: returns the outputs to compare; None: each run on the first input.
+        beside: runs that take turns with them but have no output to compare.
         rounds: samples of each; None: `--rounds`.
-        turns: as `time_calls` takes them.
+        turns: options of `time_calls`.
 
     Returns:
         A row, whose record has the keys us, relative_error, without_graph and measured.
@@ -58,6 +59,7 @@ def measure(
 def tabulate(
     title: str, first: str, rows: Iterable[Row], names: Sequence[str], suffix: str = "", **extra: Any
 ) -> Table:
-    """Medians and spreads in µs: a row a subject, a column a contestant, whose timings end with `suffix`."""
+    """Tabulates medians and spreads in µs: a row per subject, a column per contestant, whose timings end
+    with `suffix`."""
     cells = [[row.label, *(row.cell(name + suffix) for name in names)] for row in rows]
     return Table(title, [first, *names], cells, **extra)

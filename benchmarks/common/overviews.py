@@ -13,7 +13,7 @@ LOOP = "nn.EmbeddingBag in a loop"
 
 
 def first_overview() -> Table:
-    """A figure for each kind of machine and work, and beside it the case in which there is least to win."""
+    """Tabulates a figure for each kind of machine and work, and the case with the least gain."""
     table = Table("", ["", "compared with", "times faster", "where it gains least"])
     fused, cpu = "h200/fused_embedding_bag/fused_", "fused_embedding_bag.json"
     bags = _span("embedding_bag.json", "Geometric mean", "over torch")
@@ -62,7 +62,7 @@ def _ratio(cell: str) -> float:
 
 
 def _span(file: str, title: str, column: str, rows: str = "") -> str:
-    """The least and the most of a column, or the one that there is, but for means of several rows."""
+    """Returns the range of a column, without rows of means, or its only value."""
     found = select(find_table(file, title), [column], rows).rows
     ratios = sorted(float(row[1].rstrip("x")) for row in found if rows or not row[0].startswith("geo"))
     return " to ".join(times(ratio) for ratio in dict.fromkeys((ratios[0], ratios[-1])))
@@ -116,7 +116,7 @@ def dlrm_overview() -> Table:
 
 
 def host_overview() -> Table:
-    """What the host spends on a call, in each process."""
+    """The host's time of a call, in each process."""
     runs = read_runs(RESULTS / "h200/fused_embedding_bag/fused_host.json")
     table = Table("", ["us of the host, median (least)", *(f"process {n}" for n in range(1, len(runs) + 1))])
     for rows in zip(*(run["tables"][0]["rows"] for run in runs), strict=True):
@@ -125,7 +125,8 @@ def host_overview() -> Table:
 
 
 def ikbo_overview() -> Table:
-    """The linear layer over users and candidates on the H200: the paper's shape, and the least of sweeps."""
+    """The linear layer over users and candidates on the H200: the paper's shape, and the minimum of the
+    sweeps."""
     columns = ["type, mode", "broadcast + concat", "best torch", "Triton", "recfuse", "of a matmul's rate"]
     sweeps = ("batches", "ratios", "shapes")
     least = (f"least over torch, {sweep}" for sweep in sweeps)
@@ -147,7 +148,7 @@ def ikbo_overview() -> Table:
 
 
 def _least_over_torch(runs: Sequence[dict[str, Any]], figure: str, dtype: str, mode: str) -> float | None:
-    """Of the points of a sweep; None where no run has it."""
+    """The least ratio over the points of a sweep; None if no run has it."""
     ratios = [
         point["us"][mode][point["best_torch"][mode]] / point["us"][mode]["recfuse"]
         for run in runs
@@ -186,4 +187,4 @@ OVERVIEWS: dict[str, Callable[[], Table]] = {
     "attention": attention_overview,
 }
 WORDED = {"first"}
-"""Those whose cells are words."""
+"""Overviews whose cells are words."""

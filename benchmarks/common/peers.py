@@ -1,13 +1,13 @@
-"""What recfuse is compared with: FBGEMM's table-batched embeddings.
+"""The main peer: FBGEMM's table-batched embeddings.
 
-On a GPU: SplitTableBatchedEmbeddingBagsCodegen, with the kernels that it comes with (v1) and with the newer
-ones that it has to be asked for (v2); for many tables also the inference module with tables that are not
-quantized (nbit). On the CPU two modules, of which both are run and the faster counts:
+On a GPU: SplitTableBatchedEmbeddingBagsCodegen, with its default kernels (v1) and with its newer, optional
+kernels (v2); for many tables also the inference module with tables that are not quantized (nbit). On the CPU
+both modules run, and the faster counts:
   "split": SplitTableBatchedEmbeddingBagsCodegen, the training module, forward only, no bounds check;
   "nbit": IntNBitTableBatchedEmbeddingBagsCodegen, the inference module, fp32 tables and output.
-In the wheel fbgemm-gpu-cpu both run on one thread, whatever torch's number of threads. So each is also
-run in the best way that a user can arrange: the work cut into as many equal parts as there are threads,
-a Python thread each (their operators release the interpreter lock), outputs concatenated.
+In the wheel fbgemm-gpu-cpu both use a single thread, whatever torch's number of threads. So each also runs in
+the best way that a user can arrange: the work cut into equal parts, a Python thread for each part (the
+operators release the interpreter lock), outputs concatenated.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor
 
 KINDS = ("split", "nbit")
 CUDA_KINDS = ("v1", "v2", "nbit")
-Part = tuple[Tensor, Tensor]  # indices, offsets of one thread's share
+Part = tuple[Tensor, Tensor]  # indices, offsets of a thread's share
 
 
 def fbgemm_missing(package: str = "fbgemm-gpu-cpu") -> str | None:
-    """Why FBGEMM cannot be used here, or None. `package`: where to get it."""
+    """Returns the reason why FBGEMM cannot be used here, or None. `package`: its source."""
     try:
         with _quiet():
             import fbgemm_gpu.split_table_batched_embeddings_ops_inference
@@ -52,7 +52,7 @@ def _quiet():
 
 
 def fbgemm_usable(names: Iterable[str], package: str) -> tuple[list[str], list[str]]:
-    """These candidates, without FBGEMM's where it is missing; and a note that says so."""
+    """Returns the candidates without FBGEMM's if it is missing, and a note about that."""
     names = list(names)
     missing = fbgemm_missing(package) if any("fbgemm" in name for name in names) else None
     if missing is None:
@@ -66,10 +66,11 @@ def fbgemm_module(
     index_dtype: torch.dtype,
     output_dtype: torch.dtype = torch.float32,
 ) -> Callable[..., Tensor]:
-    """FBGEMM's module `kind` (KINDS, on a GPU CUDA_KINDS) with a copy of each table, a feature each.
+    """Creates FBGEMM's module `kind` (KINDS, on a GPU CUDA_KINDS) with a copy of each table, a feature per
+    table.
 
-    weights: [rows, dim] on one device, all of them float32 or, on a GPU, float16. Called with indices
-    [lookups] and offsets [features * bags + 1], of type `index_dtype`; gives [bags, all columns].
+    weights: [rows, dim] on one device, all of them float32 or, on a GPU, float16. The module takes indices
+    [lookups] and offsets [features * bags + 1] of type `index_dtype` and returns [bags, all columns].
     """
     with _quiet():
         from fbgemm_gpu.split_embedding_configs import SparseType
@@ -96,7 +97,7 @@ def fbgemm_module(
             )
             nbit.fill_random_weights()
             for (table, _), weight in zip(nbit.split_embedding_weights(), weights, strict=True):
-                # Rows may be padded to whole words of 16 bytes.
+                # Rows may be padded to a multiple of 16 bytes.
                 rows = weight.contiguous().view(torch.uint8)
                 table[:, : rows.shape[1]].copy_(rows)
             return nbit
@@ -119,10 +120,11 @@ def fbgemm_module(
 def fbgemm_trainer(
     weights: Sequence[Tensor], index_dtype: torch.dtype, optimizer: str, learning_rate: float, eps: float
 ) -> torch.nn.Module:
-    """FBGEMM's training module, a feature for each table [rows, dim] of float32, with its EmbOptimType.
+    """Creates FBGEMM's training module, with an EmbOptimType and a feature for each table [rows, dim] of
+    float32.
 
-    Updates happen in the backward pass. Where the tables lie one behind another, the module trains them
-    themselves, else copies of them. Called with indices and offsets of `index_dtype`.
+    It updates in the backward pass. If the tables are consecutive in memory the module trains them in place,
+    otherwise it trains copies. It takes indices and offsets of `index_dtype`.
     """
     with _quiet():
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -157,9 +159,9 @@ def fbgemm_trainer(
 
 
 def _stay_on_one_thread() -> None:
-    """Let this Python thread, alone, run parallel operators by itself."""
+    """Makes parallel operators of this Python thread use no other threads."""
     torch.set_num_threads(1)
-    # A thread takes over torch's setting at its first question for it: ask before the setting changes again.
+    # A thread adopts torch's setting when it first reads it: read it before the setting changes again.
     torch.get_num_threads()
 
 
@@ -179,7 +181,7 @@ class InThreads:
         torch.set_num_threads(threads)
 
     def __call__(self, parts: Sequence[Part]) -> Tensor:
-        """The output of all parts, one for each module."""
+        """Returns the output of all parts, a part per module."""
         return torch.cat(list(self._pool.map(self._run, self._modules, parts)), self._dim)
 
     @staticmethod
@@ -189,7 +191,7 @@ class InThreads:
 
 
 def balanced_cuts(costs: Tensor, parts: int) -> list[int]:
-    """Bounds that cut [0, len(costs)) into up to `parts` ranges of about equal cost, none of them empty."""
+    """Returns bounds that cut [0, len(costs)) into up to `parts` nonempty ranges of about equal cost."""
     total = torch.cumsum(costs.double(), 0)
     goals = total[-1] * torch.arange(1, parts) / parts
     inner = (torch.searchsorted(total, goals) + 1).tolist()
@@ -197,6 +199,6 @@ def balanced_cuts(costs: Tensor, parts: int) -> list[int]:
 
 
 def rebased(indices: Tensor, offsets: Tensor, first: int, last: int) -> Part:
-    """The indices and offsets of bags [first, last), offsets starting at 0."""
+    """Returns the indices and offsets of the bags [first, last), with offsets from 0."""
     span = offsets[first : last + 1]
     return indices[span[0] : span[-1]].clone(), span - span[0]

@@ -1,4 +1,5 @@
-"""How every plot looks: panels of bars or lines, a title that names the baseline, the machine below."""
+"""The style of all plots: panels of bars or lines, a title that names the baseline, the machine at the
+bottom."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Panels = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 TIMES_FASTER = "times faster"
 DPI = 110
-DIGEST = "Description"  # of a picture's file: what it was drawn from
+DIGEST = "Description"  # metadata key of the data from which a picture was drawn
 _STYLE = {
     "font.size": 10,
     "axes.titlesize": 10.5,
@@ -32,7 +33,8 @@ _STYLE = {
     "legend.frameon": False,
     "svg.hashsalt": "recfuse",
 }
-# A contestant has its colour in every plot: torch grey, FBGEMM orange, others blue and violet, recfuse green.
+# A contestant has the same colour in every plot: torch grey, FBGEMM orange, others blue and violet, recfuse
+# green.
 _COLOURS = {
     **dict.fromkeys(("torch", "nn.EmbeddingBag", "varlen_attn", "best torch"), "#9a9a9a"),
     **dict.fromkeys(("torch.compile", "concatenated"), "#c4c4c4"),
@@ -61,7 +63,7 @@ _REST = (
     "#1b7f5c",
 )
 _MARKERS = "os^Dvp"
-_WIDTH, _ALONE = 10.4, 7.0  # inches of all panels beside each other, and of one
+_WIDTH, _ALONE = 10.4, 7.0  # width in inches of several panels, and of a single panel
 _MOST_VALUES, _MOST_LONG_VALUES = 20, 18  # bars of a panel that carry their value; with two decimals
 _LABELS, _LEGEND, _TITLE, _NOTE = 9.5, 11, 9.6, 15.5  # characters an inch
 
@@ -82,7 +84,7 @@ def drawn(path: Path, data: Any) -> Iterator[Any]:
 
 
 def digest(data: Any) -> str:
-    """Of what a picture shows: another result gives another."""
+    """Returns a hash of the data that a picture shows."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -91,12 +93,12 @@ def _undated(path: Path) -> dict[str, None]:
 
 
 def name_of(text: str) -> str:
-    """A contestant as readers know it."""
+    """Returns the display name of a contestant."""
     return re.sub(r"\bfbgemm\b", "FBGEMM", readable(text))
 
 
 def colours(names: Mapping[str, Any]) -> dict[str, str]:
-    """A colour each, all different."""
+    """Returns a different colour for each name."""
     known = {name: name.removeprefix("over ") for name in names}
     found = {name: _COLOURS[known[name]] for name in names if known[name] in _COLOURS}
     free = (colour for colour in _REST if colour not in found.values())
@@ -114,9 +116,9 @@ def draw_panels(
     logarithmic: bool = False,
     columns: int = 2,
 ) -> None:
-    """Grouped bars, or lines over `lines`, where the labels of an axis are numbers.
+    """Draws grouped bars, or lines over `lines` if the labels of an axis are numbers.
 
-    `columns`: panels beside each other.
+    `columns`: panels in a row.
     """
     with drawn(path, [panels, title, note, lines, unit]) as plt:
         columns = min(columns, len(panels))
@@ -185,7 +187,8 @@ def _short(value: float, exact: bool) -> str:
 
 
 def finish(figure: Any, title: str, note: str, legend: bool = True) -> None:
-    """A legend above the panels, the title above it, and below everything the machine and what words mean."""
+    """Adds a legend above the panels, the title above it, and the machine and the explanations at the
+    bottom."""
     inches, top = figure.get_size_inches()[0], 1.0
     if legend:
         handles: dict[str, Any] = {}
@@ -197,7 +200,7 @@ def finish(figure: Any, title: str, note: str, legend: bool = True) -> None:
         beside = len(handles) if level else max(2, int(room / (max(map(len, handles)) + 5)))
         options = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "fontsize": 9.5}
         shown = figure.legend(handles.values(), handles, ncols=beside, **options)
-        figure.draw_without_rendering()  # which finds out how high it is
+        figure.draw_without_rendering()  # computes its height
         top = shown.get_window_extent().y1 / figure.bbox.height
     heading = "\n".join(textwrap.wrap(title, int(inches * _TITLE)))
     figure.text(0.5, top + 0.01, heading, fontsize=12, fontweight="bold", ha="center", va="bottom")
@@ -206,7 +209,7 @@ def finish(figure: Any, title: str, note: str, legend: bool = True) -> None:
 
 
 def machine(environment: Mapping[str, Any]) -> str:
-    """What was measured on what: the line below a plot."""
+    """Returns the line at the bottom of a plot: machine and versions."""
     where = environment.get("gpu") or f"{environment['cores']} cores of {environment['cpu']}"
     versions = [f"torch {environment['torch']}"]
     if environment.get("fbgemm"):

@@ -1,4 +1,4 @@
-"""Points of a sweep: what contestants need at one shape, beside a large matmul that takes turns with them."""
+"""Points of a sweep: the times of contestants at one shape, in turns with a large matmul."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from recfuse import timing
 
 MATMUL, RECFUSE = "matmul", "recfuse"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-# FLOP of a call, and by what a sample is shorter from there on than its mode says: the large matmul is called
-# as often as the shortest call.
+# FLOP of a call -> divisor of the sample length of its mode from there on: the large matmul is called as
+# often as the shortest call.
 _SAMPLES = {30e9: 1, 3e9: 4, 0: 16}
 Input = TypeVar("Input")
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How calls follow one another."""
+    """The pace of calls."""
 
     sample: float  # seconds of calls without a gap
-    pause: float  # seconds of sleep between samples, of whatever contestant
+    pause: float  # seconds of sleep between samples, of any contestant
 
 
 MODES = {"back to back": Mode(5e-3, 0.0), "with pauses": Mode(1e-3, 0.02)}
@@ -53,21 +53,21 @@ class Work(Protocol):
 
 @dataclass(kw_only=True)
 class Point:
-    """What was measured of one shape in one type; seconds by mode and contestant."""
+    """The measurements of one shape in one type; seconds by mode and contestant."""
 
     shape: Any  # Work
     dtype: str
-    path: str  # that recfuse takes
+    path: str  # that recfuse uses
     copy_speed: float
     matmul_flop: int
-    errors: dict[str, float]  # of all outputs together, relative to their norm, against float64
-    names: frozenset[str]  # contestants that were asked for
-    eager: bool = False  # whether calls were timed as well as graph replays
+    errors: dict[str, float]  # norm of the error of all outputs against float64, relative to their norm
+    names: frozenset[str]  # requested contestants
+    eager: bool = False  # calls were timed, in addition to graph replays
     results: dict[str, timing.Comparison] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def seconds(self, mode: str, name: str) -> float | None:
-        """The median; None where it was not measured."""
+        """Returns the median, or None if it was not measured."""
         timings = self.results[mode].timings
         return timings[name].median if name in timings else None
 
@@ -86,7 +86,7 @@ class Point:
         return max(self.shape.flop / self.matmul_rate(mode), least_bytes / self.copy_speed)
 
     def over(self, mode: str, name: str | None) -> float | None:
-        """How many times faster recfuse is."""
+        """Returns how many times faster recfuse is."""
         theirs, ours = self.seconds(mode, name or ""), self.seconds(mode, RECFUSE)
         return None if theirs is None or ours is None else theirs / ours
 
@@ -133,11 +133,11 @@ class PointSetting(Setting):
         self.points: dict[tuple[Any, str], Any] = {}
 
     def measure(self, shape: Any, dtype: str, names: Sequence[str], rounds: int, eager: bool) -> Any:
-        """The contestants `names` at a shape; `eager`: calls as well as graph replays."""
+        """Measures the contestants `names` at a shape; `eager`: calls in addition to graph replays."""
         raise NotImplementedError
 
     def point(self, shape: Any, dtype: str, names: Sequence[str], rounds: int, eager: bool = False) -> Any:
-        """As `measure`. A shape that was measured before with as much is not measured again."""
+        """As `measure`, but returns an earlier measurement of the shape if it covers the request."""
         before = self.points.get((shape, dtype))
         if before is None or not set(names) <= before.names or (eager and not before.eager):
             try:
@@ -155,7 +155,7 @@ class Problem(Protocol):
     right: Tensor
 
     def whole(self, output: Any) -> Tensor:
-        """All values of an output, in one row."""
+        """Returns all values of an output in one row."""
         ...
 
     def sampled(self, output: Any) -> Tensor:
@@ -169,21 +169,20 @@ ROUNDINGS = 3
 
 @dataclass
 class Checked:
-    """What the first outputs of contestants say."""
+    """The result of the check of the first outputs."""
 
     norms: dict[str, float] = field(default_factory=dict)  # errors of those that are right
     failed: dict[str, Exception] = field(default_factory=dict)
     wrong: dict[str, tuple[float, float]] = field(
         default_factory=dict
-    )  # from float64, from others as a whole
+    )  # from float64, and from other contestants as a whole
 
 
 def check_outputs(
     problem: Problem, runs: Mapping[str, Callable[[Any], Any]], first: Sequence[str]
 ) -> Checked:
-    """Compares samples of outputs with float64, and whole outputs with the first right one, preferably of
-    `first`. A row that is not written or goes elsewhere shows so.
-    """
+    """Compares samples of outputs with float64, and whole outputs with the first right output, preferably
+    that of `first`. A row that is missing or misplaced shows so."""
     found, whole, right = Checked(), None, problem.right
     allowed = ROUNDINGS * TOLERANCES[problem.dtype]
     for name in sorted(runs, key=lambda name: name not in first):
@@ -206,13 +205,14 @@ def check_outputs(
 
 
 def large_matmul(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
-    """A product of two matrices [size, size] of random values."""
+    """Creates a product of two matrices [size, size] of random values."""
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return lambda: torch.matmul(left, right)
 
 
 def made_at_first_call(make: Callable[[], Callable[[Input], Any]]) -> Callable[[Input], Any]:
-    """A contestant that fails to be made is left out like one that fails to run."""
+    """Defers `make` to the first call, so that a contestant whose creation fails is left out like one that
+    fails to run."""
     kept: list[Callable[[Input], Any]] = []
 
     def run(inputs: Input) -> Any:
@@ -234,7 +234,7 @@ def micro(seconds: float | None) -> str:
 
 
 def matmul_rates(points: Iterable[Point]) -> Table:
-    """The large matmul at each point: what the shares are of."""
+    """The large matmul at each point: the reference of the shares."""
     table = Table(
         "The large matmul beside the contestants: TFLOP/s", ["type", "mode", "median", "least", "most"]
     )

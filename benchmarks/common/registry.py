@@ -1,4 +1,4 @@
-"""One registry: a `Benchmark` has figures and peers, which are functions, and flags.
+"""The registry: a `Benchmark` has figures and peers, which are functions, and flags.
 
     bench = Benchmark("ikbo_linear", __doc__, modules=["figures"])
     bench.flag("--ratio", positive, 70, "candidates a user")
@@ -9,7 +9,7 @@
     @bench.peer("Triton")
     def triton(problem: Problem) -> Run: ...
 
-Command lines, result files, plots and what `--quick` changes are the same for all of them.
+Command lines, result files, plots and the effect of `--quick` are the same for all benchmarks.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Flag:
     """An argument of a command line.
 
     Attributes:
-        default: where it is not given, on a GPU, or a function of the other arguments; `cpu`: on the CPU.
-        quick: in its place with `--quick`; of a list so many.
-        allowed: names that it may have; None: any.
-        on: the device that it is for; None: both.
-        may_be_empty: a list.
+        default: the value, or a function of the other arguments; `cpu`: the default on the CPU.
+        quick: the default with `--quick`; of a list its length.
+        allowed: allowed names; None: any.
+        on: the device of the flag; None: both.
+        may_be_empty: allows an empty list.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Flag:
         return self.name.lstrip("-").replace("-", "_")
 
     def default_of(self, arguments: argparse.Namespace) -> Any:
-        """The value where it is not given."""
+        """Returns the default value."""
         value = self.cpu if arguments.device == "cpu" and self.cpu is not SAME else self.default
         value = value(arguments) if callable(value) else value
         if not arguments.quick or self.quick is None:
@@ -70,7 +70,7 @@ class Flag:
         return value[: self.quick] if isinstance(value, list) and isinstance(self.quick, int) else self.quick
 
     def add(self, parser: Any) -> None:
-        """Add it to a parser; the parser's own default is None: not given."""
+        """Adds it to a parser, with None as the parser's default."""
         if self.kind is bool:
             parser.add_argument(self.name, action="store_true", help=self.text)
             return
@@ -111,9 +111,9 @@ class Benchmark:
         plots: str | None = None,
         device: str | None = "cpu",
     ) -> None:
-        """`modules` of the package register figures. `plots`: how names of plots begin; None: no plots.
+        """`modules` of the package register figures. `plots`: prefix of the names of plots; None: no plots.
 
-        `device`: the default; None: the GPU where there is one.
+        `device`: the default; None: the GPU if available.
         """
         self.peers: dict[str, Callable[..., Any]] = {}
         self.figures: dict[str, dict[str, Function]] = {device: {} for device in DEVICES}
@@ -141,7 +141,8 @@ class Benchmark:
     ) -> Callable[[Function], Function]:
         """Registers a figure for devices.
 
-        `default`: measured where none is named; None: not even by "all". `group`: a name of several.
+        `default`: measured if no figure is named; None: not even by "all". `group`: a name for several
+        figures.
         """
 
         def register(function: Function) -> Function:
@@ -156,9 +157,9 @@ class Benchmark:
         return register
 
     def peer(self, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Registers a function that makes a contestant, under its name in tables and result files.
+        """Registers a function that creates a contestant, under its name in tables and result files.
 
-        A function of several names gets the name before its other arguments.
+        A function with several names gets the name before its other arguments.
         """
 
         def register(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,7 +169,7 @@ class Benchmark:
         return register
 
     def setting(self, made: type[Made]) -> type[Made]:
-        """Registers the class of what figures get; else they get a `Setting`."""
+        """Registers the class of the argument of figures, by default `Setting`."""
         self._setting = made
         return made
 
@@ -188,7 +189,7 @@ class Benchmark:
             import_module(f"{self._package}.{module}")
 
     def parse(self, given: list[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-        """The command line, completed and checked; ends the program where it cannot be met."""
+        """Parses, completes and checks the command line; ends the program if it cannot be satisfied."""
         self.load()
         parser = self._parser()
         arguments = parser.parse_args(given)
@@ -238,7 +239,7 @@ class Benchmark:
         return parser
 
     def _chosen(self, parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> list[str]:
-        """The figures of a run, in the order in which they were named."""
+        """Returns the figures of a run, in the order of the command line."""
         known = self.figures[arguments.device]
         named = [*arguments.named, *(arguments.figures or [])]
         if not named and arguments.figures is None:
@@ -251,7 +252,8 @@ class Benchmark:
     def run(
         self, parser: argparse.ArgumentParser, arguments: argparse.Namespace, device: str | None = None
     ) -> None:
-        """Measures; after each figure the JSON file is written anew. `device`: whose figures; the run's."""
+        """Measures; rewrites the JSON file after each figure. `device`: the device of the figures; None:
+        the run's."""
         report = Report(arguments)
         for name, figure in self.figures_of(parser, arguments, device):
             plot = figure.plot or f"{self._plots}_{name.replace(' ', '_')}"

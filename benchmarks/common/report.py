@@ -1,4 +1,4 @@
-"""What a benchmark reports: comparisons by row, figures, plots and result files."""
+"""Reports of benchmarks: comparisons by row, figures, plots and result files."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Panels = dict[str, dict[str, dict[str, float]]]
 
 @dataclass
 class Figure:
-    """One figure: what to print, what to plot and what goes into the JSON file."""
+    """A figure: the text to print, the panels to plot and the record for the JSON file."""
 
     tables: list[Table]
     panels: Panels
     record: Any
-    lines: str = ""  # the axis, where its labels are numbers and points are joined by lines
-    unit: str = TIMES_FASTER  # of what panels show
-    name: str = ""  # in the JSON file; else that of the figure's function
-    plot: str = ""  # name of the plot; else from the benchmark's and the figure's
+    lines: str = ""  # name of the axis, if its labels are numbers and lines join the points
+    unit: str = TIMES_FASTER  # of the values in panels
+    name: str = ""  # key in the JSON file; default: the figure's function
+    plot: str = ""  # name of the plot; default: from the benchmark and the figure
 
 
 @dataclass
 class Row:
-    """What was measured of one subject; the record is what goes into the JSON file."""
+    """The measurements of one subject; the record goes into the JSON file."""
 
     label: str
     result: timing.Comparison
@@ -49,20 +49,20 @@ class Row:
         return self.result[name].median * 1e6 / self.unit
 
     def cell(self, name: str) -> str:
-        """Median and spread in µs; a dash where there is none."""
+        """Returns median and spread in µs, or a dash."""
         if name not in self.result.timings:
             return "-"
         spread = self.result[name].iqr * 1e6 / self.unit
         return f"{self.us(name):.{self.digits}f} ± {spread:.{self.digits}f}"
 
     def ratio(self, name: str, baseline: str) -> float | None:
-        """How many times faster; None where one of them was not measured."""
+        """Returns how many times faster; None if either was not measured."""
         both = {name, baseline} <= set(self.result.timings)
         return self.result.ratio(name, baseline) if both else None
 
 
 def load_notes(comparisons: Iterable[timing.Comparison]) -> list[str]:
-    """A warning where other processes used a tenth of a core or more while something was measured."""
+    """Returns a warning if other processes used at least a tenth of a core during a measurement."""
     loudest = max(comparisons, key=lambda comparison: comparison.other_load or 0.0, default=None)
     return [loudest.disturbance] if loudest is not None and loudest.disturbance else []
 
@@ -70,7 +70,7 @@ def load_notes(comparisons: Iterable[timing.Comparison]) -> list[str]:
 def write_results(
     path: Path | None, tables: Sequence[Table], results: dict[str, Any], device: str | torch.device = "cpu"
 ) -> None:
-    """Write `results`, the tables as shown and the environment as JSON, where a path was given."""
+    """Writes `results`, the printed tables and the environment as JSON, if a path was given."""
     if path is None:
         return
     record = {
@@ -82,12 +82,12 @@ def write_results(
 
 
 def texts(arguments: argparse.Namespace) -> dict[str, str]:
-    """The command line as a result file keeps it."""
+    """Returns the command line in the form of result files."""
     return {name: str(value) for name, value in vars(arguments).items()}
 
 
 class Report:
-    """Shows the results of each part as they come, and writes the file anew after each of them."""
+    """Shows the results of each part as they arrive, and rewrites the file after each."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         """`arguments`: the benchmark's."""
@@ -100,12 +100,12 @@ class Report:
         for table in tables:
             table.show(self._arguments.markdown)
         self._tables += tables
-        # Through JSON: what a file could not hold shows here, and later changes do not reach it.
+        # A round trip through JSON detects values that a file cannot hold, and copies.
         self._results[name] = json.loads(json.dumps(record))
         write_results(self._arguments.json, self._tables, self._results, self._arguments.device)
 
     def add_figure(self, name: str, figure: Figure, plot: str) -> None:
-        """The same with a figure, plotted as `plot`.png where --plots is given and there is what to plot."""
+        """Adds a figure, plotted as `plot`.png if --plots is given and it has panels."""
         self.add(name, figure.tables, figure.record)
         folder, device = getattr(self._arguments, "plots", None), self._arguments.device
         if folder is not None and figure.panels:
@@ -121,5 +121,5 @@ def plot_ratios(
     title: str = "",
     device: str = "cpu",
 ) -> None:
-    """A PNG of panels: grouped bars of ratios, or lines over `lines`."""
+    """Draws panels as a PNG: grouped bars of ratios, or lines over `lines`."""
     draw_panels(path, panels, title=title, note=machine(timing.environment(device)), lines=lines, unit=unit)

@@ -15,7 +15,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 @functools.cache
 def read_runs(path: Path) -> list[dict[str, Any]]:
-    """The runs of a result file, which holds one or a list of them; ValueError where it is none."""
+    """Returns the runs of a result file, which holds a run or a list of runs; ValueError otherwise."""
     try:
         found = json.loads(path.read_text())
         runs = found if isinstance(found, list) else [found]
@@ -27,7 +27,8 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
 
 
 def find_table(name: str, title: str, number: int = 1) -> Table:
-    """The `number`th table of each run of results/NAME whose title begins so, the rows of all runs in one."""
+    """Returns the `number`th table with this prefix of the title from each run of results/NAME, the rows
+    of all runs joined."""
     found = []
     for run in read_runs(RESULTS / name):
         alike = [table for table in run["tables"] if table["title"].startswith(title)]
@@ -38,7 +39,8 @@ def find_table(name: str, title: str, number: int = 1) -> Table:
 
 
 def select(table: Table, columns: list[str] | None = None, rows: str = "") -> Table:
-    """Some of a table: the first column and these, and the rows in whose first two cells `rows` is found."""
+    """Returns a part of a table: the first column and `columns`, and the rows in whose first two cells
+    `rows` is found."""
     chosen = [table.columns[0], *(columns or table.columns[1:])]
     if missing := set(chosen) - set(table.columns):
         raise ValueError(f"{table.title!r} has no column {sorted(missing)}, but {table.columns}")

@@ -1,4 +1,4 @@
-"""The place of every measured shape on a roofline: least operations a byte, and what was reached."""
+"""Every measured shape on a roofline: least operations per byte, and the rate achieved."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from common.table import Table
 from recfuse import timing
 
 MARKERS = "s^Dv"
-# Contestants shown besides recfuse at a point, in a mode: label -> name.
+# Contestants in addition to recfuse at a point, in a mode: label -> name.
 Shown = Callable[[Any, str], Mapping[str, "str | None"]]
 
 
 def places(points: Sequence[Point], mode: str, others: Shown) -> list[dict[str, Any]]:
-    """Of each point its FLOP a byte, the roof above it and what contestants reached, in FLOP/s."""
+    """Returns for each point its FLOP per byte, the roof above it and the rates of contestants, in FLOP/s."""
     found = []
     for point in points:
         names = {**others(point, mode), RECFUSE: RECFUSE}
@@ -46,9 +46,9 @@ def figure_roofline(
     others: Shown,
     device: str = "cpu",
 ) -> Figure:
-    """A table, and a PNG where there is a path. Each mode has its own roof: that of its matmul.
+    """A table, and a PNG if there is a path. Each mode has its own roof: that of its matmul.
 
-    `named`: the shape whose places are labelled. `others`: what is shown besides recfuse.
+    `named`: the shape whose points are labelled. `others`: contestants in addition to recfuse.
     """
     table = Table(
         "Share of the roofline bound that recfuse reaches",
@@ -83,7 +83,7 @@ def last_figures(setting: PointSetting, prefix: str, others: Shown) -> Iterator[
 
 
 def plot(path: Path, record: dict[str, list[dict[str, Any]]], named: str, title: str, note: str) -> None:
-    """A panel a mode, both axes by powers of ten. The places of the shape `named` are ringed."""
+    """Draws a panel per mode with logarithmic axes. The points of the shape `named` are ringed."""
     with drawn(path, [record, named, title, note]) as plt:
         from matplotlib import ticker
 

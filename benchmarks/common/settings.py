@@ -1,4 +1,4 @@
-"""What benchmarks are told: types of arguments, checks of paths, and the setting of a run."""
+"""Settings of benchmarks: types of arguments, checks of paths, and the setting of a run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_plot(parser: argparse.ArgumentParser, path: Path, flag: str) -> None:
 
 
 def fail(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """End the program with status 1: the benchmark ran and found something wrong."""
+    """Ends the program with status 1: the benchmark ran and found an error."""
     print(f"{parser.prog}: {message}", file=sys.stderr)
     raise SystemExit(1)
 
@@ -74,7 +74,7 @@ class Setting:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether calls have CUDA graphs."""
+        """Returns true if calls have CUDA graphs."""
         return self.device.type == "cuda"
 
     @cached_property
@@ -83,6 +83,6 @@ class Setting:
         return copy_speed(self.device) if self.on_gpu else timing.read_bandwidth()
 
     def release(self) -> None:
-        """Give the GPU's unused memory back."""
+        """Returns unused memory to the GPU."""
         if self.on_gpu:
             torch.cuda.empty_cache()

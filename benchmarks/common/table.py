@@ -15,13 +15,13 @@ from recfuse import timing
 
 
 def readable(text: str) -> str:
-    """As people read it: result files say us for microseconds."""
+    """Returns text for readers: result files write us for microseconds."""
     return re.sub(r"\bus\b", "µs", text)
 
 
 @dataclass
 class Table:
-    """A table of strings with a title and notes below it. Cells are found by the names of columns."""
+    """A table of strings with a title and notes. Cells are found by the names of columns."""
 
     title: str
     columns: Sequence[str]
@@ -29,12 +29,12 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises ValueError where two columns have one name."""
+        """Raises ValueError if two columns have the same name."""
         if len(set(self.columns)) != len(self.columns):
             raise ValueError(f"{self.title!r} has two columns of one name: {list(self.columns)}")
 
     def grid(self, words: bool = False) -> str:
-        """Columns and rows alone, in Markdown. `words`: cells are no numbers, and begin at the left."""
+        """Returns columns and rows in Markdown. `words`: cells are words and left-aligned."""
         side = " --- |" if words else " ---: |"
         lines = [
             "| " + " | ".join(map(readable, self.columns)) + " |",
@@ -57,7 +57,7 @@ class Table:
             table.add_column(readable(column), justify="right" if number else "left")
         for row in self.rows:
             table.add_row(*row)
-        # Where output goes to a file there is no width to fit.
+        # Output to a file has no width to fit.
         console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
         console.print(readable(self.title))
         console.print(table)
@@ -66,10 +66,10 @@ class Table:
 
 
 def milliseconds(timing_: timing.Timing) -> str:
-    """The median and, after it, the distance between the quartiles."""
+    """Returns the median and the distance between the quartiles."""
     return f"{timing_.median * 1e3:.2f} ± {timing_.iqr * 1e3:.2f}"
 
 
 def times(ratio: float | None) -> str:
-    """How many times faster; a dash where there is no ratio."""
+    """Returns how many times faster; a dash if there is no ratio."""
     return "-" if ratio is None else f"{ratio:.2f}x"

@@ -1,4 +1,4 @@
-"""Rows that tables are asked for: from a trace file, generated at a level of hotness, or a mix of levels."""
+"""Traces of tables: from a file, generated at a level of hotness, or a mix of levels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MIXES = {
 
 
 def mix_levels(name: str, tables: int) -> list[str]:
-    """The hotness of each of `tables` tables, in the shares of a mix; those of a level at even distances."""
+    """Returns the hotness of each of `tables` tables, in the shares of a mix, with each level evenly
+    spread."""
     spread: list[tuple[float, str]] = []
     seen, total = 0, sum(MIXES[name].values())
     for level, share in MIXES[name].items():
@@ -31,7 +32,7 @@ def mix_levels(name: str, tables: int) -> list[str]:
 
 
 def read_traces(parser: argparse.ArgumentParser, path: Path) -> list[NDArray[np.int64]]:
-    """The rows read in each table of a trace file that has any; ends the program where there are none."""
+    """Returns the rows of each table of a trace file that has any; ends the program if no table has."""
     try:
         return [table.indices for table in traces.read_tables(path) if len(table.indices)]
     except (OSError, ValueError) as error:
@@ -50,9 +51,10 @@ def check_rows(parser: argparse.ArgumentParser, path: Path, trace: NDArray[np.in
 def table_traces(
     parser: argparse.ArgumentParser, text: str, rows: list[int], seed: int
 ) -> list[NDArray[np.int64]]:
-    """A trace for each table of `rows`: generated at the hotness level `text`, or from the file `text`.
+    """Returns a trace for each table of `rows`: generated at the hotness level `text`, or from the file
+    `text`.
 
-    The tables of the file are dealt out in turn; tables that share one start at positions spread over it.
+    The tables of the file are assigned in turn; tables that share a trace start at positions spread over it.
     """
     if text in traces.HOTNESS:
         return [traces.generate(text, rows=count, seed=seed + table) for table, count in enumerate(rows)]

@@ -1,4 +1,4 @@
-"""One line that says what a run has found."""
+"""The last line of a run: its verdict."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LEAST = 0.02
 
 
 def interval(result: timing.Comparison, candidate: str, baseline: str) -> tuple[float, float]:
-    """Between these two lies, with a probability of 95 %, how many times faster the candidate is.
+    """Returns the 95 % confidence interval of how many times faster the candidate is.
 
-    Of the ratios round by round, in which both had the same input within the same moment; the ends are order
-    statistics, which take no distribution for granted.
+    It uses the ratios round by round, because within a round both had the same input at about the same time.
+    The ends are order statistics, which assume no distribution.
     """
     pairs = zip(result[baseline].samples, result[candidate].samples, strict=True)
     ratios = sorted(slow / fast for slow, fast in pairs)
@@ -25,13 +25,13 @@ def interval(result: timing.Comparison, candidate: str, baseline: str) -> tuple[
 
 
 def is_level(result: timing.Comparison, candidate: str, baseline: str) -> bool:
-    """Whether the two cannot be told apart."""
+    """Returns true if the two cannot be distinguished."""
     low, high = interval(result, candidate, baseline)
     return low <= 1 <= high or abs(result.ratio(candidate, baseline) - 1) < LEAST
 
 
 def agreement(differences: Sequence[float]) -> str:
-    """How far outputs lie apart, in words."""
+    """Returns the difference of outputs in words."""
     worst = max(differences)
     return "outputs identical" if worst == 0 else f"outputs within {worst:.0e}"
 

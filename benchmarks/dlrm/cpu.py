@@ -39,7 +39,8 @@ DIFFERENT_BATCHES = 8
 def make_batches(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, rows: list[int]
 ) -> list[MiniBatch]:
-    """Mini-batches whose row ids follow the trace; each table has its own, or starts elsewhere in it."""
+    """Creates mini-batches whose indices follow the trace; each table has its own trace or its own start
+    in it."""
     size, pooling = arguments.mini_batch_size, arguments.num_indices_per_lookup
     table_rows = table_traces(parser, arguments.trace, rows, arguments.seed)
     generator = torch.Generator().manual_seed(arguments.seed)
@@ -53,7 +54,7 @@ def make_batches(
 
 
 def tabulate(arguments: argparse.Namespace, rows: list[int], result: timing.Comparison) -> Table:
-    """The table of stages and their total."""
+    """Returns the table of stages and their total."""
     table = Table(
         f"DLRM, {len(rows)} tables, batch {arguments.mini_batch_size} x {arguments.num_indices_per_lookup} "
         f"lookups a table, dim {arguments.arch_sparse_feature_size}, trace {Path(arguments.trace).name}, "
@@ -70,7 +71,7 @@ def tabulate(arguments: argparse.Namespace, rows: list[int], result: timing.Comp
 
 
 def parameter_bytes(model: torch.nn.Module) -> int:
-    """Bytes of memory behind the model's parameters; memory that several share counts once."""
+    """Returns the bytes of the model's parameters; shared memory counts once."""
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
     return sum(storages.values())
 

@@ -1,4 +1,4 @@
-"""The command line of the benchmark, with names as in facebookresearch/dlrm."""
+"""The command line of the benchmark, with the names of facebookresearch/dlrm."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from recfuse import info
 from recfuse.data import traces
 
 OTHER = {"cpu": "torch finds no GPU.", "cuda": "--device cpu runs on the CPU."}
-"""What is said where the device was chosen for the user."""
+"""The note printed if the device was chosen by default."""
 LEVELS = ",".join(gpu.LEVELS)
 
 
 def trains(arguments: argparse.Namespace) -> bool:
-    """Whether training steps are measured."""
+    """Returns true if training steps are measured."""
     return arguments.train or "train" in arguments.figures
 
 
 def by_use(usual: Any, training: Any) -> Callable[[argparse.Namespace], Any]:
-    """A default: `training` for training steps, whose gradients torch keeps lookup by lookup."""
+    """A default that is `training` for training steps, because torch keeps their gradients lookup by
+    lookup."""
     return lambda arguments: training if trains(arguments) else usual
 
 
-# On the CPU as many tables as Criteo's data set has, of a size that fits a laptop (1.3 GB, twice): with 80
-# lookups a sample in each, embeddings take two thirds of a call. On a GPU, training has MLPerf's layers.
+# On the CPU as many tables as Criteo's data set has, of a size that fits a laptop (1.3 GB, twice). With 80
+# lookups per bag, embeddings take two thirds of a call. On a GPU, training has MLPerf's layers.
 flag = bench.flag
 # fmt: off
 flag("--train", bool, False, "the figure train")
@@ -53,7 +54,7 @@ flag("--no-compile", bool, False, "on a GPU: leave torch.compile out")
 
 @bench.check
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Says where it runs, and completes what depends on the GPU's memory."""
+    """Prints the device, and completes the arguments that depend on the GPU's memory."""
     if arguments.train:
         arguments.figures = ["train"]
     on_gpu = arguments.device == "cuda"

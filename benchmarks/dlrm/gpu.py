@@ -1,9 +1,9 @@
 """A whole DLRM on a GPU: figures 13 and 14 of Jain et al. (MICRO'24), with nn.EmbeddingBag and recfuse.
 
-One set of weights, 64 GB at the default size, serves all candidates: a copy of the model shares its
-parameters, recfuse.swap of the copy packs its tables, and those of the first model are views of them then.
-"compiled": each stage on its own by torch.compile, so that they can be told apart; "graph": a call as a CUDA
-graph, without the host's time.
+All candidates share one set of weights, 64 GB at the default size: a copy of the model shares its parameters,
+recfuse.swap of the copy packs its tables, and the tables of the first model become views of them. "compiled":
+each stage separately by torch.compile, so that stages can be timed; "graph": a call as a CUDA graph, without
+the host's time.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ DIFFERENT_BATCHES = 2
 OUTPUT_TOLERANCE = 1e-2
 
 
-MOST_TABLES = 250  # the paper's
+MOST_TABLES = 250  # in the paper
 
 
 def default_tables(arguments: argparse.Namespace, free: int) -> int:
-    """The paper's 250 tables, or as many as `free` bytes of the GPU's memory hold."""
+    """Returns the paper's 250 tables, or as many as `free` bytes of the GPU's memory hold."""
     table = 4 * arguments.arch_embedding_size[0] * arguments.arch_sparse_feature_size
     lookups = arguments.mini_batch_size * arguments.num_indices_per_lookup
-    # A table twice while it is packed; indices of int64, and what stages leave in between, with room.
+    # A table exists twice while it is packed; plus int64 indices and the outputs of stages, with a margin.
     pooled = 4 * arguments.mini_batch_size * arguments.arch_sparse_feature_size
     each = 2 * table + 8 * lookups * DIFFERENT_BATCHES + 16 * pooled
     reserve = 2 << 30  # the context, workspaces, compiled code
@@ -73,7 +73,7 @@ def check_levels(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
 
 
 def make_model(arguments: argparse.Namespace) -> DLRM:
-    """The model, its weights made on the device."""
+    """Creates the model, with weights generated on the device."""
     with torch.device(arguments.device):
         return DLRM(
             arguments.arch_embedding_size,
@@ -84,14 +84,14 @@ def make_model(arguments: argparse.Namespace) -> DLRM:
 
 
 def swapped_copy(model: DLRM) -> tuple[DLRM, recfuse.SwapReport]:
-    """The same model on recfuse, with the same weights: packed, of which the first model's are views."""
+    """Returns the same model on recfuse with packed weights; the first model's become views of them."""
     shared = {id(parameter): parameter for parameter in model.parameters()}
     swapped = copy.deepcopy(model, shared)
     return swapped, recfuse.swap(swapped)
 
 
 def make_batches(arguments: argparse.Namespace, level: str) -> list[MiniBatch]:
-    """Mini-batches at one level of hotness, or of a mix."""
+    """Creates mini-batches at a level of hotness, or of a mix."""
     device, tables = arguments.device, len(arguments.arch_embedding_size)
     size = arguments.mini_batch_size * arguments.num_indices_per_lookup
     levels = mix_levels(level, tables) if level in MIXES else [level] * tables
@@ -133,7 +133,7 @@ def make_candidates(arguments: argparse.Namespace, baseline: DLRM, swapped: DLRM
 def measure(
     arguments: argparse.Namespace, level: str, candidates: dict[str, Staged]
 ) -> tuple[timing.Comparison, tuple[float, float]]:
-    """Times all candidates at one level, and how far their outputs lie apart."""
+    """Times all candidates at a level; also returns the differences of their outputs."""
     batches = make_batches(arguments, level)
     differences = largest_differences(candidates, batches, BASELINE, arguments.device)
     timed: dict[str, Callable[[int], Any]] = {
@@ -154,12 +154,12 @@ def measure(
 
 @torch.inference_mode()
 def _whole(staged: Staged, batch: MiniBatch) -> Tensor:
-    """A call without marks between the stages, which a graph could not hold."""
+    """A call without marks between the stages, which a graph cannot contain."""
     return staged.forward(batch, timing.Stages("cpu"))
 
 
 def tabulate(arguments: argparse.Namespace, results: dict[str, timing.Comparison]) -> list[Table]:
-    """Whole calls, and the stages of the two models as they are."""
+    """Tabulates whole calls, and the stages of the two eager models."""
     tables = len(arguments.arch_embedding_size)
     setting = (
         f"{tables} tables x {arguments.arch_embedding_size[0]:,} x {arguments.arch_sparse_feature_size}, "
@@ -217,7 +217,7 @@ def figure_inference(setting: Setting) -> Iterator[Figure]:
 
 
 def measured(results: dict[str, timing.Comparison], differences: dict[str, Any]) -> Iterator[Figure]:
-    """The levels so far."""
+    """Yields the figure of the levels measured so far."""
     yield Figure([], {}, differences, name="differences")
     plain = {name: result.to_json(environment=False) for name, result in results.items()}
     yield Figure([], {}, plain, name="measured")

@@ -1,5 +1,5 @@
 """A DLRM in plain PyTorch (Naumov et al., 2019), with the layout of facebookresearch/dlrm's DLRM_Net:
-tables in `emb_l`, looked up by `apply_emb`, so that what works here works on that script."""
+tables in `emb_l`, pooled by `apply_emb`. Code that works with this model works with that script."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DLRM(nn.Module):
     """
 
     def __init__(self, rows: Sequence[int], dim: int, bottom: Sequence[int], top: Sequence[int]) -> None:
-        """As above."""
+        """See the class."""
         super().__init__()
         vectors = len(rows) + 1
         interactions = dim + vectors * (vectors - 1) // 2
@@ -44,14 +44,14 @@ class DLRM(nn.Module):
 
     @staticmethod
     def create_mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
-        """Linear layers with ReLU between them and `last` behind them."""
+        """Creates linear layers with ReLU between them and `last` at the end."""
         layers: list[nn.Module] = []
         for n_in, n_out in pairwise(widths):
             layers += [nn.Linear(n_in, n_out), nn.ReLU()]
         return nn.Sequential(*layers[:-1], last)
 
     def apply_mlp(self, x: Tensor, layers: nn.Sequential) -> Tensor:
-        """One of the MLPs."""
+        """Applies an MLP."""
         return layers(x)
 
     def apply_emb(
@@ -66,7 +66,7 @@ class DLRM(nn.Module):
         return pooled
 
     def interact_features(self, x: Tensor, ly: Sequence[Tensor]) -> Tensor:
-        """The dense vector and the dot products of all pairs: [batch, dim + pairs]."""
+        """Returns the dense vector and the dot products of all pairs: [batch, dim + pairs]."""
         vectors = torch.cat([x, *ly], 1).view(x.shape[0], -1, x.shape[1])
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         return torch.cat([x, products[:, self.pairs]], 1)
@@ -80,7 +80,7 @@ class DLRM(nn.Module):
 
 @dataclass
 class MiniBatch:
-    """Inputs of one call, as facebookresearch/dlrm names them."""
+    """Inputs of a call, with the names of facebookresearch/dlrm."""
 
     dense_x: Tensor  # [batch, dense features] float32
     lS_o: Tensor  # [tables, batch] int64
@@ -88,22 +88,22 @@ class MiniBatch:
 
 
 class Staged:
-    """What DLRM.forward does, stage by stage: a call gives the seconds of each."""
+    """DLRM.forward stage by stage: a call returns the seconds of each stage."""
 
     def __init__(
         self, model: DLRM, device: str | torch.device, wrap: Callable[[Any], Any] = lambda call: call
     ) -> None:
-        """`wrap`: what each stage's function goes through first, such as torch.compile."""
+        """`wrap`: a function applied to each stage's function, such as torch.compile."""
         self._model, self._device = model, device
         self._mlp, self._apply_emb = wrap(model.apply_mlp), wrap(model.apply_emb)
         self._interact = wrap(model.interact_features)
 
     def embeddings(self, batch: MiniBatch) -> list[Tensor]:
-        """The pooled embeddings of each table."""
+        """Returns the pooled embeddings of each table."""
         return self._apply_emb(batch.lS_o, batch.lS_i, self._model.emb_l, self._model.v_W_l)
 
     def forward(self, batch: MiniBatch, stages: timing.Stages) -> Tensor:
-        """The output, the seconds of the stages added to `stages`."""
+        """Returns the output; adds the seconds of the stages to `stages`."""
         with stages("bottom MLP"):
             x = self._mlp(batch.dense_x, self._model.bot_l)
         with stages("embeddings"):
@@ -114,7 +114,7 @@ class Staged:
             return self._mlp(z, self._model.top_l)
 
     def __call__(self, batch: MiniBatch) -> timing.Stages:
-        """One timed call."""
+        """Makes a timed call."""
         stages = timing.Stages(self._device)
         with torch.inference_mode():
             self.forward(batch, stages)
@@ -124,7 +124,8 @@ class Staged:
 def largest_differences(
     candidates: Mapping[str, Staged], batches: Sequence[MiniBatch], baseline: str, device: str | torch.device
 ) -> tuple[float, float]:
-    """From the baseline, of all candidates: of the outputs; of embeddings, relative to the largest value."""
+    """Returns the largest differences of any candidate from the baseline: of outputs, and of embeddings
+    relative to the largest value."""
     outputs, embeddings = [], []
     with torch.inference_mode():
         for batch in tqdm(batches, desc="checking outputs", leave=False):
@@ -137,7 +138,7 @@ def largest_differences(
 
 
 def swap_note(report: recfuse.SwapReport) -> str:
-    """What recfuse.swap did."""
+    """Returns a summary of the report of recfuse.swap."""
     return (
         f"recfuse.swap: {len(report.replaced)} replaced, {len(report.fused)} fused, {len(report.left)} left; "
         "a list of tables counts once."

@@ -1,9 +1,9 @@
 """Training steps of the whole DLRM, with nn.EmbeddingBag and after recfuse.swap: forward, backward, SGD.
 
-Three copies of one model, each with its own torch.optim.SGD over all parameters: as it is; after
+Three copies of one model, each with its own torch.optim.SGD over all parameters: unchanged; after
 recfuse.swap, which moves the optimizer to the packed tables; and after a swap that fuses the optimizer of the
-tables into the backward pass. On a GPU the last also as a CUDA graph of the whole step; the others wait for
-the device in it.
+tables into the backward pass. On a GPU the last also runs as a CUDA graph of the whole step; the others
+synchronise with the device.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ LEARNING_RATE = 1.0
 UNFUSED, GRAPH = f"{CANDIDATE}, torch.optim", f"{CANDIDATE} graph"
 CHECKED_STEPS = 3
 TOLERANCE = 1e-5
-"""Of the losses of the first steps: from the second on they show what the ones before have changed."""
+"""Of the losses of the first steps: each loss depends on the updates of the previous steps."""
 
 
 class Trained:
-    """A model and its optimizer; a call is a step, and gives the seconds of its stages."""
+    """A model and its optimizer; a call makes a step and returns the seconds of its stages."""
 
     def __init__(self, model: DLRM, device: str, swap: dict[str, Any] | None = None) -> None:
-        """`swap`: arguments of recfuse.swap beside the optimizer; None: not swapped."""
+        """`swap`: arguments of recfuse.swap in addition to the optimizer; None: not swapped."""
         self._model, self._device = model.train(), device
         self._optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
         self.report = None
@@ -46,7 +46,7 @@ class Trained:
             self.report = recfuse.swap(model, optimizers=[self._optimizer], **swap)
 
     def step(self, batch: MiniBatch, labels: Tensor, stages: timing.Stages) -> Tensor:
-        """The loss [] before the step."""
+        """Makes a step; returns the loss [] before it."""
         with stages("forward"):
             self._optimizer.zero_grad()
             output = self._model(batch.dense_x, batch.lS_o, batch.lS_i)
@@ -58,13 +58,14 @@ class Trained:
         return loss.detach()
 
     def __call__(self, batch: MiniBatch, labels: Tensor) -> timing.Stages:
-        """One timed step."""
+        """Makes a timed step."""
         stages = timing.Stages(self._device)
         self.step(batch, labels, stages)
         return stages
 
     def graphed(self, batch: MiniBatch, labels: Tensor) -> Callable[[], Any]:
-        """A step on this batch as a CUDA graph, without marks between stages, which it could not hold."""
+        """Returns a step on this batch as a CUDA graph, without marks between stages, which a graph cannot
+        contain."""
         return timing.graphed(lambda: self.step(batch, labels, timing.Stages("cpu")), self._device)
 
 
@@ -72,7 +73,7 @@ def make_sides(arguments: argparse.Namespace) -> dict[str, Trained]:
     """Three copies of a model, by name."""
     torch.manual_seed(arguments.seed)
     model = gpu.make_model(arguments)
-    for bag in model.emb_l:  # with values near 1 the sigmoid's output is 0 or 1, and there is no gradient
+    for bag in model.emb_l:  # with weights near 1 the sigmoid saturates and the gradient vanishes
         torch.nn.init.uniform_(bag.weight, -0.1, 0.1)
     swaps: dict[str, dict[str, Any] | None] = {
         BASELINE: None,
@@ -97,7 +98,7 @@ def make_inputs(
 
 
 def first_losses(side: Trained, inputs: Sequence[tuple[MiniBatch, Tensor]]) -> Tensor:
-    """Of a few steps."""
+    """Returns the losses of a few steps."""
     chosen = [inputs[number % len(inputs)] for number in range(CHECKED_STEPS)]
     return torch.stack([side.step(*each, timing.Stages("cpu")) for each in chosen])
 
@@ -108,7 +109,7 @@ def measure(
     sides: dict[str, Trained],
     inputs: Sequence[tuple[MiniBatch, Tensor]],
 ) -> tuple[timing.Comparison, float]:
-    """All sides in turns, and how far their first losses lie apart."""
+    """Times all sides in turns; also returns the difference of their first losses."""
     losses = {name: first_losses(side, inputs) for name, side in sides.items()}
     apart = torch.stack([(found - losses[BASELINE]).abs() for found in losses.values()]).max().item()
     timed: dict[str, Callable[[int], Any]] = {
@@ -128,7 +129,7 @@ def measure(
 
 
 def tabulate(arguments: argparse.Namespace, results: dict[str, timing.Comparison]) -> Table:
-    """Stages and whole steps of each trace."""
+    """Tabulates stages and whole steps of each trace."""
     rows = arguments.arch_embedding_size
     threads = f", {torch.get_num_threads()} threads" if arguments.device == "cpu" else ""
     names = list(next(iter(results.values())).timings)

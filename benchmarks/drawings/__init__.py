@@ -1,4 +1,4 @@
-"""The pictures of the pages, each from committed results: `PICTURES` names every file and what draws it."""
+"""The pictures of the pages, drawn from committed results: `PICTURES` maps every file to its function."""
 
 from drawings.bags import BAGS
 from drawings.candidates import CANDIDATES
@@ -7,4 +7,4 @@ from drawings.fused import FUSED
 from drawings.schematics import SCHEMATICS
 
 PICTURES = {**BAGS, **FUSED, **CANDIDATES, **COLUMNS, **SCHEMATICS}
-"""Path from the root of the project -> a function that takes the file to write."""
+"""Path from the root of the project -> a function that writes the file."""

@@ -26,7 +26,7 @@ def _figure(number: int, title: str, words: str = PREFETCHING) -> Draw:
 
 
 def _lines(title: str, rows: str = r"^\d", number: int = 1) -> dict[str, dict[str, float]]:
-    """A line a level of hotness over the rows of a table."""
+    """Returns a line per level of hotness over the rows of a table."""
     columns = {hotness: hotness for hotness in HOTNESS}
     return by_columns(find_table(FIGURES, title, number), columns, rows, part=2)
 

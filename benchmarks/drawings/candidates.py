@@ -26,7 +26,7 @@ RATE = "TFLOP/s"
 
 
 def _over_torch(file: str, title: str) -> Callable[[], Panels]:
-    """How many times faster than torch's best form, in both types."""
+    """Returns how many times faster than torch's best form, in both types."""
     columns = {name: name for name in ("best torch", "recfuse", "Triton", "concatenated")}
     rows = "^(?!geo|least)"
     return lambda: {
@@ -77,7 +77,7 @@ def _roofline(file: str, named: str, title: str) -> Draw:
 
 
 def _named(file: str) -> str:
-    """The first shape of a run, whose places are named."""
+    """Returns the first shape of a run, whose points are labelled."""
     (run,) = read_runs(RESULTS / file)
     return next(iter(run["roofline"].values()))[0]["shape"]
 

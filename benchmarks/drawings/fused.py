@@ -18,7 +18,7 @@ TUNED = "recfuse tuned"
 
 
 def _over_fbgemm(file: str, title: str, number: int = 1, shorter: str = "") -> Callable[[], Panels]:
-    """How many times faster than FBGEMM's two kernels, as it comes and tuned."""
+    """Returns how many times faster than FBGEMM's two kernels, untuned and tuned."""
     return lambda: {
         ours: renamed(by_columns(find_table(file, title, number), OVER, f" {ours}$"), shorter)
         for ours in ("recfuse", TUNED)
@@ -34,7 +34,7 @@ def _sizes(kind: str) -> Callable[[], Panels]:
 
 
 def _spent() -> Panels:
-    """µs a batch of 512: peers, recfuse, and what a plain kernel needs for the same bytes."""
+    """µs per batch of 512: peers, recfuse, and the time of a plain kernel for the same bytes."""
     series: dict[str, dict[str, float]] = {
         "nn.EmbeddingBag": {},
         "fbgemm v2": {},

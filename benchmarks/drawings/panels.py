@@ -16,13 +16,13 @@ MEANS = "geometric mean"
 
 
 def value(cell: str, part: int = 1) -> float | None:
-    """The figure of a cell, or the `part`th; None where it has none."""
+    """Returns the figure of a cell, or its `part`th; None if it has no figure."""
     found = NUMBER.findall(cell)
     return float(found[part - 1].replace(",", "")) if len(found) >= part else None
 
 
 def by_rows(table: Table, rows: str = "", columns: str = "", part: int = 1) -> dict[str, dict[str, float]]:
-    """A series a row, whose labels are the columns. `rows`, `columns`: expressions for what is shown."""
+    """Returns a series per row, whose labels are the columns. `rows`, `columns`: expressions that select."""
     found: dict[str, dict[str, float]] = {}
     for row in table.rows:
         cells = dict(zip(table.columns[1:], row[1:], strict=True))
@@ -35,7 +35,7 @@ def by_rows(table: Table, rows: str = "", columns: str = "", part: int = 1) -> d
 def by_columns(
     table: Table, columns: Mapping[str, str], rows: str = "", part: int = 1
 ) -> dict[str, dict[str, float]]:
-    """A series a column, whose labels are the rows. `columns`: column -> name of its series."""
+    """Returns a series per column, whose labels are the rows. `columns`: column -> name of its series."""
     return {
         shown: {
             row[0]: found
@@ -49,7 +49,7 @@ def by_columns(
 
 
 def over(series: Mapping[str, Mapping[str, float]], name: str) -> dict[str, dict[str, float]]:
-    """How many times less the others are than the series `name`."""
+    """Returns the ratios of the other series to the series `name`."""
     base = series[name]
     return {
         each: {label: base[label] / found for label, found in values.items()}
@@ -61,7 +61,7 @@ def over(series: Mapping[str, Mapping[str, float]], name: str) -> dict[str, dict
 def renamed(
     series: Mapping[str, Mapping[str, float]], pattern: str, to: str = ""
 ) -> dict[str, dict[str, float]]:
-    """With shorter labels."""
+    """Renames labels."""
     return {
         name: {re.sub(pattern, to, label): each for label, each in found.items()}
         for name, found in series.items()
@@ -79,7 +79,8 @@ def picture(
     logarithmic: bool = False,
     columns: int = 2,
 ) -> Draw:
-    """A picture of the panels. `file`: its machine stands below. `words`: what names mean."""
+    """Returns a function that draws the panels. `file`: its machine is printed at the bottom. `words`:
+    explanations of names."""
     looks = {"lines": lines, "unit": unit, "logarithmic": logarithmic, "columns": columns}
 
     def draw(path: Path) -> None:
@@ -90,5 +91,5 @@ def picture(
 
 
 def table_of(file: str, title: str, number: int = 1) -> Callable[[], Table]:
-    """The table, when it is asked for."""
+    """Returns a function that reads the table."""
     return lambda: find_table(file, title, number)

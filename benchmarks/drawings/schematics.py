@@ -1,4 +1,4 @@
-"""Pictures without measurements: many calls that become one, and the rooms of the code."""
+"""Pictures without measurements: many calls that become one call, and the rooms of the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Edges = set[tuple[str, str]]
 
 
 def _room(path: Path) -> str:
-    """A folder of csrc, csrc/gpu or csrc/families; include is one, and so is the list of families."""
+    """Returns the room of a path: a folder of csrc, csrc/gpu or csrc/families; include and the list of
+    families are rooms too."""
     parts = path.relative_to(ROOT).parts
     if path.name == "families.h" or path.name.endswith("_family.h"):
         return "families.h"
@@ -30,7 +31,7 @@ def _room(path: Path) -> str:
 
 
 def library_edges() -> Edges:
-    """Which room of the C sources includes which."""
+    """Returns the includes between rooms of the C sources."""
     files = [
         path
         for pattern in ("csrc/**/*.[ch]", "csrc/**/*.cu*", "include/**/*.h")
@@ -49,7 +50,7 @@ def library_edges() -> Edges:
 
 
 def python_edges() -> Edges:
-    """Which package of python/recfuse imports which."""
+    """Returns the imports between packages of python/recfuse."""
     package = ROOT / "python" / "recfuse"
     rooms = {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
     return {
@@ -78,9 +79,9 @@ def _reached(start: str, edges: Edges) -> set[str]:
 
 
 def level(edges: Edges) -> dict[str, int]:
-    """How many rooms lie below each, one on the other."""
+    """Returns for each room the longest chain of rooms below it."""
     levels = {room: 0 for edge in edges for room in edge}
-    for _ in levels:  # as often as the longest way may be
+    for _ in levels:  # as many passes as the longest path may need
         for above, under in edges:
             levels[above] = max(levels[above], levels[under] + 1)
     return levels

@@ -1,16 +1,16 @@
 """One large table: recfuse.nn.EmbeddingBag against torch's and FBGEMM's, on five kinds of access.
 
 The setting of Jain et al. (MICRO'24): 500,000 rows of fp32, batch 2048 x 150 lookups, sum pooling, int64
-indices; hotness from one row for all lookups to random rows. Candidates run in turns on the same batches
-with the same number of threads. FBGEMM's CPU modules run on one thread by their nature; each is also run
-with the bags dealt out by us to as many threads, and the fastest of these is the peer "FBGEMM".
+indices; hotness from one row for all lookups to random rows. Candidates run in turns on the same batches with
+the same number of threads. FBGEMM's CPU modules use a single thread; each also runs with the bags distributed
+over as many threads as the others have, and the fastest of these is the peer "FBGEMM".
 
 With --device cuda: the paper's figures, and a table of torch (eager and compiled), FBGEMM and recfuse on many
-tables in turn, beside the ceilings of the GPU at hand.
+tables in turn, with the measured ceilings of the GPU.
 
-All outputs are compared first. Inference mode throughout. Each candidate has a table of its own, on the
-pages that it asks the system for: recfuse on huge ones, torch and FBGEMM on what malloc gives (all on huge
-ones with GLIBC_TUNABLES=glibc.malloc.hugetlb=1).
+All outputs are compared first. Inference mode throughout. Each candidate has its own table, with its default
+memory: recfuse on huge pages, torch and FBGEMM on malloc's (all on huge pages with
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1).
 """
 
 from common.registry import Benchmark

@@ -1,4 +1,4 @@
-"""What is compared on the GPU: torch, eager and compiled, FBGEMM's table-batched embeddings, and recfuse."""
+"""The candidates on a GPU: torch, eager and compiled, FBGEMM's table-batched embeddings, and recfuse."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass
 class Candidate:
-    """A way to look tables up, and the values that it should sum."""
+    """A function that pools tables, and its expected values."""
 
     run: Pass
     weights: Sequence[Tensor]
 
     @property
     def row_bytes(self) -> int:
-        """Of its tables."""
+        """Bytes of a row of its tables."""
         return self.weights[0].shape[1] * self.weights[0].element_size()
 
     @property
@@ -52,7 +52,7 @@ def bag(schedule: str, weights: Sequence[Tensor]) -> Pass:
 
 
 def torch_bag(weights: Sequence[Tensor]) -> Pass:
-    """torch's module, as it comes."""
+    """torch's module, unchanged."""
     return _modules([_module(torch.nn.EmbeddingBag, weight) for weight in weights])
 
 
@@ -69,7 +69,7 @@ def _compiled_bag(weights: Sequence[Tensor]) -> Pass:
 
 
 def _recfuse_bag(weights: Sequence[Tensor]) -> Pass:
-    """recfuse's module, as it comes."""
+    """recfuse's module, untuned."""
     return _modules([_module(recfuse.nn.EmbeddingBag, weight) for weight in weights])
 
 
@@ -86,7 +86,7 @@ def _inference(run: Pass) -> Pass:
 
 
 def tune(setting: BagSetting, hotness: str) -> recfuse.Plan:
-    """A plan made on a table whose trace is not among those that are timed."""
+    """Tunes on a table whose trace is not among the timed traces."""
     trace = setting.trace(hotness, len(setting.weights))
     arguments = setting.arguments
     size = (arguments.batch_size, arguments.num_indices_per_lookup)
@@ -96,7 +96,7 @@ def tune(setting: BagSetting, hotness: str) -> recfuse.Plan:
 
 
 def tuned_candidate(setting: BagSetting, plan: recfuse.Plan, workload: Workload) -> Candidate:
-    """recfuse's modules with a plan; where it pins rows, each table's own hottest ones."""
+    """recfuse's modules with a plan; if it pins rows, the hottest rows of each table."""
     modules = [_module(recfuse.nn.EmbeddingBag, weight) for weight in setting.weights]
     for module, trace in zip(modules, workload.traces, strict=True):
         plan.apply(module, trace)
@@ -104,14 +104,15 @@ def tuned_candidate(setting: BagSetting, plan: recfuse.Plan, workload: Workload)
 
 
 def make_candidates(setting: BagSetting, names: Iterable[str]) -> tuple[dict[str, Candidate], list[str]]:
-    """Candidates by name (all of `NAMES` but the tuned one), and notes on those that are left out."""
+    """Returns candidates by name (all of `NAMES` except the tuned one), and notes on those that are left
+    out."""
     usable, notes = fbgemm_usable(names, "fbgemm-gpu")
     return {name: bench.peers[name](setting.weights) for name in usable}, notes
 
 
 @bench.peer("torch")
 def plain_torch(weights: Sequence[Tensor]) -> Candidate:
-    """torch as it comes."""
+    """torch, unchanged."""
     return Candidate(torch_bag(weights), weights)
 
 
@@ -131,7 +132,7 @@ def fbgemm(name: str, weights: Sequence[Tensor]) -> Candidate:
 
 @bench.peer("recfuse")
 def plain_recfuse(weights: Sequence[Tensor]) -> Candidate:
-    """recfuse as it comes."""
+    """recfuse, untuned."""
     return Candidate(_recfuse_bag(weights), weights)
 
 

@@ -36,7 +36,7 @@ from recfuse.data import traces
 
 @dataclass
 class Batch:
-    """One batch in the form that each candidate likes best; cut outside of the timed region."""
+    """A batch in the best form for each candidate; converted outside of the timed region."""
 
     indices: Tensor  # [bags * pooling] int64
     offsets: Tensor  # [bags + 1] int64
@@ -44,7 +44,7 @@ class Batch:
 
 
 def make_batches(trace: NDArray[np.int64], arguments: argparse.Namespace) -> list[Batch]:
-    """Batches one after another along the trace, which is repeated where it ends."""
+    """Creates consecutive batches along the trace, which repeats."""
     bags, pooling = arguments.batch_size, arguments.num_indices_per_lookup
     threads = min(torch.get_num_threads(), bags)
     cuts = [bags * share // threads for share in range(threads + 1)]
@@ -78,13 +78,13 @@ def make_candidates(weight: Tensor, threads: int, use_fbgemm: bool) -> dict[str,
 
 
 def least_bytes(batch: Batch, dim: int) -> int:
-    """What must move at least: each row in use once, indices and offsets once, the output once."""
+    """Returns the least bytes to move: each row in use once, indices and offsets once, the output once."""
     output = 4 * dim * (len(batch.offsets) - 1)
     return 4 * dim * len(batch.indices.unique()) + batch.indices.nbytes + batch.offsets.nbytes + output
 
 
 def ratios_by_hotness(records: list[dict[str, Any]], dim: int, family: str) -> dict[str, float]:
-    """How many times faster than `family` for each hotness, at one dimension."""
+    """Returns how many times faster than `family` for each hotness, at one dimension."""
     return {record["hotness"]: record["ratio"][family] for record in records if record["dim"] == dim}
 
 
@@ -113,7 +113,7 @@ def measure(setting: BagSetting, use_fbgemm: bool) -> list[dict[str, Any]]:
 
 
 def tabulate(records: list[dict[str, Any]], setting: BagSetting) -> list[Table]:
-    """The table of every dimension and hotness, and that of the geometric means."""
+    """Returns the table of every dimension and hotness, and that of the geometric means."""
     arguments, bandwidth = setting.arguments, setting.copy_speed
     shape = (
         f"{arguments.rows:,} rows, batch {arguments.batch_size} x {arguments.num_indices_per_lookup}, "

@@ -32,12 +32,12 @@ flag("--pin-mb", float, 30.0, "MB of hot rows to pin, as in the paper", **gpu)
 
 @bench.check
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """What figures need on a GPU."""
+    """Checks and completes the arguments of figures on a GPU."""
     if arguments.device == "cpu":
         return
     if NAMES[0] not in arguments.candidates or "recfuse" not in arguments.candidates:
         parser.error(f"--candidates: needs {NAMES[0]} and recfuse among them")
     if len(arguments.dims) > 1 or arguments.dims[0] < 8 or arguments.dims[0].bit_count() > 1:
-        # The gather reads rows of fp16, too, in whole loads of 16 bytes.
+        # The gather also reads rows of fp16, in whole loads of 16 bytes.
         found = ",".join(map(str, arguments.dims))
         parser.error(f"--dims: found {found}, --device cuda takes one power of two from 8 on")

@@ -1,4 +1,4 @@
-"""The main table of the GPU benchmark: every candidate at every hotness, beside what the GPU can do."""
+"""The main table of the GPU benchmark: every candidate at every hotness, and the ceilings of the GPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LAUNCH = "launch"
 
 @dataclass(kw_only=True)
 class HotnessRow(Row):
-    """One hotness, in µs a table: what was measured, and what it is compared with."""
+    """One hotness, in µs a table: measurements and references."""
 
     workload: Workload
     candidates: dict[str, Candidate]
-    gathers: dict[int, str]  # of each row size, the name of the gather
+    gathers: dict[int, str]  # name of the gather for each row size
 
     digits = 2
 
@@ -50,7 +50,7 @@ def figure_main(setting: BagSetting) -> Iterator[Figure]:
 
 
 def measure(setting: BagSetting, hotness: str, fixed: dict[str, Candidate]) -> HotnessRow:
-    """The candidates `fixed`, the tuned one, the gathers and a launch, at one hotness."""
+    """Times the candidates `fixed`, the tuned one, the gathers and a launch, at one hotness."""
     arguments = setting.arguments
     workload = setting.workload(hotness, batches=arguments.num_batches)
     candidates, record = dict(fixed), {"hotness": hotness, "unique_rows": workload.unique_rows()}
@@ -81,7 +81,7 @@ def measure(setting: BagSetting, hotness: str, fixed: dict[str, Candidate]) -> H
 
 
 def _gather_pass(candidate: Candidate, workload: Workload, setting: BagSetting) -> tuple[Pass, str]:
-    """The fastest gather of the rows that this workload reads, in its order; and its shape."""
+    """Returns the fastest gather of the rows of this workload, in its order, and its shape."""
     weights = candidate.weights
     requests = [(weights[table], indices) for table, (indices, _) in workload.requests[0]]
     shape, _ = fastest_shape(requests, setting.device)
@@ -89,7 +89,8 @@ def _gather_pass(candidate: Candidate, workload: Workload, setting: BagSetting) 
 
 
 def _shares(row: HotnessRow, copy_speed: float) -> tuple[dict[str, float], dict[str, float]]:
-    """Of each candidate: time of the gather, and of the least bytes at copy speed, over its own."""
+    """Returns for each candidate the time of the gather, and of the least bytes at copy speed, divided by
+    its own time."""
     of_gather, of_floor = {}, {}
     for name, candidate in row.candidates.items():
         if name in row.result.timings:
@@ -100,7 +101,7 @@ def _shares(row: HotnessRow, copy_speed: float) -> tuple[dict[str, float], dict[
 
 
 def tabulate(rows: list[HotnessRow], notes: list[str], setting: BagSetting) -> list[Table]:
-    """Times by candidate, as graphs and as called, and what recfuse makes of them."""
+    """Tabulates times by candidate, as graphs and eager, and the ratios of recfuse."""
     arguments = setting.arguments
     shape = (
         f"{len(setting.weights)} tables in turn, {arguments.rows:,} x {arguments.dims[0]}, "

@@ -1,4 +1,4 @@
-"""The ablation of the single bag: schedules that leave out a kernel, or a part of one."""
+"""The ablation of the single bag: schedules that omit a kernel, or a part of a kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LISTS, WHOLE, ONE_ROW = "station=register", "parts=1", "station=none"  # schedul
 
 @ablation(bench)
 def cells(setting: Figures) -> Iterator[Cell]:
-    """Short bags without their kernel; long ones without a sweep of a table, and with one row in flight."""
+    """Short bags without their kernel; long bags without the sweep of a table, and with one row in flight."""
     table = TableSetting(setting, sized(setting, 10**6), 128)
     for bags, pooling in BAGS:
         cell = ShortCell(len(table.weights[0]), 128, sized(setting, bags), pooling, ALPHA)

@@ -12,12 +12,12 @@ from embedding_bag.setting import BagSetting, Pass, Request, Workload
 
 
 def hot_rows(setting: BagSetting, workload: Workload) -> list[Tensor]:
-    """Of each table as many of the hottest rows as --pin-mb holds."""
+    """Returns for each table as many of the hottest rows as fit into --pin-mb."""
     return workload.hot_rows(int(setting.arguments.pin_mb * 1e6) // setting.row_bytes)
 
 
 def pinned_before(run: Pass, weights: Sequence[Tensor], hot: Sequence[Tensor]) -> Pass:
-    """Pins each table's rows, then looks the table up: one kernel after the other, as in the paper."""
+    """Pins each table's rows, then pools the table: one kernel after the other, as in the paper."""
 
     def run_pinned(requests: Sequence[Request]) -> list[Tensor]:
         outputs = []

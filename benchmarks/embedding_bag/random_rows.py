@@ -1,4 +1,4 @@
-"""What the GPU at hand reads at best: a plain gather of random rows, by row size and working set."""
+"""The ceiling of the GPU: a plain gather of random rows, by row size and working set."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def figure_ceilings(setting: Setting) -> Figure:
         table = memory.view(-1, row_bytes // 4)[:rows]
         indices = torch.randint(rows, (LONG_RUN,), device=device, generator=generator)
         record: dict[str, Any] = {"row_bytes": row_bytes, "working_set_bytes": rows * row_bytes}
-        # Batches of different rows, one after another, as many as make up the long run.
+        # Consecutive batches of different rows, enough for the long run.
         for name, parts in (("batch", indices.split(lookups)[:16]), ("long", (indices,))):
             shape, seconds = fastest_shape([(table, part) for part in parts], device)
             count = sum(len(part) for part in parts)

@@ -1,4 +1,4 @@
-"""The paper's schemes side by side on the GPU at hand: figures 12, 15, 16 and 17, and the rows of table IX.
+"""The paper's schemes on this GPU: figures 12, 15, 16 and 17, and the rows of table IX.
 
 OptMT: no prefetching, at the best occupancy; RPF, SMPF, LMPF, L1DPF: prefetching into registers, shared
 memory, local memory, L1; L2P: hot rows pinned in L2, which is timed too. As in the paper a scheme has one
@@ -28,7 +28,7 @@ def measure_schemes(
     pinned: Mapping[str, str | None],
     label: str,
 ) -> Speeds:
-    """Times schemes: names and their schedules, then those that pin too; a schedule of None is left out."""
+    """Times schemes: names and their schedules, then those that also pin; a schedule of None is left out."""
 
     def passes(workload: Workload) -> dict[str, Pass]:
         weights, hot = setting.weights, hot_rows(setting, workload)
@@ -45,7 +45,7 @@ def measure_schemes(
 
 
 def _figure(figures: Figures, title: str, speeds: Speeds, schedules: Mapping[str, str | None]) -> Figure:
-    """A table and a plot of schemes, with the schedules that the sweep gave them."""
+    """A table and a plot of schemes, with their schedules from the sweep."""
     names = {name: name for name in speeds.names() if name != BASELINE}
     table = speed_table(title, speeds, names)
     settings = ", ".join(
@@ -61,7 +61,7 @@ def _figure(figures: Figures, title: str, speeds: Speeds, schedules: Mapping[str
 
 
 def _tuned(figures: Figures) -> tuple[dict[str, str | None], dict[str, str | None]]:
-    """The schemes of figure 12: without and with pinning."""
+    """Returns the schemes of figure 12: without and with pinning."""
     none, register = figures.best("none"), figures.best("register")
     return (
         {"OptMT": none, "RPF+OptMT": register, "recfuse": ""},
@@ -80,7 +80,7 @@ def figure_12(figures: Figures) -> Figure:
 
 
 def _table_9(figures: Figures, speeds: Speeds) -> Table:
-    """Kernel times, with what can be said of the traffic without counters."""
+    """Kernel times, with the traffic as far as it is known without counters."""
     row_bytes = figures.row_bytes
     table = Table("Table IX: us a table / TB/s of rows asked for", ["scheme", *figures.workloads])
     for name in speeds.names():
@@ -105,7 +105,7 @@ def figure_15(figures: Figures) -> Figure:
 
 @paper_figure(16)
 def figure_16(figures: Figures) -> Figure:
-    """Stations at the occupancy that the compiler gives them, and pinning."""
+    """Stations at the compiler's occupancy, and pinning."""
     schedules = {ABBREVIATIONS[station]: figures.best(station, tuned=False) for station in STATIONS[1:]}
     winner = figures.stations.fastest(text for text in schedules.values() if text is not None)
     named = next((name for name, text in schedules.items() if text == winner), "")

@@ -1,7 +1,7 @@
-"""Tables, batches and the way to time them, for the GPU benchmarks of a single table.
+"""Tables, batches and timing for the GPU benchmarks of a single table.
 
-A *pass* looks up one batch in each table in turn, as the embedding stage of a model does; every table has a
-trace of its own. Times are those of a pass over its tables.
+A *pass* pools one batch in each table in turn, like the embedding stage of a model; every table has its own
+trace. Times are those of a pass over its tables.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ COLD_TABLES = 4
 
 
 def each(run: Callable[[int, Tensor, Tensor], Tensor]) -> Pass:
-    """A pass that calls `run` with the number of each table, its indices and its offsets."""
+    """Returns a pass that calls `run` with the number of each table, its indices and its offsets."""
     return lambda requests: [run(table, *part) for table, part in requests]
 
 
 @dataclass
 class Workload:
-    """What is looked up in the tables: batches of one hotness, or of a mix of them."""
+    """The lookups in the tables: batches of one hotness, or of a mix."""
 
     name: str
     traces: list[Trace]  # of each table
@@ -55,7 +55,7 @@ class Workload:
 
     @property
     def lookups(self) -> int:
-        """Of one table."""
+        """Lookups of one table."""
         return self.bags * self.pooling
 
     def unique_rows(self) -> float:
@@ -63,12 +63,13 @@ class Workload:
         return float(np.mean([len(indices.unique()) for indices, _ in self.batches[0]]))
 
     def least_bytes(self, row_bytes: int) -> float:
-        """What must move for a table: rows in use once, indices and offsets once, the output once."""
+        """Returns the least bytes to move for a table: rows in use once, indices and offsets once, the
+        output once."""
         inputs = sum(tensor.nbytes for tensor in self.batches[0][0])
         return (self.unique_rows() + self.bags) * row_bytes + inputs
 
     def hot_rows(self, limit: int) -> list[Tensor]:
-        """Of each table the rows that its trace reads most often, the hottest first, up to `limit`."""
+        """Returns for each table the most frequent rows of its trace, the hottest first, up to `limit`."""
         device = self.batches[0][0][0].device
         return [torch.from_numpy(traces.hottest(trace, limit)).to(device) for trace in self.traces]
 
@@ -86,7 +87,7 @@ class BagSetting(Setting):
 
     @cached_property
     def medium(self) -> Trace | None:
-        """The rows of `--trace`, in place of the generated medium trace."""
+        """The rows of `--trace`, which replace the generated medium trace."""
         if self.arguments.trace is None:
             return None
         trace = read_traces(self.parser, self.arguments.trace)[0]
@@ -104,17 +105,17 @@ class BagSetting(Setting):
 
     @property
     def row_bytes(self) -> int:
-        """Of a row in fp32."""
+        """Bytes of a row in fp32."""
         return 4 * self.weights[0].shape[1]
 
     def unpin(self) -> None:
-        """Gives L2 back, where rows were pinned."""
+        """Resets the policy of L2 after rows were pinned."""
         recfuse.unpin(self.weights[0])
 
     def trace(self, hotness: str, table: int) -> Trace:
-        """The trace of one table: generated, or the file's, from another start for each table."""
+        """Returns the trace of a table: generated, or the file's, with another start for each table."""
         if hotness == "medium" and self.medium is not None:
-            # One start more than there are tables: the tuner's table has the number behind the last.
+            # One more start than tables: the tuner's table has the number after the last.
             return np.roll(self.medium, -(table * len(self.medium) // (len(self.weights) + 1)))
         key = (hotness, table)
         if key not in self._traces:
@@ -125,7 +126,7 @@ class BagSetting(Setting):
     def workload(
         self, hotness: str | Sequence[str], pooling: int | None = None, batches: int = 1
     ) -> Workload:
-        """Batches of one hotness, or of one for each table."""
+        """Creates batches of one hotness, or of one hotness per table."""
         bags, pooling = self.arguments.batch_size, pooling or self.arguments.num_indices_per_lookup
         levels = [hotness] * len(self.weights) if isinstance(hotness, str) else list(hotness)
         rows = [
@@ -167,7 +168,7 @@ def inputs_of(workload: Workload, cache: timing.Cache) -> list[list[Request]]:
 
 
 def tables_of(result: timing.Comparison, workload: Workload) -> int:
-    """Tables that one call of the comparison looks up."""
+    """Returns the number of tables that a call of the comparison pools."""
     return 1 if result.cache == "cold" else len(workload.batches[0])
 
 

@@ -1,9 +1,10 @@
-"""Short bags: NVIDIA cuEmbed's sweep of one table, from one lookup a bag to 64, beside a plain gather.
+"""Short bags: NVIDIA cuEmbed's sweep of one table, from 1 to 64 lookups per bag, with a plain gather as the
+ceiling.
 
-Rows are looked up by a power law, rank ** -alpha (0: uniformly), in a random order of the table's rows;
-bags are equally long, and their offsets are there. A sample has several batches, one after another. The
-gather that writes a row for each bag is the ceiling: one that only reads is none where bags are short, since
-with one lookup half of the bytes are the output.
+Lookups follow a power law, rank ** -alpha (0: uniform), in a random order of the table's rows; bags are
+equally long, and their offsets are given. A sample has several consecutive batches. The ceiling is a gather
+that writes a row for each bag: with short bags a gather that only reads is no ceiling, because with one
+lookup half of the bytes are the output.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ ROWS, DIMS, BAGS, POOLINGS = (10**6, 10**7), (32, 128), (1024, 32768, 131072), (
 ALPHAS = (0.0, 1.05, 1.15)
 NAMES = ("torch", "fbgemm v1", "fbgemm v2", "recfuse", "recfuse fp16", "recfuse bf16")
 SELECT = "index_select"
-"""Of bags of one lookup: torch's gather, which writes rows as they are."""
+"""For bags of one lookup: torch's gather, which copies rows."""
 BATCHES, LOOKUPS = 8, 1 << 22
-"""Of a sample: so many batches, or fewer that have so many lookups."""
+"""Of a sample: the number of batches, or fewer with this number of lookups."""
 CHECKED = 8192
 """Bags whose sums are compared."""
 ROUNDS = 5
@@ -59,7 +60,7 @@ class Cell:
 
     @property
     def kind(self) -> str:
-        """What bags there are."""
+        """The kind of the bags."""
         return f"{self.bags} x {self.pooling}"
 
 
@@ -75,7 +76,7 @@ class TableSetting(Setting):
         self._gathers: dict[tuple[str, str], Shape] = {}
 
     def part(self, cell: Cell) -> Part:
-        """One batch."""
+        """Creates a batch."""
         uniform = torch.rand(
             cell.bags * cell.pooling, device=self.device, generator=self._generator, dtype=torch.float64
         )
@@ -150,7 +151,7 @@ class TableSetting(Setting):
     def _gather(
         self, name: str, weight: Tensor, cell: Cell, every: int, requests: list[tuple[int, Part]]
     ) -> tuple[Pass, str]:
-        """The shape that is fastest by the first law that comes."""
+        """Returns the shape that is fastest for the first law."""
         key = name, cell.kind
         if key not in self._gathers:
             first = [(weight, part[0]) for _, part in requests[:2]]
@@ -185,7 +186,7 @@ class CellRow(Row):
         return self.result.fastest(names) if names else None
 
     def of_gather(self, name: str, writing: bool) -> float:
-        """The time of the fastest plain gather of the rows of the same type, over that of a candidate."""
+        """Returns the time of the fastest plain gather of the same rows, divided by that of a candidate."""
         row_bytes = self.point.dim * (2 if name.endswith("16") else 4)
         return self.us(_gather_name(row_bytes, writing)) / self.us(name)
 
@@ -214,13 +215,13 @@ def figure_short(setting: Setting) -> Iterator[Figure]:
 
 
 def _mean_and_least(ratios: Iterable[float | None]) -> str:
-    """Of the cells of a kind; a dash where a peer is missing."""
+    """Returns mean and least of the cells of a kind; a dash if a peer is missing."""
     found = [ratio for ratio in ratios if ratio is not None]
     return f"{geometric_mean(found):.2f}x ({min(found):.2f})" if found else "-"
 
 
 def summary(rows: list[CellRow]) -> Table:
-    """By kind of bags: geometric mean and least over tables and laws."""
+    """Tabulates by kind of bags: geometric mean and least over tables and laws."""
     ours = [name for name in NAMES if name.startswith("recfuse")]
     table = Table(
         "Short bags, times faster: geometric mean (least) over tables and laws",
@@ -253,7 +254,7 @@ def summary(rows: list[CellRow]) -> Table:
 
 
 def _times(rows: list[CellRow], notes: list[str]) -> Table:
-    """Of one table, by kind of bags, with the laws in one cell."""
+    """Tabulates one table by kind of bags, with the laws in one cell."""
     columns = [
         "recfuse", "FBGEMM's best", "torch", SELECT, "gather", "gather that writes",
         "recfuse fp16", "recfuse bf16",

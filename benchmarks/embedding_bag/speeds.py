@@ -23,7 +23,7 @@ FEW_ROUNDS = 5
 
 
 def schedule(station: str, distance: int | None = None, warps: int | None = None) -> str:
-    """The text of a schedule; what is not given keeps its default."""
+    """Returns the text of a schedule; omitted fields keep their default."""
     fields = {"station": station, "distance": distance, "warps": warps}
     return " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
 
@@ -37,7 +37,7 @@ class Speeds:
     samples: dict[str, Any] = field(default_factory=dict)  # label -> everything measured
 
     def over_torch(self, name: str) -> dict[str, float]:
-        """How many times faster than torch, by label."""
+        """Returns how many times faster than torch, by label."""
         return {label: us[BASELINE] / us[name] for label, us in self.us.items() if name in us}
 
     def names(self) -> list[str]:
@@ -46,7 +46,7 @@ class Speeds:
         return [name for name in first if all(name in us for us in others)]
 
     def fastest(self, names: Iterable[str]) -> str | None:
-        """Of these the one with the best geometric mean over the labels; None where there are none."""
+        """Returns the name with the best geometric mean over the labels; None without names."""
         return max(names, key=lambda name: geometric_mean(self.over_torch(name).values()), default=None)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def measure_passes(
     rounds: int = FEW_ROUNDS,
     after: Callable[[], object] | None = None,
 ) -> Speeds:
-    """Times the passes that each workload is given, torch's beside them; their outputs are checked first."""
+    """Times the passes of each workload in turns with torch's; checks their outputs first."""
     speeds = Speeds()
     for name, workload in tqdm(workloads.items(), desc=label, leave=False):
         candidates = {BASELINE: torch_bag(setting.weights), **passes(workload)}

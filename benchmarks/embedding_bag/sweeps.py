@@ -1,4 +1,4 @@
-"""The paper's sweeps on the GPU at hand: occupancy (figure 6), prefetch distance (9) and pinning (11).
+"""The paper's sweeps on this GPU: occupancy (figure 6), prefetch distance (9) and pinning (11).
 
 Jain et al., "Pushing the Performance Envelope of DNN-based Recommendation Systems Inference on GPUs"
 (MICRO'24). All times are of graph replays over tables in turn; the baseline is torch's EmbeddingBag, on the
@@ -37,16 +37,16 @@ TUNED_WARPS, TUNED_DISTANCES = (16, 24, 32, 40, 48, 64), (2, 4, 8, 16)
 
 @bench.setting
 class Figures(BagSetting):
-    """What several figures need, measured once."""
+    """Measurements that several figures share."""
 
     @cached_property
     def workloads(self) -> dict[str, Workload]:
-        """One batch a table at each hotness."""
+        """Creates a batch per table at each hotness."""
         return {hotness: self.workload(hotness) for hotness in self.arguments.hotness}
 
     @cached_property
     def mixed(self) -> BagSetting:
-        """The setting of figure 17, with tables of its own."""
+        """The setting of figure 17, with its own tables."""
         return BagSetting(self.parser, self.arguments, self.arguments.mix_tables)
 
     @cached_property
@@ -62,7 +62,7 @@ class Figures(BagSetting):
         return measure_schedules(self, self.workloads, schedules, "stations")
 
     def best(self, station: str, tuned: bool = True) -> str | None:
-        """A station's best schedule, one for every hotness; not `tuned`: at the occupancy it comes with."""
+        """Returns a station's best schedule for all hotnesses; not `tuned`: at the compiler's occupancy."""
         return self.stations.fastest(
             name
             for name in self.stations.names()
@@ -128,7 +128,7 @@ def figure_6(figures: Figures) -> Figure:
 
 
 def compiled(setting: BagSetting, text: str) -> dict[str, Any]:
-    """What the compiler says of a schedule's kernel for this setting."""
+    """Returns the compiler's figures of a schedule's kernel for this setting."""
     major, minor = torch.cuda.get_device_capability(setting.device)
     # Hopper's kernels are compiled for its own instructions.
     arch = f"sm_{major}{minor}" + ("a" if major == 9 else "")
@@ -152,7 +152,8 @@ def figure_9(figures: Figures) -> Figure:
 
 @paper_figure(11)
 def figure_11(setting: Figures) -> Figure:
-    """Pinning over pooling factors, in the timed region: before each table, or beside the one before."""
+    """Pinning over pooling factors, within the timed region: before each table, or concurrently with the
+    previous one."""
     workloads = {
         f"{hotness} {pooling}": setting.workload(hotness, pooling)
         for hotness in setting.arguments.hotness

@@ -1,4 +1,4 @@
-"""The figures of columns: how many, models, and what each part of the fusion is worth."""
+"""The figures of columns: numbers of columns, models, and the gain of each part of the fusion."""
 
 from __future__ import annotations
 
@@ -62,9 +62,8 @@ def figure_mixed(setting: ColumnsSetting) -> Figure:
 
 @bench.figure("models")
 def figure_models(setting: ColumnsSetting) -> Iterator[Figure]:
-    """E and F over sizes of batches, the columns alone and whole models. After each model its tables, with
-    the lines and records of all so far.
-    """
+    """E and F over batch sizes, only the columns and whole models. After each model yields its tables,
+    with the lines and records of all so far."""
     arguments = setting.arguments
     records: list[Any] = []
     lines: Panels = {}
@@ -115,7 +114,7 @@ def figure_ablations(setting: ColumnsSetting) -> Figure:
 
 
 def model_subject_kinds(name: str, setting: ColumnsSetting) -> list[Any]:
-    """Of E or F, as the command line has it."""
+    """Returns the kinds of E or F for the command line."""
     return model_kinds(name, setting.arguments.large_rows, setting.arguments.part)
 
 
@@ -125,20 +124,20 @@ def model_subject(name: str, setting: ColumnsSetting) -> Subject:
 
 
 def chosen(setting: ColumnsSetting, size: int) -> list[str]:
-    """Contestants at a size: the compiler's only where it was asked for."""
+    """Returns the contestants at a size; compiled ones only if requested."""
     arguments = setting.arguments
     with_compiler = size in arguments.compiled_at
     return [name for name in arguments.contestants if with_compiler or name not in NEED_COMPILER]
 
 
 def release(setting: ColumnsSetting) -> None:
-    """Gives back what a subject's contestants hold."""
+    """Releases the memory of a subject's contestants."""
     torch._dynamo.reset()
     setting.release()
 
 
 def lines_of(title: str, labels: Sequence[str], points: Sequence[Point]) -> Panels:
-    """One line, of what was measured."""
+    """Returns a line of the measured points."""
     ratios = {label: point.over_peer for label, point in zip(labels, points, strict=True)}
     found = {label: ratio for label, ratio in ratios.items() if ratio is not None}
     return {title: {"recfuse over the best of torch's": found}} if found else {}
@@ -147,7 +146,7 @@ def lines_of(title: str, labels: Sequence[str], points: Sequence[Point]) -> Pane
 def tabulated(
     title: str, first: str, labels: Sequence[str], points: Sequence[Point], setting: ColumnsSetting
 ) -> list[Table]:
-    """Times as graphs and, on a GPU, as called; and what they say."""
+    """Tabulates times as graphs and, on a GPU, as called, with their ratios."""
     names = measured(points, setting.arguments.contestants)
     spread = f"(median ± IQR of {setting.arguments.rounds})"
     forms = {"": "µs" if setting.device.type == "cpu" else "µs as a CUDA graph"}
@@ -192,7 +191,7 @@ def measured(points: Iterable[Point], names: Sequence[str]) -> list[str]:
 
 
 def compile_notes(labels: Sequence[str], points: Sequence[Point]) -> list[str]:
-    """What compiled ones needed for their first call."""
+    """Returns notes on the time of the first call of compiled contestants."""
     spent = {
         label: ", ".join(
             f"{name} {seconds:.0f} s" for name, seconds in point.first_call.items() if name in NEED_COMPILER

@@ -11,13 +11,13 @@ from embedding_columns import bench
 from embedding_columns.forms import COMPILED, NAMES, NEED_COMPILER, PEERS, RECFUSE
 
 PARTS = ("columns", "whole model")
-"""Of models: the columns alone, and with the layers that follow them."""
+"""Of models: only the columns, and with the layers that follow."""
 ON_THE_CPU = [name for name in NAMES if name not in NEED_COMPILER or name == COMPILED]
 BATCHES = [32, 64, 128, 256, 512, 1024, 2048]
 
 
 def names(text: str) -> list[str]:
-    """An argparse type: names, which have commas, joined by semicolons."""
+    """An argparse type: names joined by semicolons, because names contain commas."""
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
@@ -40,10 +40,10 @@ flag("--strings", positive, 1_000_000, "of the figure strings", quick=2000)
 
 @bench.check
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """What every figure needs among the contestants, in the order of tables."""
+    """Adds the contestants that every figure needs, in the order of tables."""
     if RECFUSE not in arguments.contestants or not set(PEERS) & set(arguments.contestants):
         parser.error(f"--contestants: needs {RECFUSE} and one of {'; '.join(PEERS)}")
     arguments.contestants = [name for name in NAMES if name in arguments.contestants]
-    # A recompilation a size and subject, none of which is an accident.
+    # Each size and subject recompiles once, as intended.
     torch._dynamo.config.recompile_limit = 1000
     torch._dynamo.config.accumulated_recompile_limit = 10_000

@@ -1,4 +1,4 @@
-"""The contestants: what turns a batch's values into the columns side by side."""
+"""The contestants: from a batch's values to the concatenated columns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Separate(torch.nn.Module):
     """Column by column, as a model's source writes them."""
 
     def __init__(self, subject: Subject, bags: bool = False) -> None:
-        """`bags`: with nn.EmbeddingBag's operator where one row is looked up, too."""
+        """`bags`: uses nn.EmbeddingBag's operator even for one row per sample."""
         super().__init__()
         self.tables = torch.nn.ParameterList(
             [torch.nn.Parameter(table, requires_grad=False) for table in subject.tables]
@@ -52,14 +52,14 @@ class Separate(torch.nn.Module):
         self.kinds, self.boundaries, self.bags = list(subject.columns), subject.boundaries, bags
 
     def rows(self, features: list[Feature]) -> list[Tensor]:
-        """Of each column's values."""
+        """Returns the rows of each column's values."""
         return [
             rows_of(kind, feature[0] if isinstance(feature, tuple) else feature, self.boundaries)
             for kind, feature in zip(self.kinds, features, strict=True)
         ]
 
     def forward(self, features: list[Feature]) -> Tensor:
-        """The columns side by side."""
+        """Returns the concatenated columns."""
         pooled = []
         for kind, table, rows, feature in zip(
             self.kinds, self.tables, self.rows(features), features, strict=True
@@ -88,7 +88,7 @@ class ByHand:
         self.first = [torch.arange(kind.count, device=subject.device) * kind.rows for kind in subject.kinds]
 
     def inputs(self, batch: Batch) -> list[Feature]:
-        """A tensor [size, columns] a kind, or values and offsets of all of its columns."""
+        """Returns a tensor [size, columns] per kind, or values and offsets of all of its columns."""
         found: list[Feature] = []
         features = iter(batch.features)
         for kind in self.subject.kinds:
@@ -97,7 +97,7 @@ class ByHand:
         return found
 
     def __call__(self, inputs: list[Feature]) -> Tensor:
-        """The columns side by side."""
+        """Returns the concatenated columns."""
         parts = []
         for kind, first, table, given in zip(
             self.subject.kinds, self.first, self.subject.stacked, inputs, strict=True
@@ -121,7 +121,7 @@ class ByHand:
 
 
 def joined(features: Iterable[Any]) -> Jagged:
-    """Jagged features one after another."""
+    """Concatenates jagged features."""
     values, ends, last = [], [], 0
     for own, offsets in features:
         values.append(own)
@@ -143,7 +143,7 @@ class Collection:
         self.fused = recfuse.nn.FusedEmbeddingBagCollection.from_embedding_bags(bags)
 
     def offsets(self, batch: Batch) -> Tensor:
-        """Of all columns."""
+        """Returns the offsets of all columns."""
         one = torch.arange(batch.size + 1, device=self.subject.device)
         return joined(
             feature if isinstance(feature, tuple) else (feature, one) for feature in batch.features
@@ -151,7 +151,8 @@ class Collection:
 
 
 def specifications(subject: Subject, hashed: bool = False, translated: bool = False) -> list[Column]:
-    """The columns for recfuse. `hashed`: integers by XXH64, not modulo; `translated`: values are rows."""
+    """Returns the columns for recfuse. `hashed`: integers by XXH64, not modulo; `translated`: values are
+    rows."""
 
     def column(name: str, kind: Kind) -> Column:
         if kind.numeric:
@@ -168,7 +169,7 @@ def specifications(subject: Subject, hashed: bool = False, translated: bool = Fa
 
 
 def make_columns(subject: Subject, **how: bool) -> EmbeddingColumns:
-    """The module, with copies of the subject's tables; made once."""
+    """Creates the module with copies of the subject's tables; cached."""
     key = f"columns {sorted(how.items())}"
     if key not in subject.kept:
         # Tables stay where contestants' are; figure host_tables moves them.
@@ -181,23 +182,23 @@ def make_columns(subject: Subject, **how: bool) -> EmbeddingColumns:
 
 
 def named(features: list[Feature]) -> dict[str, Feature]:
-    """As columns are named."""
+    """Returns the features by the names of columns."""
     return {f"c{number}": feature for number, feature in enumerate(features)}
 
 
 def as_bags(batch: Batch, device: torch.device) -> dict[str, Feature]:
-    """The same values, all jagged."""
+    """Returns the same values, all jagged."""
     one = torch.arange(batch.size + 1, device=device)
     return named([given if isinstance(given, tuple) else (given, one) for given in batch.features])
 
 
 @dataclass
 class Form:
-    """A contestant: what is made of a batch beforehand, and what is timed."""
+    """A contestant: the conversion of a batch, untimed, and the timed call."""
 
     prepare: Callable[[Batch], Any]
     compute: Callable[[Any], Tensor]
-    options: dict[str, Any] | None = None  # of the compiler; None: there is none
+    options: dict[str, Any] | None = None  # of the compiler; None: not compiled
 
 
 @bench.peer(TORCH, BAGS, COMPILED, TUNED)
@@ -239,7 +240,7 @@ def from_dict(subject: Subject) -> Form:
 
 @bench.peer(WITHOUT_PRUNING)
 def without_pruning(subject: Subject) -> Form:
-    """recfuse, where columns of one value are bags too."""
+    """recfuse without its fast path for columns of one value."""
     module = make_columns(subject)
     return Form(lambda batch: module.pack(as_bags(batch, subject.device)), module)
 
@@ -252,22 +253,22 @@ def without_fusion(subject: Subject) -> Form:
 
 
 def compiler_options(name: str) -> dict[str, Any] | None:
-    """What the compiler is told; None: it is not used."""
+    """Returns the options of the compiler; None: not compiled."""
     return TUNED_OPTIONS if name == TUNED else {} if name in NEED_COMPILER else None
 
 
 class Runs:
-    """Contestants by name. Their inputs are brought into the form that each likes best, and kept."""
+    """Contestants by name. Their inputs are converted to the best form for each, and cached."""
 
     def __init__(self, subject: Subject, model: torch.nn.Module | None = None) -> None:
-        """`model`: what follows the columns, with the batch's dense features."""
+        """`model`: the layers after the columns, with the batch's dense features."""
         self.subject, self.model = subject, model
-        self.first_call: dict[str, float] = {}  # seconds, in which what needs a compiler compiles
+        self.first_call: dict[str, float] = {}  # seconds of the first call, with compilation
         self._inputs: dict[tuple[str, int], Any] = {}
         self._batches: list[Batch] = []  # kept: an identity names a batch
 
     def make(self, name: str) -> Run:
-        """One contestant."""
+        """Creates a contestant."""
         form, model = bench.peers[name](self.subject), self.model
         compute: Callable[[Any, Tensor], Tensor] = lambda given, dense: form.compute(given)  # noqa: E731
         if model is not None:
@@ -294,7 +295,7 @@ class Runs:
 
 
 def translated(columns: Separate, features: list[Feature]) -> list[Feature]:
-    """Rows in the place of values, column by column."""
+    """Returns rows instead of values, column by column."""
     return [
         (rows, feature[1]) if isinstance(feature, tuple) else rows
         for rows, feature in zip(columns.rows(features), features, strict=True)

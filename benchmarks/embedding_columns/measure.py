@@ -1,4 +1,4 @@
-"""What contestants need at one subject and batch size: checked against float64, then timed in turns."""
+"""The times of contestants at one subject and batch size: checked against float64, then timed in turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CPU_COPY = 256 << 20  # bytes
 
 @bench.setting
 class ColumnsSetting(Setting):
-    """How fast the device copies."""
+    """A setting that knows the copy speed of the device."""
 
     @cached_property
     def copy_speed(self) -> float:
@@ -38,38 +38,38 @@ class ColumnsSetting(Setting):
 
 @dataclass(kw_only=True)
 class Point(Row):
-    """What was measured of one subject at one size."""
+    """The measurements of one subject at one size."""
 
     limit_s: float  # the least bytes at copy speed
     first_call: dict[str, float]
 
     def best(self, names: Sequence[str]) -> str | None:
-        """The fastest of those that were measured, replayed as a graph where there is one."""
+        """Returns the fastest measured contestant, replayed as a graph if possible."""
         found = [name for name in names if name in self.result.timings]
         return self.result.fastest(found) if found else None
 
     @property
     def peer(self) -> str | None:
-        """The best of torch's that has a column at a time."""
+        """The fastest of torch's forms that work column by column."""
         return self.best(PEERS)
 
     @property
     def by_hand(self) -> str | None:
-        """The best of torch's that has alike columns at once."""
+        """The fastest of torch's forms that handle equal columns at once."""
         return self.best((BY_HAND, COMPILED_BY_HAND))
 
     @property
     def over_peer(self) -> float | None:
-        """How many times faster recfuse is than `peer`."""
+        """Returns how many times faster than `peer` recfuse is."""
         return self.over(self.peer)
 
     def over(self, peer: str | None) -> float | None:
-        """How many times faster recfuse is."""
+        """Returns how many times faster recfuse is."""
         return None if peer is None else self.ratio(RECFUSE, peer)
 
 
 def hashed_rows(kind: Kind, values: Tensor, boundaries: Tensor) -> Tensor:
-    """As `rows_of`, integers by XXH64."""
+    """As `rows_of`, with integers by XXH64."""
     if kind.buckets or kind.numeric:
         return rows_of(kind, values, boundaries)
     return scaled(hash_integers([values.long()], 0), kind.rows)
@@ -98,9 +98,9 @@ def right_output(subject: Subject, batch: Batch, hashed: bool = False) -> Tensor
 def measure(
     setting: ColumnsSetting, subject: Subject, size: int, names: Sequence[str], model: Model | None = None
 ) -> Point:
-    """Contestants in turns, called and as graphs; `model`: what follows the columns.
+    """Times contestants in turns, called and as graphs; `model`: the layers after the columns.
 
-    Ends the program with status 1 where an output is wrong.
+    Ends the program with status 1 if an output is wrong.
     """
     batches, runs = subject.batches(size), Runs(subject, model)
     calls = {name: runs.make(name) for name in names}

@@ -2,16 +2,16 @@
 
 | kind | E | F | table | values of a sample |
 | --- | --- | --- | --- | --- |
-| bucketize, boundaries 0, 5, ... 495 | 880 | 1,000 | 101 x 8, mean | one float32 in [0, 100) |
-| integer | 50 | 90 | 100 x 8, mean | one integer in [0, 100) |
-| string | 50 | 100 | 10,000 x 8, mean | one number in [0, 100,000) as a string |
-| strings | 15 | 7 | 10,000 x 8, sum | 1 to 10 of them |
+| bucketize, boundaries 0, 5, ... 495 | 880 | 1,000 | 101 x 8, mean | one float32 in [0, 100) | | integer | 50
+| 90 | 100 x 8, mean | one integer in [0, 100) |
+| string | 50 | 100 | 10,000 x 8, mean | one number in [0, 100,000) as a string | | strings | 15 | 7 | 10,000
+x 8, sum | 1 to 10 of them |
 | large | 5 | 3 | 2^23 x 32, sum | 1 to 10 integers in [0, 2^23) |
 
-RECom's synthesized models draw all values uniformly, and so does this. Strings come as the integers that
-`recfuse.data.hash_strings` makes of them: torch has no strings. Rows of all but the first kind are the
-remainder of the value by the number of rows, which is what torch can do at least cost; so all candidates do
-the same work on the same values.
+RECom's synthesized models draw all values uniformly, and so does this. Strings are integers from
+`recfuse.data.hash_strings`, because torch has no strings. Rows of all kinds except the first are the value
+modulo the number of rows, the cheapest choice for torch; so all candidates do the same work on the same
+values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from recfuse.data import hash_strings
 
 BOUNDARIES = [5.0 * number for number in range(100)]
 MOST = 10  # values of a sample that has several
-DENSE = 32  # features of the models beside the columns
+DENSE = 32  # dense features of the models
 TOP = {"E": (1024, 1024, 128), "F": (2048, 1024, 1024, 512)}
 _NUMBERS = 100_000  # different strings
 Jagged = tuple[Tensor, Tensor]  # values [lookups], offsets [size + 1]
@@ -49,17 +49,17 @@ class Kind:
 
     @property
     def buckets(self) -> bool:
-        """Whether its values are floats that become rows."""
+        """The values are floats that become rows."""
         return self.name == "bucketize"
 
     @property
     def numeric(self) -> bool:
-        """Whether its values are floats that are written as they are."""
+        """The values are floats that are written unchanged."""
         return self.name == "numeric"
 
     @property
     def output_dim(self) -> int:
-        """Of all of its columns."""
+        """Columns of the output over all columns."""
         return self.count * self.dim
 
 
@@ -80,7 +80,8 @@ def mixed(count: int) -> list[Kind]:
 
 
 def model_kinds(name: str, large_rows: int, part: int = 1) -> list[Kind]:
-    """Of E or F, or every `part`-th of its columns; of tables of `large_rows` in the place of 2^23."""
+    """Returns the kinds of E or F, or every `part`-th of their columns; with tables of `large_rows`
+    instead of 2^23."""
     counts = {"E": (880, 50, 50, 15, 5), "F": (1000, 90, 100, 7, 3)}[name]
     first, integer, string, strings, large = (-(-count // part) for count in counts)
     return [
@@ -94,7 +95,7 @@ def model_kinds(name: str, large_rows: int, part: int = 1) -> list[Kind]:
 
 @dataclass
 class Batch:
-    """One batch, a tensor or (values, offsets) for each column, in the columns' order."""
+    """A batch: a tensor or (values, offsets) for each column, in the columns' order."""
 
     size: int
     features: list[Tensor | Jagged]  # on the device
@@ -102,18 +103,18 @@ class Batch:
 
     @cached_property
     def tensors(self) -> list[Tensor]:
-        """All of it, one after another."""
+        """Returns all of its tensors."""
         return [
             one for feature in self.features for one in (feature if isinstance(feature, tuple) else [feature])
         ]
 
     @property
     def nbytes(self) -> int:
-        """Of the columns' values and offsets."""
+        """Bytes of the columns' values and offsets."""
         return sum(one.nbytes for one in self.tensors)
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same on a device, a copy a tensor."""
+        """Copies it to a device, a copy per tensor."""
         moved = [
             tuple(one.to(device) for one in feature) if isinstance(feature, tuple) else feature.to(device)
             for feature in self.features
@@ -130,18 +131,18 @@ class Subject:
         self.name, self.kinds, self.setting, self.device = name, kinds, setting, setting.device
         self.seed, self.count = arguments.seed, arguments.num_batches
         generator = torch.Generator(self.device).manual_seed(self.seed)
-        # Of each kind one matrix, of which the columns' tables are parts: [count * rows, dim].
+        # A matrix for each kind, [count * rows, dim]; the columns' tables are parts of it.
         self.stacked = [
             torch.randn(kind.count * kind.rows, kind.dim, device=self.device, generator=generator)
             for kind in kinds
         ]
         self.boundaries = torch.tensor(BOUNDARIES, device=self.device)
         self._batches: dict[int, list[Batch]] = {}
-        self.kept: dict[str, Any] = {}  # what candidates have in common
+        self.kept: dict[str, Any] = {}  # objects that candidates share
 
     @cached_property
     def columns(self) -> list[Kind]:
-        """The kind of each column."""
+        """Returns the kind of each column."""
         return [kind for kind in self.kinds for _ in range(kind.count)]
 
     @cached_property
@@ -160,18 +161,18 @@ class Subject:
 
     @property
     def table_bytes(self) -> int:
-        """Of all tables."""
+        """Bytes of all tables."""
         return sum(whole.nbytes for whole in self.stacked)
 
     def batches(self, size: int) -> list[Batch]:
-        """`--num-batches` of one size, on the device."""
+        """Creates `--num-batches` batches of one size on the device."""
         if size not in self._batches:
             made = [make_batch(self.kinds, size, self.seed + 1 + number) for number in range(self.count)]
             self._batches[size] = [batch.to(self.device) for batch in made]
         return self._batches[size]
 
     def least_bytes(self, batch: Batch) -> int:
-        """What must move at least: values and offsets once, each row in use once, the output once."""
+        """Returns the least bytes to move: values and offsets once, each row in use once, the output once."""
         rows = 0
         for kind, feature in zip(self.columns, batch.features, strict=True):
             if kind.numeric:
@@ -182,14 +183,14 @@ class Subject:
 
 
 def rows_of(kind: Kind, values: Tensor, boundaries: Tensor) -> Tensor:
-    """The rows of a column's values; of a numeric one the values."""
+    """Returns the rows of a column's values; for a numeric column the values."""
     if kind.numeric:
         return values
     return torch.bucketize(values, boundaries) if kind.buckets else torch.remainder(values, kind.rows)
 
 
 def make_batch(kinds: list[Kind], size: int, seed: int) -> Batch:
-    """A batch on the host, uniform."""
+    """Creates a uniform batch on the host."""
     random = np.random.default_rng(seed)
     features: list[Tensor | Jagged] = []
     for kind in kinds:
@@ -210,7 +211,7 @@ def _values(kind: Kind, count: int, random: np.random.Generator) -> np.ndarray[A
 
 
 class Model(torch.nn.Module):
-    """What follows the columns: the dense part beside them, and the layers on top."""
+    """The model after the columns: the dense part, and the layers on top."""
 
     def __init__(self, name: str, columns_dim: int, device: torch.device, seed: int) -> None:
         """`name`: E or F."""

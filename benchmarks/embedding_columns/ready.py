@@ -1,4 +1,4 @@
-"""What it takes until columns can be called, in new processes: construction, compilation, batch sizes."""
+"""The time until columns can be called, in new processes: construction, compilation, batch sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = (256, 1, 2, 3, 31, 32, 33, 100, 255, 257, 1000, 2048, 4095, 4096)
 
 @bench.figure("ready")
 def figure_ready(setting: Setting) -> Figure:
-    """With empty caches and with what the first process left in them."""
+    """With empty caches, and with the caches of the first process."""
     arguments = setting.arguments
     table = Table(
         f"Seconds until a batch of {SIZES[0]}, and calls of {len(SIZES) - 1} other sizes from 1 to 4096",
@@ -59,7 +59,7 @@ def figure_ready(setting: Setting) -> Figure:
 
 
 def in_new_process(form: str, count: int, setting: Setting, folder: str) -> dict[str, Any]:
-    """What `report` prints, with all caches in a folder."""
+    """Returns the output of `report`, with all caches in a folder."""
     command = [sys.executable, "-m", "embedding_columns.ready", form, str(count), str(setting.device)]
     package = str(Path(recfuse.__file__).parents[1])
     paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))

@@ -1,4 +1,4 @@
-"""What the hash of strings costs on the host: recfuse.data.hash_strings beside what people write."""
+"""The host's time of the hash of strings: recfuse.data.hash_strings and its peers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recfuse import timing
 from recfuse.data import hash_strings
 
 KINDS = {"numbers": "numbers in [0, 100,000)", "ids": "ids of 16 bytes", "urls": "40 to 90 bytes"}
-_LOOP_PART = 16  # of the strings that a loop of Python takes
+_LOOP_PART = 16  # a Python loop hashes this fraction of the strings
 
 
 def make_strings(kind: str, count: int, seed: int) -> list[str]:
@@ -34,7 +34,7 @@ def make_strings(kind: str, count: int, seed: int) -> list[str]:
 
 
 def candidates_of(strings: list[str], threads: int) -> tuple[dict[str, Callable[[], Any]], list[str]]:
-    """Candidates by name; those named "... loop" do one of `_LOOP_PART` strings."""
+    """Returns candidates by name; a name "... loop" hashes one of `_LOOP_PART` strings."""
     array, part = np.array(strings), strings[::_LOOP_PART]
     forms: dict[str, Any] = {"NumPy U": array, "NumPy S": array.astype("S"), "list of str": strings}
     notes = []
@@ -75,7 +75,7 @@ def candidates_of(strings: list[str], threads: int) -> tuple[dict[str, Callable[
 
 @bench.figure("strings")
 def figure_strings(setting: Setting) -> Figure:
-    """Strings a second, and what a batch of E or F needs."""
+    """Strings per second, and the time of a batch of E or F."""
     arguments, count = setting.arguments, setting.arguments.strings
     threads = min(2, setting.arguments.threads or 2)
     rows, notes = [], []
@@ -97,7 +97,7 @@ def figure_strings(setting: Setting) -> Figure:
 
 
 def _batches(setting: Setting, threads: int) -> tuple[Table, list[Any]]:
-    """All strings of a batch of a model, in one Arrow array or a list."""
+    """Times all strings of a batch of a model, in an Arrow array or a list."""
     arguments, size, records = setting.arguments, setting.arguments.batch, []
     names: list[str] = []
     table = Table(f"µs for the strings of a batch of {size} (median ± IQR)", ["model", "strings"])

@@ -1,4 +1,4 @@
-"""What only a GPU has: batches that come from the host's memory, and large tables that stay there."""
+"""Figures for a GPU: batches in host memory, and large tables that stay there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLACEMENTS = {ON_DEVICE: "device", ON_HOST: "host", TRAINED: "host"}
 
 @bench.figure("transfers", on=["cuda"])
 def figure_transfers(setting: ColumnsSetting) -> Figure:
-    """From the host's memory to the output, with merged copies and without."""
+    """From host memory to the output, with merged copies and without."""
     arguments, records = setting.arguments, []
     subjects: list[tuple[str, Any]] = [
         (f"{max(arguments.columns):,} bucketize", [bucketize(max(arguments.columns))])
@@ -87,7 +87,7 @@ def _transferred(subject: Subject, size: int, rounds: int) -> tuple[Row, list[fl
 
 
 def placed(specs: Sequence[Column], subject: Subject, placement: str) -> list[Column]:
-    """The large tables at a place."""
+    """Returns the columns with their large tables at a placement."""
     return [
         replace(spec, placement=placement) if kind.name == "large" else spec  # type: ignore[call-arg]
         for spec, kind in zip(specs, subject.columns, strict=True)
@@ -96,9 +96,9 @@ def placed(specs: Sequence[Column], subject: Subject, placement: str) -> list[Co
 
 @bench.figure("host_tables", on=["cuda"])
 def figure_host_tables(setting: ColumnsSetting) -> Figure:
-    """E and F with their large tables on the host: memory saved, time lost. Batches are packed there. Tables
-    are frozen, or looked up as tables are that train; each of the two takes turns with tables on the GPU.
-    """
+    """E and F with their large tables on the host: memory saved, time lost. Batches are packed on the
+    host. Tables are frozen, or looked up like trained tables; each of the two runs in turns with tables
+    on the GPU."""
     arguments, records, results = setting.arguments, [], []
     table = Table(
         f"Large tables on the host, batch {arguments.batch}: µs as called "
@@ -144,7 +144,7 @@ def figure_host_tables(setting: ColumnsSetting) -> Figure:
 
 
 def _placed(subject: Subject, placement: str) -> EmbeddingColumns:
-    """The columns, with the large tables at a place."""
+    """Creates the columns with the large tables at a placement."""
     specs = placed(specifications(subject), subject, placement)
     module = EmbeddingColumns(specs, device=subject.device).requires_grad_(False)
     with torch.no_grad():
@@ -156,7 +156,7 @@ def _placed(subject: Subject, placement: str) -> EmbeddingColumns:
 def _from_host(
     module: EmbeddingColumns, batches: Sequence[tuple[Batch, Batch]], model: Model | None
 ) -> Callable[[Batch], Tensor]:
-    """From a packed batch on the host to the output."""
+    """Returns a run from a packed batch on the host to the output."""
     packed = {id(batch): module.pack(named(on_host.features)) for batch, on_host in batches}
     if model is None:
         return lambda batch: module(packed[id(batch)])

@@ -1,4 +1,4 @@
-"""What the tuner's parts are worth: figures 11 and 12 of RecFlex (SC'24) on the GPU at hand; occupancy."""
+"""The gain of the tuner's parts: figures 11 and 12 of RecFlex (SC'24) on this GPU; occupancy."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FP32 = torch.float32
 WARPS = (8, 16, 24, 32, 40, 48, 56, 64)
 SEPARATE = "separate and combine"
 _FEW_BATCHES, _FEW_ROUNDS, _AGAIN = 2, 5, 25
-_OURS = "recfuse, "  # what must not fail, unlike a peer
+_OURS = "recfuse, "  # these must not fail, unlike peers
 
 
 def verified(subject: Subject, runs: dict[str, Run], size: int) -> tuple[dict[str, Run], dict[str, float]]:
-    """The same calls, after their outputs were found right; and how far those are from sums in float64."""
+    """Returns the same calls after a check of their outputs, and their errors against sums in float64."""
     found, errors, _ = checked(subject, {_OURS + name: run for name, run in runs.items()}, size, FP32)
     return (
         {name.removeprefix(_OURS): run for name, run in found.items()},
@@ -47,7 +47,7 @@ def stream_us(subject: Subject, runs: dict[str, Run], batches: Sequence[Batch]) 
 
 @bench.figure("11", on=["cuda"], group="ablations")
 def figure_11(setting: FusedSetting) -> Figure:
-    """The two-stage tuner against tuning each feature alone, by latency, and combining what was found."""
+    """The two-stage tuner against tuning each feature separately by latency and combining the results."""
     names = (DEFAULT, SEPARATE, TUNED)
     table = Table(
         "Figure 11: us a batch of the published sizes, mean", ["model", *names, "two-stage over separate"]
@@ -79,7 +79,7 @@ def figure_11(setting: FusedSetting) -> Figure:
 
 
 def separately(subject: ModelSubject, module: Any) -> Schedules:
-    """Of each feature the schedule with the least latency when it is alone."""
+    """Returns for each feature the schedule with the least latency in a launch of its own."""
     alike: dict[tuple[int, int], list[int]] = {}
     for feature, kind in enumerate(zip(subject.model.group_of, subject.dims, strict=True)):
         alike.setdefault(kind, []).append(feature)
@@ -121,7 +121,7 @@ def figure_12(setting: FusedSetting) -> Figure:
         native.compile(sets, warps)
         seconds = _seconds(native, sets, warps, batches, arguments.repeats)
         best, tuned_s = int(seconds.argmin()), seconds[0]
-        # The least of many measurements is one whose noise was low: to compare, both are measured anew.
+        # The least of many noisy measurements is biased: measures both again to compare.
         anew = _seconds(native, [sets[0], sets[best]], warps, batches, _AGAIN * arguments.repeats)
         swept, again = tuned_s / seconds[best], anew[0] / anew[1]
         series[f"feature {feature} (dim {subject.dims[feature]})"] = {
@@ -155,7 +155,7 @@ def figure_12(setting: FusedSetting) -> Figure:
 
 
 def _usual(batches: Sequence[Batch]) -> list[Batch]:
-    """A few of the sizes next to their mean."""
+    """Returns a few of the sizes next to their mean."""
     mean = sum(batch.size for batch in batches) / len(batches)
     return sorted(batches, key=lambda batch: abs(batch.size - mean))[:_FEW_BATCHES]
 
@@ -171,14 +171,14 @@ def _mutations(native: Native, schedules: Schedules, feature: int) -> tuple[list
 def _seconds(
     native: Native, sets: Sequence[Schedules], warps: int, batches: Sequence[Batch], rounds: int
 ) -> NDArray[np.float64]:
-    """Of the whole kernel with each set."""
-    # Each behind itself, as in use: behind another kernel it has its code to fetch.
+    """Returns the seconds of the whole kernel with each set."""
+    # Each twice in a row, as in use: after another kernel it would have to load its code.
     twice = [each for each in sets for _ in range(2)]
     return np.median(native.measure(twice, batches, warps, rounds), axis=1)[1::2]
 
 
 def mutated(schedules: Schedules, feature: int, schedule: Sequence[int]) -> Schedules:
-    """The same with another schedule for one feature, whose expected lookups stay."""
+    """Returns the same with another schedule for one feature; its expected lookups stay."""
     changed = schedules.copy()
     changed[feature, :EXPECTED] = schedule[:EXPECTED]
     return changed

@@ -1,4 +1,4 @@
-"""What is compared on many tables on a GPU, by name: recfuse with and without a plan, and its peers."""
+"""The candidates for many tables on a GPU, by name: recfuse with and without a plan, and its peers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ HALF_OUTPUTS = ", fp32 out"
 NAMES = (BASELINE, COMPILED, PADDED, V1, V2, NBIT, ONE_WARP, DEFAULT, UNSTAGED, TUNED, UNCHECKED)
 """In the order in which they are shown."""
 SLOW = (BASELINE, COMPILED, PADDED)
-"""What needs milliseconds a batch, a good part of it on the host."""
+"""Candidates of milliseconds a batch, a large part of it on the host."""
 
 
 @dataclass
 class Tuned:
-    """A plan, and the seconds that tuning took; None: it came from a file."""
+    """A plan, and the seconds of tuning; None: it was read from a file."""
 
     plan: Any  # recfuse.CollectionPlan
     seconds: float | None
@@ -50,12 +50,12 @@ def collection(subject: Subject, dtype: torch.dtype) -> recfuse.nn.FusedEmbeddin
 
 
 def default_collection(subject: Subject, dtype: torch.dtype) -> recfuse.nn.FusedEmbeddingBagCollection:
-    """As it comes; the same one for every figure."""
+    """Returns the untuned collection, cached for all figures."""
     return _kept(subject, "collection", dtype, lambda: collection(subject, dtype))
 
 
 def tuned(subject: Subject, dtype: torch.dtype) -> Tuned:
-    """A plan made on the tuning batches, or read from `--plans`, where it is written to as well."""
+    """Tunes on the tuning batches, or reads the plan from `--plans`, where it also writes it."""
 
     def make() -> Tuned:
         arguments, path = subject.setting.arguments, None
@@ -75,7 +75,7 @@ def tuned(subject: Subject, dtype: torch.dtype) -> Tuned:
 
 
 def tuned_collection(subject: Subject, dtype: torch.dtype) -> recfuse.nn.FusedEmbeddingBagCollection:
-    """recfuse's module with its plan; the same one for every figure."""
+    """Returns recfuse's module with its plan, cached for all figures."""
 
     def make() -> recfuse.nn.FusedEmbeddingBagCollection:
         module = collection(subject, dtype)
@@ -92,7 +92,7 @@ def _kept(subject: Subject, what: str, dtype: torch.dtype, make: Callable[[], An
 
 
 def fused_run(module: torch.nn.Module) -> Run:
-    """A call of a module that takes all features at once."""
+    """Returns a call of a module that takes all features at once."""
 
     @torch.inference_mode()
     def run(batch: Batch) -> Tensor:
@@ -140,12 +140,12 @@ def by_default(subject: Subject, dtype: torch.dtype) -> Run:
 
 @bench.peer(UNSTAGED)
 def unstaged(subject: Subject, dtype: torch.dtype) -> Run:
-    """recfuse without a plan, by schedules that stage no table, with what it expects of each feature."""
+    """recfuse without a plan, by schedules that stage no table, with its expected lookups of each feature."""
     module, kept = default_collection(subject, dtype), []
 
     def options(batch: Batch) -> dict[str, Any]:
         if not kept:
-            module(batch.indices, batch.offsets)  # learns what to expect
+            module(batch.indices, batch.offsets)  # calibrates the expected lookups
             kept.append(torch.from_numpy(never_staged(schedules_of(module)[0])))
         return {"schedules": kept[0]}
 
@@ -160,7 +160,7 @@ def by_plan(subject: Subject, dtype: torch.dtype) -> Run:
 
 @bench.peer(UNCHECKED)
 def unchecked(subject: Subject, dtype: torch.dtype) -> Run:
-    """With its plan and without bounds checks, as FBGEMM's are run."""
+    """With its plan and without bounds checks, because FBGEMM's are off."""
     module = tuned_collection(subject, dtype)
     return operator_run(
         module, lambda batch: {"bounds_check": "off", "schedules": module.schedules, "warps": module.warps}
@@ -170,7 +170,7 @@ def unchecked(subject: Subject, dtype: torch.dtype) -> Run:
 def make_runs(
     subject: Subject, names: Iterable[str], dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, Run], list[str]]:
-    """Candidates by name, and notes on those that are left out, and why."""
+    """Returns candidates by name, and notes on those that are left out, with reasons."""
     runs, limit = {}, subject.setting.arguments.compile
     usable, notes = fbgemm_usable(names, "fbgemm-gpu")
     for name in usable:

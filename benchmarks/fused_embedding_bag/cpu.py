@@ -35,7 +35,7 @@ FAMILIES = {"torch": "nn.EmbeddingBag", "fbgemm": "FBGEMM", "threads": "FBGEMM, 
 
 @dataclass
 class Batch:
-    """One batch in the form that each candidate likes best; cut outside of the timed region."""
+    """A batch in the best form for each candidate; converted outside of the timed region."""
 
     indices: Tensor  # [lookups] int32
     offsets: Tensor  # [features * size + 1] int32
@@ -71,7 +71,7 @@ def make_batches(
 
 
 def least_bytes(model: workloads.Model, batch: Batch, size: int) -> int:
-    """What must move at least: each row in use once, indices and offsets once, the output once."""
+    """Returns the least bytes to move: each row in use once, indices and offsets once, the output once."""
     unique = 0
     for (indices, _), dim in zip(batch.features, model.dims, strict=True):
         unique += 4 * dim * len(indices.unique())
@@ -87,7 +87,7 @@ def make_candidates(
         torch.nn.EmbeddingBag(rows, dim, mode="sum") for rows, dim in zip(model.rows, model.dims, strict=True)
     ]
     weights = [bag.weight.detach() for bag in bags]
-    # The collection takes over the tables that it is given: it gets copies.
+    # The collection takes over its tables: it gets copies.
     fused = recfuse.nn.FusedEmbeddingBagCollection.from_embedding_bags(copy.deepcopy(bags))
 
     def run_recfuse(batch: Batch) -> Tensor:
@@ -112,7 +112,7 @@ def make_candidates(
 
 
 def measure(name: str, setting: FusedSetting, use_fbgemm: bool) -> dict[str, Any]:
-    """Everything about one model, as it goes into the JSON file."""
+    """Measures one model; returns its record for the JSON file."""
     arguments = setting.arguments
     model = workloads.model(name, seed=arguments.seed)
     size, threads = arguments.batch_size, torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Embeddings with the MLP that follows them, and what the host spends on a call."""
+"""Embeddings with the MLP that follows them, and the host's time of a call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fused_embedding_bag.setting import FusedSetting, Subject
 from fused_embedding_bag.streams import Run
 
 MLP = (1024, 256, 128)
-"""Hidden units behind the concatenation, as published."""
+"""Hidden units after the concatenation, as published."""
 _CANDIDATES = (BASELINE, COMPILED, V2, DEFAULT, TUNED)
 _TOLERANCE = 1e-4  # relative, of sums of 25,000 products in fp32
 _CALLS = 200  # of collection.map
@@ -131,7 +131,7 @@ def _table(title: str, results: dict[str, Any], names: Sequence[str], suffix: st
 
 @bench.figure("host", on=["cuda"])
 def figure_host(setting: FusedSetting) -> Figure:
-    """What the host spends: on a call with everything cached, and on the analysis of a batch."""
+    """The host's time: of a call with all caches warm, and of the analysis of a batch."""
     arguments = setting.arguments
     name, size = arguments.models[0], arguments.batch_sizes[0]
     subject = setting.subject(name)

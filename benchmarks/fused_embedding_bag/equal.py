@@ -1,4 +1,4 @@
-"""Many equal tables in one launch, ten thousand features, MLPerf's tables with one lookup: features alike."""
+"""Equal features: many equal tables in one launch, ten thousand features, MLPerf's tables with one lookup."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from recfuse.data import traces
 from recfuse.timing import Comparison
 
 EQUAL = (V1, V2, ONE_WARP, DEFAULT, TUNED)
-"""What is compared on equal tables."""
+"""The candidates for equal tables."""
 ONE_HOT = (V1, V2, DEFAULT)
-"""And on tables with one lookup a sample."""
-# Batches that a plan is made from.
+"""The candidates for tables with one lookup a sample."""
+# Batches for a plan.
 _TUNING_BATCHES = 2
 
 
 class EqualSubject(Subject):
-    """Equal tables, each with a trace of its own, of one hotness."""
+    """Equal tables of one hotness, each with its own trace."""
 
     index_dtype = torch.int64
 
     def __init__(self, hotness: str, setting: FusedSetting, like: EqualSubject | None = None) -> None:
-        """`like`: a subject with the same tables, whose candidates serve this one too, but for its plan."""
+        """`like`: a subject with the same tables; its candidates serve this subject too, except for its
+        plan."""
         arguments = setting.arguments
         count = arguments.equal_tables
         if like is None:
@@ -59,7 +60,7 @@ class EqualSubject(Subject):
         return side_by_side(lambda seed: traces.generate(self.name, rows=rows, seed=seed), seeds)
 
     def make(self, sizes: Sequence[int], first_seed: int) -> list[Batch]:
-        """Batches one after another along the traces; `first_seed` is the number of the first."""
+        """Creates consecutive batches along the traces; `first_seed` is the number of the first."""
         return [self._batch(self._traces, size, number) for number, size in enumerate(sizes, first_seed)]
 
     def _batch(self, accesses: Sequence[NDArray[np.int64]], size: int, number: int) -> Batch:
@@ -70,7 +71,7 @@ class EqualSubject(Subject):
 
     @property
     def tuning_batches(self) -> list[Batch]:
-        """Of other traces."""
+        """Creates batches of other traces."""
         accesses = self._generate(self.setting.arguments.seed + self.features)
         size = self.setting.arguments.equal_bags
         return [self._batch(accesses, size, number) for number in range(_TUNING_BATCHES)]
@@ -102,11 +103,11 @@ def figure_equal(setting: FusedSetting) -> Figure:
 
 @bench.figure("features", on=["cuda"])
 def figure_features(setting: FusedSetting) -> Figure:
-    """Bytes a second with 10,000 features, beside the thousand of A and those of D, which are like F's."""
+    """Bytes per second with 10,000 features, compared with A's thousand and with D's, which are like F's."""
     arguments, rows = setting.arguments, []
     size = arguments.batch_sizes[0]
     for name in ("A", "D", "F"):
-        # Ten times the features are not tuned here, which would take minutes.
+        # Tuning ten times as many features would take minutes.
         wanted = (DEFAULT, V2) if name == "F" else (DEFAULT, TUNED, V2)
         names = [candidate for candidate in wanted if candidate in arguments.candidates]
         rows.append(measure(setting.subject(name), size, torch.float32, names))
@@ -172,7 +173,8 @@ class OneHotSubject(Subject):
 
 @bench.figure("one_hot", on=["cuda"])
 def figure_one_hot(setting: FusedSetting) -> Figure:
-    """Both dimensions at each of `--one-hot-batches`, as CUDA graphs: of one call, of several in a row."""
+    """Both dimensions at each of `--one-hot-batches`, as CUDA graphs of a single call and of several
+    calls."""
     arguments, notes, rows = setting.arguments, [], []
     names = [name for name in ONE_HOT if name in arguments.candidates]
     for dim in arguments.one_hot_dims:
@@ -226,13 +228,13 @@ class _OneHotRow(Row):
         return self.in_a_row[name].median * 1e6 / self.batches
 
     def both(self, name: str) -> str:
-        """Of a call alone, and of one in a row."""
+        """Returns the time of a single call, and of a call among several."""
         if not {name} <= set(self.result.timings) & set(self.in_a_row.timings):
             return "-"
         return f"{self.us(name):.2f} / {self.us_in_a_row(name):.2f}"
 
     def over_peers(self) -> tuple[float, float] | None:
-        """How many times faster than the best of FBGEMM's kernels, in both ways."""
+        """Returns how many times faster than the best of FBGEMM's kernels, in both ways."""
         peers = [name for name in (V1, V2) if name in self.result.timings and name in self.in_a_row.timings]
         if not peers:
             return None

@@ -60,7 +60,7 @@ flag("--plans", Path, None, "plans are read from there, or written", metavar="FO
 
 @bench.check
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """What figures need on a GPU."""
+    """Checks and completes the arguments of figures on a GPU."""
     if arguments.device == "cpu":
         return
     if DEFAULT not in arguments.candidates:
@@ -70,6 +70,6 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
     if arguments.cache != "warm":
         parser.error("--cache cold: not with --device cuda, which has warm caches")
     if arguments.plans is not None:
-        with contextlib.suppress(OSError):  # said below
+        with contextlib.suppress(OSError):  # reported below
             arguments.plans.mkdir(exist_ok=True)
         check_folder(parser, "--plans", arguments.plans / "file")

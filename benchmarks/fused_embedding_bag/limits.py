@@ -1,8 +1,8 @@
-"""What the GPU at hand could do at best for many tables: the greater of two times measured in the same run.
+"""The limit of the GPU for many tables: the greater of two times measured in the same run.
 
-Each row in use, the indices, the offsets and the output once, at the speed of a large copy; and all rows
-asked for, in their order, by a kernel that keeps nothing (kernels/gather.cu): rows of a size by one launch,
-over the tables of all features that have it, so that all work on what the model works on.
+Each row in use, the indices, the offsets and the output once, at the speed of a large copy; and all rows of
+the lookups, in their order, by a kernel that only reads (kernels/gather.cu): one launch per row size over the
+tables of all features of that size, so that all together read the rows of the model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LEAST_ROW = 16  # bytes that the gather reads at once; of narrower rows it read
 
 @dataclass
 class Limit:
-    """Of one batch, the mean of several: what must move, and how fast that could be."""
+    """Of one batch, the mean of several: the least bytes, and the least time."""
 
     unique_bytes: float  # rows in use
     other_bytes: float  # indices, offsets, output
-    gathered_bytes: float  # rows asked for
+    gathered_bytes: float  # rows of all lookups
     copy_s: float
     gather_s: float
 
@@ -107,7 +107,7 @@ class Ceilings:
 
 
 class _Streams:
-    """The rows that batches ask for, one stream of them for each size of rows."""
+    """The rows of the lookups of batches, a stream for each row size."""
 
     def __init__(self, subject: Subject, dtype: torch.dtype, batches: Sequence[Batch]) -> None:
         self._subject, self._dtype, self._batches = subject, dtype, batches
@@ -127,7 +127,8 @@ class _Streams:
         return batch.indices[chosen] + base[chosen]
 
     def gathered(self, row_bytes: int) -> tuple[Tensor, Tensor]:
-        """A table [rows, words], rows of 16 bytes at least, and the rows of all batches in it."""
+        """Returns a table [rows, words], with rows of at least 16 bytes, and the rows of all batches in
+        it."""
         subject = self._subject
         flat = torch.cat(
             [
@@ -137,14 +138,14 @@ class _Streams:
             ]
         )
         indices = torch.cat([self._rows(row_bytes, batch) for batch in self._batches])
-        narrow = max(1, _LEAST_ROW // row_bytes)  # rows that are read as one
+        narrow = max(1, _LEAST_ROW // row_bytes)  # rows that are read as one row
         width = row_bytes * narrow // self._dtype.itemsize
         flat = torch.nn.functional.pad(flat, (0, -len(flat) % width))
         return flat.view(-1, width), indices // narrow if narrow > 1 else indices
 
     @cached_property
     def unique_bytes(self) -> int:
-        """Of the different rows of each batch."""
+        """Bytes of the different rows of each batch."""
         return sum(
             len(self._rows(row_bytes, batch).unique()) * row_bytes
             for row_bytes in self.row_sizes
@@ -153,5 +154,5 @@ class _Streams:
 
     @cached_property
     def gathered_bytes(self) -> int:
-        """Of all rows asked for."""
+        """Bytes of the rows of all lookups."""
         return sum(int(batch.lengths @ self._row_bytes) for batch in self._batches)

@@ -1,8 +1,8 @@
-"""Figure 13 of RecFlex (SC'24): blocks given to features at run time, or once and for all.
+"""Figure 13 of RecFlex (SC'24): blocks assigned to features at run time, or statically.
 
-A static mapping keeps the blocks of each feature as they are for a batch of the average, or of the largest
-size in the history. Each block takes its share of the bags of the batch at hand: more of them, one after
-another, where the batch is larger, and none where there are fewer bags than blocks.
+A static mapping keeps the blocks of each feature as they are for a batch of the average or the largest size
+in the history. Each block takes its share of the bags of the current batch: it loops if the batch is larger,
+and is idle if there are fewer bags than blocks.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from recfuse.nn.mapping import rows_before_lists
 CACHED, RUNTIME = "by batch size, cached", "at run time"
 AVERAGE, MAXIMUM = "static, average", "static, maximum"
 _TAIL_SEED = 3_000_000
-# A mapping's first row has the numbers of tasks, of groups that share bags, and of bags; tasks follow it.
+# The first row of a mapping has the numbers of tasks, of groups that share bags, and of bags; tasks follow.
 _TASKS, _GROUPS, _BAGS = 1, 3, 5
 _FIRST_BAG, _LAST_BAG = 1, 2  # of a task
 
 
 def rescaled(mapping: Tensor, bags: int) -> Tensor:
-    """The same blocks, int32 [rows, 8], for `bags` bags a feature: theirs are of another size in proportion.
+    """Returns the same blocks, int32 [rows, 8], for `bags` bags per feature: their bags scale in proportion.
 
     ValueError: blocks share bags and keep partial sums; or tables are staged.
     """
@@ -53,7 +53,7 @@ def rescaled(mapping: Tensor, bags: int) -> Tensor:
 
 
 def mapped_run(module: Any, mapping_of: Callable[[Batch], Any]) -> Run:
-    """Calls with mappings that are computed ahead: at a batch's first call."""
+    """Returns a run with mappings that are computed at a batch's first call."""
     mappings: dict[int, tuple[Batch, Any]] = {}
 
     @torch.inference_mode()
@@ -66,7 +66,7 @@ def mapped_run(module: Any, mapping_of: Callable[[Batch], Any]) -> Run:
 
 
 def static_mapping(module: Any, history: Batch) -> Callable[[Batch], Any]:
-    """For every batch the blocks of one of the history."""
+    """Returns the blocks of a batch of the history, for every batch."""
     original = module.map(history.host_offsets)
 
     def mapping_of(batch: Batch) -> Any:
@@ -78,7 +78,7 @@ def static_mapping(module: Any, history: Batch) -> Callable[[Batch], Any]:
 
 
 def _runs(subject: ModelSubject) -> dict[str, Run]:
-    """The tuned kernel with each mapping, no bag of which several blocks share, and no table of it staged."""
+    """Returns the tuned kernel with each mapping; no blocks share a bag, and no table is staged."""
     schedules, warps = schedules_of(tuned_collection(subject, FP32))
     schedules[:, SPLIT] = 1
     schedules = never_staged(schedules)
@@ -98,7 +98,7 @@ def _runs(subject: ModelSubject) -> dict[str, Run]:
 
 @bench.figure("13", on=["cuda"], group="ablations")
 def figure_13(setting: FusedSetting) -> Figure:
-    """The test batches, and one request of `--tail-size` samples, by each mapping."""
+    """The test batches, and a request of `--tail-size` samples, by each mapping."""
     arguments = setting.arguments
     table = Table(
         f"Figure 13: us a batch of the published sizes, mean / of a request of {arguments.tail_size:,}",

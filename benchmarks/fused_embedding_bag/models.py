@@ -1,4 +1,4 @@
-"""The main tables of the GPU benchmark of fused collections: batches of one size, as graphs and as called."""
+"""The main tables of the GPU benchmark of fused collections: batches of one size, as graphs and eager."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class SubjectRow(Row):
         return list(self.record["relative_error"])
 
     def best(self, prefix: str) -> str | None:
-        """The fastest of the candidates of a name, whatever its output's type."""
+        """Returns the fastest of the candidates with a prefix, over output types."""
         names = [name for name in (prefix, prefix + HALF_OUTPUTS) if name in self.result.timings]
         return self.result.fastest(names) if names else None
 
     def over(self, name: str, peer: str) -> float | None:
-        """How many times faster than the peer at its best; None where one was not measured."""
+        """Returns how many times faster than the fastest form of a peer; None if either was not measured."""
         best = self.best(peer)
         return self.ratio(name, best) if best else None
 
@@ -58,9 +58,9 @@ class SubjectRow(Row):
 def checked(
     subject: Subject, runs: dict[str, Run], size: int, dtype: torch.dtype
 ) -> tuple[dict[str, Run], dict[str, float], list[str]]:
-    """The candidates that run here, how far the output of each is from sums in float64, and notes.
+    """Returns the candidates that run here, the error of each output against sums in float64, and notes.
 
-    Ends the program with status 1 where an output is wrong.
+    Ends the program with status 1 if an output is wrong.
     """
     batch = subject.batches(size)[0]
     right = right_output(subject, batch, dtype)
@@ -110,14 +110,14 @@ def figure_models(setting: FusedSetting) -> Figure:
 
 @bench.figure("skewed", on=["cuda"])
 def figure_skewed(setting: FusedSetting) -> Figure:
-    """Skewed variants, the memory of each given back."""
+    """Skewed variants; releases the memory of each."""
     return figure_of_models(setting, setting.arguments.skewed, torch.float32, drop=True)
 
 
 def figure_of_models(
     setting: FusedSetting, subjects: Sequence[str], dtype: torch.dtype, drop: bool = False
 ) -> Figure:
-    """Subjects at each of `--batch-sizes`; `drop`: give the memory of each back."""
+    """Subjects at each of `--batch-sizes`; `drop`: releases the memory of each."""
     arguments, rows = setting.arguments, []
     names = candidate_names(arguments.candidates, dtype)
     for name in tqdm(subjects, desc="models", leave=False):
@@ -129,7 +129,7 @@ def figure_of_models(
 
 
 def candidate_names(names: Sequence[str], dtype: torch.dtype) -> list[str]:
-    """For half tables FBGEMM is run with both types of output, and slow candidates are left out."""
+    """Returns the candidates: for half tables FBGEMM with both types of output, and no slow candidates."""
     if dtype == torch.float32:
         return list(names)
     names = [name for name in names if name not in SLOW]

@@ -1,4 +1,4 @@
-"""What the ablations ask recfuse's C side for: one kernel for given schedules, and its times."""
+"""The interface of the ablations to recfuse's C side: one kernel for given schedules, and its times."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from recfuse.plan.device import architecture
 Schedules = NDArray[np.int32]  # [features, FIELDS]; columns below
 KIND, THREADS, SPLIT, EXPECTED = 0, 1, 3, 4
 _POOL, _COLUMNS = (KINDS.index(name) + 1 for name in ("pool", "columns"))
-_LONGEST_OF_COLUMNS = 2 * SIXTEENTHS  # by default
+_LONGEST_OF_COLUMNS = 2 * SIXTEENTHS  # the default
 _COLUMN = -1  # of a feature's first column, in a row of `features`
 
 
 def schedules_of(module: Any) -> tuple[Schedules, int]:
-    """The schedules that a collection runs by, its plan's or what it learned, and its warps an SM."""
+    """Returns the schedules of a collection, of its plan or calibrated, and its warps per SM."""
     if module.schedules is None:
         return np.zeros((view_of(module, "benchmark").features, FIELDS), np.int32), module.warps
     return module.schedules.numpy().copy(), module.warps
 
 
 def never_staged(schedules: Schedules) -> Schedules:
-    """The same, with the kinds that defaults stand for where no table is staged."""
+    """Returns the same, with defaults replaced by their kinds without staged tables."""
     tiled = (schedules[:, THREADS] == 0) & (schedules[:, EXPECTED] <= _LONGEST_OF_COLUMNS)
     changed = schedules.copy()
     changed[:, KIND] = np.where(schedules[:, KIND] == 0, np.where(tiled, _COLUMNS, _POOL), schedules[:, KIND])
@@ -45,7 +45,7 @@ def never_staged(schedules: Schedules) -> Schedules:
 
 
 def operator_run(module: Any, options: Callable[[Batch], dict[str, Any]]) -> Run:
-    """A call of a collection's operator, with options of one's own."""
+    """Returns a call of a collection's operator with other options."""
     view = view_of(module, "benchmark")
     weights, features = view.weights, torch.from_numpy(view.feature_rows)
 
@@ -60,10 +60,10 @@ def operator_run(module: Any, options: Callable[[Batch], dict[str, Any]]) -> Run
 
 
 class Native:
-    """The tables of a collection, or that of one of its features alone, as the C side takes them."""
+    """The tables of a collection, or of one of its features, in the form of the C side."""
 
     def __init__(self, module: Any, subject: Subject, feature: int | None = None) -> None:
-        """`module`: keeps the tables. `feature`: this one alone."""
+        """`module`: keeps the tables. `feature`: only this feature."""
         self._module, self._subject = module, subject
         view = view_of(module, "benchmark")
         features, self._columns = view.feature_rows, view.output_dim
@@ -78,7 +78,7 @@ class Native:
         return _C.fused_embedding_bag_candidates(self._call, feature)
 
     def compile(self, sets: Sequence[Schedules], warps: int = 0) -> None:
-        """Compiles a kernel for each set of schedules, side by side, so that none is waited for later."""
+        """Compiles a kernel for each set of schedules in parallel, so that no later call waits."""
         if self._subject.device.type != "cuda":
             return
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -86,7 +86,7 @@ class Native:
             list(tqdm(done, total=len(sets), desc="compile", leave=False, delay=2))
 
     def compile_in_one(self, candidates: Schedules) -> dict[str, Any]:
-        """One kernel with all candidates [candidates, FIELDS] of this feature, each of which can be timed."""
+        """Compiles one kernel with all candidates [candidates, FIELDS] of this feature; each can be timed."""
         return self._compile(candidates[:, None], 0, timed=True)
 
     def _compile(self, sets: NDArray[np.int32], warps: int, timed: bool) -> dict[str, Any]:
@@ -118,6 +118,6 @@ class Native:
         )  # fmt: skip
 
     def run(self, schedules: Schedules, warps: int = 0) -> Run:
-        """The operator with these schedules, all features in one launch."""
+        """Returns the operator with these schedules, all features in one launch."""
         options = {"schedules": torch.from_numpy(np.ascontiguousarray(schedules)), "warps": warps}
         return operator_run(self._module, lambda batch: options)

@@ -1,4 +1,4 @@
-"""What recfuse is compared with on many tables on a GPU: torch, FBGEMM, a stand-in for older libraries."""
+"""The peers for many tables on a GPU: torch, FBGEMM, a stand-in for older libraries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def loop_run(tables: Sequence[Tensor]) -> Run:
 
 
 def compiled_run(tables: Sequence[Tensor], behind: Callable[[Tensor], Tensor] = lambda pooled: pooled) -> Run:
-    """The loop under torch.compile, with what comes behind it; for any number of lookups."""
+    """The loop under torch.compile, followed by `behind`; for any number of lookups."""
 
     @torch.compile(dynamic=True)
     def pool(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -46,7 +46,7 @@ def compiled_run(tables: Sequence[Tensor], behind: Callable[[Tensor], Tensor] = 
 
 
 def padded_run(subject: Subject, dtype: torch.dtype) -> Run:
-    """weight[indices].sum(1) where bags have a bound, with a row of zeros for what is missing; else a module.
+    """weight[indices].sum(1) for bags with a bound, with a row of zeros for padding; a module for the others.
 
     The padded indices [size, bound] of a batch are computed at its first call, which is not timed.
     """

@@ -1,4 +1,4 @@
-"""Tuning feature by feature, each alone on the GPU: what the two-stage strategy is compared with.
+"""Tuning feature by feature, each in its own launch: the peer of the two-stage strategy.
 
 Source: Pan et al., RecFlex, SC 2024, section II-C, solution 1 (separate and combine).
 """
@@ -34,17 +34,17 @@ def tune_separately(
     progress: bool | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """The schedule of each feature that is the fastest when a launch has nothing else to do.
+    """Returns for each feature the schedule that is fastest in a launch of its own.
 
     Args:
         collection: a :class:`recfuse.nn.FusedEmbeddingBagCollection` on a CUDA device.
         batches: as for :func:`recfuse.tune`.
-        features: those to tune, by number; the others keep the default. None: all.
+        features: numbers of the features to tune; the others keep the default. None: all.
         progress: show bars; None: on a terminal.
-        seed: of the order in which candidates are timed.
+        seed: of the order of the candidates.
 
     Returns:
-        Schedules, int32 ``[features, 5]`` on the CPU, as the operator takes them.
+        Schedules, int32 ``[features, 5]`` on the CPU, in the form of the operator.
 
     Raises:
         As :func:`recfuse.tune`.
@@ -68,7 +68,7 @@ def tune_separately(
 def _compiled(
     problem: FusedProblem, own: FeatureClass, members: list[int], arch: str, progress: bool | None
 ) -> set[int]:
-    """Candidates of a class whose kernels compile; the default in any case."""
+    """Returns the candidates of a class whose kernels compile, and always the default."""
     if not members:
         return {0}
     bench = FusedBench(alone(problem, own.features[members[0]]))
@@ -82,7 +82,7 @@ def _compiled(
 
 
 def _fastest(problem: FusedProblem, own: FeatureClass, feature: int, numbers: list[int], seed: int) -> int:
-    """The number of the candidate with the least median time; candidates in turns."""
+    """Returns the number of the candidate with the least median time; candidates in turns."""
     single = alone(problem, feature)
     bench = FusedBench(single)
     order = random.Random(seed).sample(numbers, len(numbers))
@@ -93,7 +93,7 @@ def _fastest(problem: FusedProblem, own: FeatureClass, feature: int, numbers: li
 
 
 def alone(problem: FusedProblem, feature: int) -> FusedProblem:
-    """A problem with one of its features only, and an output of its own."""
+    """Returns a problem with one of the features, and its own output."""
     batches = []
     for batch in problem.batches:
         part = slice(feature * batch.bags, (feature + 1) * batch.bags + 1)

@@ -1,6 +1,7 @@
-"""Tables, batches and the way to time calls, for the GPU benchmark of many heterogeneous tables.
+"""Tables, batches and timing for the GPU benchmark of many heterogeneous tables.
 
-A *subject* is what is measured: the tables of a model of RecFlex, or equal tables, and their lookups.
+A *subject* is the object of a measurement: the tables of a model of RecFlex, or equal tables, and their
+lookups.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from common.settings import Setting
 from fused_embedding_bag import bench
 from recfuse.data import workloads
 
-# Seeds of batches, apart from those of the batches of one size and from one another.
+# Seeds of batches, different from those of the batches of one size and from each other.
 _TUNING_SEEDS, _TEST_SEEDS = 1_000_000, 2_000_000
 
 
 class Subject:
-    """Tables, and batches for them. What is asked for is made once."""
+    """Tables, and batches for them. Results are cached."""
 
     index_dtype = torch.int32
 
@@ -36,7 +37,8 @@ class Subject:
         bounds: Sequence[int | None],
         setting: FusedSetting,
     ) -> None:
-        """Makes the tables, [rows, dim] each. `bounds`: most lookups of a bag by feature; None: any."""
+        """Creates the tables, [rows, dim] each. `bounds`: most lookups of a bag by feature; None:
+        unbounded."""
         self.name, self.rows, self.dims, self.bounds = name, list(rows), list(dims), list(bounds)
         self.setting, self.device = setting, setting.device
         generator = torch.Generator(self.device).manual_seed(setting.arguments.seed)
@@ -47,7 +49,7 @@ class Subject:
             ]
         }
         self._batches: dict[int, list[Batch]] = {}
-        self.kept: dict[tuple[str, torch.dtype], Any] = {}  # candidates and plans, made once
+        self.kept: dict[tuple[str, torch.dtype], Any] = {}  # cached candidates and plans
 
     def tables(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         """The tables in a type."""
@@ -57,7 +59,7 @@ class Subject:
 
     @property
     def features(self) -> int:
-        """A table each."""
+        """A feature per table."""
         return len(self.rows)
 
     @property
@@ -92,7 +94,7 @@ class Subject:
 
 
 class ModelSubject(Subject):
-    """One of RecFlex's models, or a variant of it."""
+    """A model of RecFlex, or a variant of it."""
 
     def __init__(self, name: str, setting: FusedSetting) -> None:
         """`name`: as `recfuse.workloads.model` takes it."""
@@ -130,19 +132,19 @@ class FusedSetting(Setting):
         return Ceilings(self.copy_speed)
 
     def subject(self, name: str) -> ModelSubject:
-        """A model's."""
+        """Returns the subject of a model."""
         if name not in self._subjects:
             self._subjects[name] = ModelSubject(name, self)
         return self._subjects[name]
 
     def drop(self, name: str) -> None:
-        """Gives a subject's memory back, with all that was made for it."""
+        """Releases a subject's memory and all of its caches."""
         self._subjects.pop(name, None)
         self.release()
 
 
 def right_output(subject: Subject, batch: Batch, dtype: torch.dtype) -> Tensor:
-    """The output in float64 [size, output_dim], summed by torch."""
+    """Returns the output in float64 [size, output_dim], summed by torch."""
     pooled = [
         torch.nn.functional.embedding_bag(rows, table.double(), starts, mode="sum")
         for table, (rows, starts) in zip(subject.tables(dtype), batch.parts, strict=True)

@@ -52,7 +52,7 @@ def figure_of_sizes(setting: FusedSetting, dtype: torch.dtype) -> Figure:
     for name in tqdm(arguments.models, desc="sizes", leave=False):
         subject = setting.subject(name)
         runs, more = make_runs(subject, names, dtype)
-        # At a usual size first: what is learned at the first call is learned from that.
+        # A usual size first, because the first call calibrates.
         runs, errors, further = checked(subject, runs, arguments.batch_sizes[0], dtype)
         notes += [*more, *further]
         streams[name] = time_stream(runs, subject.test_batches, subject.device, arguments.repeats)
@@ -73,13 +73,14 @@ def figure_of_sizes(setting: FusedSetting, dtype: torch.dtype) -> Figure:
 
 
 def _best(streams: dict[str, Stream], peer: str) -> Stream | None:
-    """A peer with the faster of its output types, by the sum over batches."""
+    """Returns the stream of a peer with the faster of its output types, by the sum over batches."""
     found = [streams[name] for name in (peer, peer + HALF_OUTPUTS) if name in streams]
     return min(found, key=lambda stream: stream.medians.sum(), default=None)
 
 
 def _ratios(by_model: dict[str, dict[str, Stream]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Of each model: "CANDIDATE over PEER" -> ratios by batch, their mean, and the ratio of the sums."""
+    """Returns for each model: "CANDIDATE over PEER" -> ratios by batch, their mean, and the ratio of the
+    sums."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for model, streams in by_model.items():
         found[model] = {}

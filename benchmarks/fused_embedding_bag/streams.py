@@ -1,4 +1,4 @@
-"""How calls are timed in a stream of different batches."""
+"""Timing of calls in a stream of different batches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from common.batches import Batch
 from recfuse._clock import clock
 
 Run = Callable[[Batch], Tensor]
-# A second of the device in clock cycles, or a little less.
+# Clock cycles of the device per second, or slightly more.
 _CYCLES = 2.0e9
-# Most seconds of a pause in which the host gets ahead of the device.
+# Most seconds of a pause that lets the host get ahead of the device.
 _LONGEST_PAUSE = 0.3
 
 
@@ -46,13 +46,13 @@ def time_stream(
 ) -> dict[str, Stream]:
     """Times each batch of a stream, candidates in turns, a pass over all batches at a time.
 
-    The host queues the whole pass while the device pauses, so that the device has each next batch at hand
-    when it is done with one; the time of a batch is that between two events, what a launch costs included.
-    Caches hold what the batches before have left there.
+    The host queues the whole pass while the device pauses, so that each next batch is ready in time. The time
+    of a batch is that between two events, including the cost of a launch. Caches hold the data of the
+    previous batches.
     """
     names = list(runs)
     for run in runs.values():
-        for batch in batches:  # compiles, and caches what depends on a batch's size
+        for batch in batches:  # compiles, and fills the caches that depend on a batch's size
             run(batch)
     device_s: dict[str, list[list[float]]] = {name: [] for name in names}
     called_s: dict[str, list[float]] = {name: [] for name in names}

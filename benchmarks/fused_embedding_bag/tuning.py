@@ -1,7 +1,7 @@
-"""How long tuning takes: from nothing, with a warm cache of kernels, and with one compile a feature.
+"""The time of tuning: from nothing, with a warm cache of kernels, and with one compile a feature.
 
-Tuning runs in a process of its own with an empty folder for the cache, twice: what the process itself keeps
-does not count as warm.
+Tuning runs twice in separate processes, first with an empty cache folder: the caches of a process do not
+count as warm.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from fused_embedding_bag.setting import FusedSetting, ModelSubject
 from recfuse.ops.schedules import FIELDS
 
 _CACHE = "RECFUSE_CACHE_DIR"
-_ONE_BY_ONE = 8  # features that are compiled one by one
+_ONE_BY_ONE = 8  # number of features that are compiled separately
 
 
 def apart(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What `call` returns in a fresh process."""
+    """Returns the result of `call` in a fresh process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(call, *arguments).result()
 
 
 def tune_once(values: dict[str, Any], name: str) -> tuple[float, str]:
-    """Tunes one model; seconds, and the plan as text. `values`: the command line's."""
+    """Tunes one model; returns seconds, and the plan as text. `values`: the command line's."""
     import recfuse
 
     setting = FusedSetting(argparse.ArgumentParser(), argparse.Namespace(**values))
@@ -64,7 +64,7 @@ def figure_tuning(setting: FusedSetting) -> Figure:
 
 
 def _folders() -> Any:
-    """An empty folder for a cache, then the same as it is left."""
+    """Yields an empty cache folder, then the same folder warm."""
     with TemporaryDirectory() as folder:
         yield "empty", folder
         yield "warm", folder
@@ -84,7 +84,7 @@ def _with_cache(folder: str, call: Callable[[], Any]) -> Any:
 
 @bench.figure("per_feature", on=["cuda"], group="ablations")
 def figure_per_feature(setting: FusedSetting) -> Figure:
-    """One compile a feature, all of its candidates in the kernel, as published; measured on a few."""
+    """One compile per feature, with all of its candidates in the kernel, as published; measured on a few."""
     arguments = setting.arguments
     subject: ModelSubject = setting.subject(arguments.models[0])
     module = default_collection(subject, FP32)

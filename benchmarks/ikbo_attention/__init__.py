@@ -1,4 +1,4 @@
-"""Attention of candidates over their user's history: recfuse.ikbo_attention against what people use.
+"""Attention of candidates over their user's history: recfuse.ikbo_attention and its peers.
 
 out[b] = softmax(scale * q[b] . k[user(b)]^T) . v[user(b)], per head. Contestants take turns on the same
 inputs:
@@ -9,9 +9,9 @@ inputs:
   Triton   a kernel of this benchmark that packs and broadcasts inside
   recfuse  by each of its paths, and by the path that it chooses
 
-A large matmul takes turns with them: what share of its rate is reached. Outputs are compared with float64,
-and as a whole with each other; what does not run or is wrong is left out, and the run goes on. Packed forms
-get offsets and packed keys for nothing, recfuse groups by the map in every call.
+A large matmul takes turns with them, as the reference of the rate. Outputs are compared with float64, and as
+a whole with each other; contestants that fail or are wrong are left out, and the run continues. Packed forms
+get offsets and packed keys for free; recfuse groups by the map in every call.
 
 The defaults with --device cuda are the paper's shape and sweeps, in float16 and bfloat16; on the CPU smaller
 shapes, in float32.

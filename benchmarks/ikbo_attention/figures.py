@@ -1,4 +1,4 @@
-"""The figures: sweeps of TFLOP/s over one property of a shape, and what the host spends on a call."""
+"""The figures: sweeps of TFLOP/s over one property of a shape, and the host's time of a call."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from ikbo_attention.problem import Problem, Shape, as_even
 
 UNIT = "of the rate of a large matmul"
 RATIOS = (FA3_VARLEN, VARLEN, TRITON, TWO_CALLS)
-"""Contestants over which recfuse's gain is shown, beside the fastest of all."""
-# What the figure `host` takes: so little that the device is never what a call waits for.
+"""Contestants over which recfuse's gain is shown, in addition to the fastest."""
+# The shape of the figure `host`: so small that a call never waits for the device.
 _HOST = {"candidates": 8, "group": "4", "queries": 16, "kv": 128}
 
 
@@ -47,7 +47,7 @@ class Sweep:
     title: str
     axis: str
     shapes: Mapping[str, Shape]
-    # What recfuse's rate is set against: what that is, and the shape beside each.
+    # The reference of recfuse's rate: its name, and its shape for each shape.
     against: tuple[str, Callable[[Shape], Shape]] | None = None
     names: Sequence[str] | None = None  # contestants, where not the figure's
 
@@ -128,7 +128,7 @@ def self_sweeps(setting: AttentionSetting) -> list[Sweep]:
 
 
 def contestants(setting: AttentionSetting, figure: str) -> list[str]:
-    """Of a figure, in the order of tables."""
+    """Returns the contestants of a figure, in the order of tables."""
     names = BY_FIGURE.get(figure, IN_SWEEPS)
     if setting.device.type == "cpu" and figure != "host":
         names = (*ON_THE_CPU[:4], *names)
@@ -175,7 +175,7 @@ def _title(sweep: Sweep, *words: str) -> str:
 def _rates(
     setting: AttentionSetting, sweep: Sweep, dtype: str, points: Mapping[str, AttentionPoint], mode: str
 ) -> Table:
-    """TFLOP/s by contestant, then what they say of recfuse."""
+    """Tabulates TFLOP/s by contestant, then the ratios of recfuse."""
     table = Table(
         f"{_title(sweep, dtype, mode)}: TFLOP/s. {next(iter(points.values())).shape}", [sweep.axis, *points]
     )
@@ -243,7 +243,8 @@ def _percent(part: float | None, whole: float | None) -> str:
 
 
 def _shares(points: Mapping[str, AttentionPoint], mode: str) -> dict[str, dict[str, float]]:
-    """By contestant and label, of the large matmul's rate; of the faster forms that ran at every point."""
+    """Returns shares of the large matmul's rate by contestant and label; of the faster forms that ran at
+    every point."""
     series: dict[str, dict[str, float]] = {}
     for name in NAMES:
         if name in (*COPIES, *PATHS, "packed flash"):
@@ -257,7 +258,7 @@ def _shares(points: Mapping[str, AttentionPoint], mode: str) -> dict[str, dict[s
 @bench.figure("host")
 @torch.inference_mode()
 def figure_host_calls(setting: AttentionSetting) -> Figure:
-    """What the host spends on a call."""
+    """The host's time of a call."""
     arguments = setting.arguments
     shape = replace(setting.shape, **_HOST)
     problem = Problem(shape, DTYPES[arguments.dtypes[0]], setting.device, arguments.seed)
@@ -273,7 +274,7 @@ def figure_host_calls(setting: AttentionSetting) -> Figure:
 
 @bench.last
 def figures_of_all_points(setting: AttentionSetting) -> Iterator[Figure]:
-    """The roofline, the matmul's rates, and status 1 where an output was wrong or recfuse did not run."""
+    """The roofline, the matmul's rates, and status 1 if an output was wrong or recfuse did not run."""
 
     def others(point: AttentionPoint, mode: str) -> dict[str, str | None]:
         return {"best peer": point.best_peer(mode), FA3_VARLEN: FA3_VARLEN, TRITON: TRITON}

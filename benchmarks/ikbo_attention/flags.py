@@ -14,7 +14,7 @@ RATIOS = ["1", "10", "10+1", "63", "64", "64+1", "1..127", "100", "1000", "10000
 
 
 def groups(text: str) -> list[str]:
-    """An argparse type: candidates of a user, N, N+M or N..M."""
+    """An argparse type: candidates per user, N, N+M or N..M."""
     found = comma_list(text)
     for group in found:
         try:

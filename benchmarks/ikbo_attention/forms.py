@@ -1,9 +1,9 @@
-"""What is compared, by name: torch's attention in every form, FlashAttention-3, Triton's kernel, recfuse.
+"""The contestants, by name: torch's attention in every form, FlashAttention-3, Triton's kernel, recfuse.
 
 "repeated NAME": SDPA by a backend of torch over keys and values repeated for each candidate beforehand;
 "broadcast + NAME": the same with the repetition in the call. "packed NAME": all candidates of a user as one
-long query, which batch forms take where users have as many candidates and keys. Where a shape has
-self-attention, each form runs once for users and once for candidates, unless its name says otherwise.
+long query, in batch forms if all users have equally many candidates and keys. If a shape has self-attention,
+each form runs once for users and once for candidates, unless its name says otherwise.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ FA3 = (FA3_BATCH, FA3_VARLEN, FA3_JOINED)
 OURS = (*PATHS, JAGGED, TWO_CALLS, RECFUSE)
 PEERS = (*TORCH, *FA3, TRITON)
 
-# Default contestants by figure; of a figure that is not listed, the first line's. Of the figure `host`, those
-# whose call is no more than their operator's: a backend of SDPA is chosen by a context manager.
+# Default contestants by figure; for other figures the first line. Figure `host`: forms whose call is only
+# their operator, because a context manager selects a backend of SDPA.
 IN_SWEEPS = (*PACKED, VARLEN, FA3_BATCH, FA3_VARLEN, TRITON, RECFUSE)
 BY_FIGURE = {
     "main": (*COPIES, *IN_SWEEPS[:-1], *PATHS, RECFUSE),
@@ -67,16 +67,16 @@ MEANINGS = {
 
 
 def takes(name: str, shape: Shape, on_gpu: bool) -> bool:
-    """Whether a form is meant for a shape and device."""
+    """Returns true if a form is meant for a shape and device."""
     if not on_gpu and name not in ON_THE_CPU:
         return False
     if name in COPIES:
-        return not shape.is_ragged  # else SDPA would need a mask
+        return not shape.is_ragged  # otherwise SDPA would need a mask
     return shape.is_even or name not in (*PACKED, FA3_BATCH)
 
 
 def alone(*names: str) -> Callable[[Callable[..., Attend]], Callable[..., Attend]]:
-    """Registers a form of candidates alone; with self-attention it runs once more, for users."""
+    """Registers a form for candidates; with self-attention it runs once more, for users."""
 
     def register(make: Callable[..., Attend]) -> Callable[..., Attend]:
         def run(*arguments: Any) -> Run:
@@ -110,7 +110,7 @@ def repeated_form(name: str, problem: Problem) -> Attend:
 
 
 def in_a_batch(batch: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Attend:
-    """A batch form of attention on the long queries of users."""
+    """Makes a batch form of attention on the long queries of users."""
 
     def attend(i: Inputs) -> Tensor:
         q = i.grouped().unflatten(0, (len(i.k), -1))
@@ -126,11 +126,11 @@ def packed_form(name: str, problem: Problem) -> Attend:
 
 
 def user_by_user(i: Inputs) -> Tensor:
-    """SDPA for one user after another."""
+    """SDPA for each user in turn."""
     outputs = []
     rows = i.grouped().split([count * i.q.shape[1] for count in i.counts])
     for user, (q, length) in enumerate(zip(rows, i.lengths, strict=True)):
-        # With a batch of one: the fast backends take four dims alone.
+        # With a batch of one: the fast backends require four dims.
         turned = (each[None].transpose(1, 2) for each in (q, i.k[user, :length], i.v[user, :length]))
         out = scaled_dot_product_attention(*turned, enable_gqa=q.shape[1] != i.k.shape[2])
         outputs.append(out.transpose(1, 2)[0])
@@ -183,7 +183,7 @@ def fa3_varlen(problem: Problem) -> Attend:
 
 @bench.peer(FA3_JOINED)
 def fa3_joined(problem: Problem) -> Run:
-    """One call for users and candidates, whose queries and outputs lie together: [rows, heads, dim]."""
+    """One call for users and candidates, whose queries and outputs are in one tensor: [rows, heads, dim]."""
     from fa3_fwd_interface import flash_attn_varlen_func
 
     def attend(i: Inputs) -> Tensor:
@@ -202,7 +202,7 @@ def triton_form(problem: Problem) -> Attend:
 
 
 def recfuse_form(path: str, i: Inputs) -> Tensor:
-    """recfuse's operator by one of its paths."""
+    """recfuse's operator by a path."""
     return recfuse.ikbo_attention(i.q, i.k, i.v, i.cand_to_user, kv_lengths=i.kv_lengths, path=path)
 
 
@@ -219,19 +219,19 @@ def recfuse_jagged(i: Inputs) -> Tensor:
 
 
 def path_taken(problem: Problem) -> str:
-    """The path that path="auto" takes."""
+    """Returns the path of path="auto"."""
     i = problem.inputs[0]
     return recfuse.ikbo_attention_path(i.q, i.k, i.v, i.cand_to_user, kv_lengths=i.kv_lengths)
 
 
 def twice(attend: Attend) -> Run:
-    """One call for users, one for candidates."""
+    """Makes a run of two calls: for users, and for candidates."""
     return lambda i: (attend(i.own), attend(i))
 
 
 @bench.peer(*PATHS)
 def path_form(name: str, problem: Problem) -> Run:
-    """recfuse by one of its paths."""
+    """recfuse by a path."""
     return functools.partial(recfuse_self if problem.shape.own else recfuse_form, PATHS.get(name, "auto"))
 
 
@@ -253,5 +253,5 @@ NAMES = tuple(bench.peers)
 
 
 def make_runs(problem: Problem, names: Iterable[str]) -> dict[str, Run]:
-    """Contestants by name. What cannot run here raises when it is called."""
+    """Returns contestants by name. Those that cannot run here raise when they are called."""
     return {name: made_at_first_call(functools.partial(bench.peers[name], problem)) for name in names}

@@ -1,4 +1,4 @@
-"""Checks and times all contestants at one shape, with a large matmul beside them."""
+"""Checks and times all contestants at one shape, in turns with a large matmul."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ikbo_attention.forms import (
 from ikbo_attention.problem import Problem, Shape
 
 FLASH = (FA3_VARLEN, VARLEN, "FA3 batch", "packed flash", "repeated flash")
-"""FlashAttention's forms: the first that runs is what errors are compared with."""
+"""FlashAttention's forms: the first that runs is the reference of errors."""
 
 
 @dataclass(kw_only=True)
@@ -37,7 +37,7 @@ class AttentionPoint(Point):
     """A point of this benchmark."""
 
     def best_peer(self, mode: str) -> str | None:
-        """The fastest contestant that is not recfuse."""
+        """Returns the fastest contestant other than recfuse."""
         names = [name for name in PEERS if name in self.results[mode].timings]
         return self.results[mode].fastest(names) if names else None
 
@@ -46,14 +46,15 @@ class AttentionPoint(Point):
         return {**super().to_json(), "best_peer": {mode: self.best_peer(mode) for mode in self.results}}
 
     def error_ratio(self, name: str) -> float | None:
-        """An error over FlashAttention's."""
+        """Returns an error divided by FlashAttention's."""
         flash = next((each for each in FLASH if each in self.errors), None)
         return self.errors[name] / self.errors[flash] if flash and self.errors[flash] else None
 
 
 @bench.setting
 class AttentionSetting(PointSetting):
-    """The points of this benchmark. What does not run or is wrong is left out, and the run goes on."""
+    """The points of this benchmark. Contestants that fail or are wrong are left out, and the run
+    continues."""
 
     def __init__(self, parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         """`arguments`: the benchmark's."""
@@ -62,13 +63,13 @@ class AttentionSetting(PointSetting):
 
     @property
     def shape(self) -> Shape:
-        """The shape that sweeps start from."""
+        """The shape from which sweeps start."""
         given = self.arguments
         sizes = given.q, given.sweep_kv[0], given.heads, given.kv_heads, given.dim
         return Shape(given.candidates, given.groups[-1], *sizes)
 
     def say(self, text: str, is_trouble: bool = False) -> str:
-        """Prints a line of progress, or what is wrong."""
+        """Prints a line of progress, or of an error."""
         print(text, file=sys.stderr, flush=True)
         self.troubles += [text] if is_trouble else []
         return text
@@ -76,7 +77,7 @@ class AttentionSetting(PointSetting):
     def point(
         self, shape: Shape, dtype: str, names: Sequence[str], rounds: int, eager: bool = False
     ) -> AttentionPoint | None:
-        """None where it failed."""
+        """Returns None if it failed."""
         names = [name for name in names if name in self.arguments.contestants]
         started, before = time.perf_counter(), self.points.get((shape, dtype))
         try:
@@ -92,7 +93,7 @@ class AttentionSetting(PointSetting):
     def measure(
         self, shape: Shape, dtype: str, names: Sequence[str], rounds: int, eager: bool
     ) -> AttentionPoint:
-        """Notes say what is left out."""
+        """Measures; notes name the contestants that are left out."""
         arguments = self.arguments
         problem = Problem(shape, DTYPES[dtype], self.device, arguments.seed, arguments.mapping)
         wanted, notes = self._wanted(problem, names)
@@ -110,7 +111,7 @@ class AttentionSetting(PointSetting):
         )  # fmt: skip
         matmul = large_matmul(size, problem.dtype, self.device)
         for mode in arguments.modes:
-            # What is slow for a reason that no clock changes is timed in the first mode alone.
+            # Forms that are slow for any clock are timed in the first mode only.
             slow = [name for name in (*COPIES, LOOP) if name in runs and mode == arguments.modes[0]]
             timed = {name: run for name, run in runs.items() if name in slow or name not in (*COPIES, LOOP)}
             point.take_turns(
@@ -120,7 +121,7 @@ class AttentionSetting(PointSetting):
         return point
 
     def _wanted(self, problem: Problem, names: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The contestants that take the shape, and notes."""
+        """Returns the contestants that accept the shape, and notes."""
         shape = problem.shape
         wanted = [name for name in names if takes(name, shape, self.on_gpu)]
         copied = 2 * sum(shape.counts) * shape.kv * shape.kv_heads * shape.dim * problem.dtype.itemsize
@@ -132,12 +133,12 @@ class AttentionSetting(PointSetting):
     def _check(
         self, problem: Problem, runs: dict[str, Run], label: str
     ) -> tuple[dict[str, float], list[str]]:
-        """The error of each contestant that runs here and is right, and notes on the others."""
+        """Returns the error of each contestant that runs here and is right, and notes on the others."""
         found = check_outputs(problem, runs, (VARLEN, LOOP))
         notes = []
         for name, why in found.failed.items():
             notes.append(f"{name} is left out: {_line(why)}")
-            # A path may refuse what it does not take; the operator as called has to run.
+            # A path may refuse shapes; the operator itself must run.
             self.say(f"{label}: {notes[-1]}", is_trouble=name in OURS and name not in PATHS)
         for name, (error, apart) in found.wrong.items():
             notes.append(f"{name} is wrong: {error:.1e} from float64, {apart:.1e} from others as a whole")

@@ -18,12 +18,12 @@ MAPPINGS = ("sorted", "shuffled")
 # Bytes of inputs that are rotated through at least: several times a GPU's last-level cache.
 _ROTATED_BYTES = 1 << 28
 _MOST_INPUTS = 4
-# Candidates and users whose outputs are computed in float64.
+# Number of candidates and users whose outputs are computed in float64.
 _CHECKED = 8
 
 
 def group_bounds(group: str) -> tuple[int, int]:
-    """The least and the greatest number of candidates of a user; ValueError where the text says none.
+    """Returns the least and the greatest number of candidates per user; ValueError for other texts.
 
     "64": 64 each; "64+1": half of the users have one more, in no order; "1..127": any number between.
     """
@@ -39,7 +39,7 @@ def group_bounds(group: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Shape:
-    """Users with `group` candidates each, so many that there are about `candidates`."""
+    """Users with `group` candidates each, about `candidates` in total."""
 
     candidates: int = 2048
     group: str = "64+1"
@@ -78,17 +78,17 @@ class Shape:
 
     @property
     def is_even(self) -> bool:
-        """Whether all users have as many candidates and keys: what a batch form takes."""
+        """All users have equally many candidates and keys, as batch forms require."""
         return len(set(self.counts)) == 1 and not self.is_ragged
 
     @property
     def is_ragged(self) -> bool:
-        """Whether histories have different lengths."""
+        """Histories have different lengths."""
         return self.least_kv < 100
 
     @property
     def flop(self) -> int:
-        """Two products a query, head and key, of those keys alone that a user has."""
+        """Two products for each query, head and key, of existing keys only."""
         pairs = sum(
             (count * self.queries + self.own) * length
             for count, length in zip(self.counts, self.lengths, strict=True)
@@ -102,7 +102,7 @@ class Shape:
         return dtype.itemsize * self.dim * (rows + keys) + 8 * sum(self.counts)
 
     def __str__(self) -> str:
-        """As titles say it."""
+        """Returns the form in titles."""
         heads = str(self.heads) if self.heads == self.kv_heads else f"{self.heads} over {self.kv_heads}"
         kv = f"{self.kv * self.least_kv // 100} to {self.kv}" if self.is_ragged else str(self.kv)
         own = f", {self.own} queries of the user" if self.own else ""
@@ -114,7 +114,7 @@ class Shape:
 
 @dataclass
 class Inputs:
-    """One set of inputs, and the forms of them that others produce outside of the timed region."""
+    """A set of inputs, and the forms of them that other contestants produce outside of the timed region."""
 
     q: Tensor  # [candidates, queries, heads, dim]
     k: Tensor  # [users, kv, kv_heads, dim]
@@ -126,27 +126,28 @@ class Inputs:
 
     @property
     def has_lengths(self) -> bool:
-        """Whether they differ from the allotted length."""
+        """The lengths differ from the allotted length."""
         return min(self.lengths) < self.k.shape[1]
 
     @cached_property
     def kv_lengths(self) -> Tensor | None:
-        """int64 [users]; None where every user has all keys."""
+        """int64 [users]; None if every user has all keys."""
         return torch.tensor(self.lengths, device=self.q.device) if self.has_lengths else None
 
     @cached_property
     def order(self) -> Tensor | None:
-        """Candidates by user; None where they come in that order."""
+        """Candidates ordered by user; None if they have that order."""
         users = self.cand_to_user
         return None if bool((users[1:] >= users[:-1]).all()) else users.argsort(stable=True)
 
     @cached_property
     def inverse(self) -> Tensor | None:
-        """Where each candidate stands in `order`."""
+        """The position of each candidate in `order`."""
         return None if self.order is None else self.order.argsort()
 
     def grouped(self) -> Tensor:
-        """Queries of users one after another: [rows, heads, dim]. In a call: a copy where they are not."""
+        """Queries concatenated by user: [rows, heads, dim]. In a timed call: a copy if they are in another
+        order."""
         return (self.q if self.order is None else self.q[self.order]).flatten(0, 1)
 
     def ungrouped(self, out: Tensor) -> Tensor:
@@ -171,12 +172,12 @@ class Inputs:
 
     @property
     def most_rows(self) -> int:
-        """Of any user."""
+        """Most rows of any user."""
         return max(self.counts) * self.q.shape[1]
 
     @cached_property
     def jagged(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of users one after another: [sum of lengths, kv_heads, dim]."""
+        """Keys and values concatenated by user: [sum of lengths, kv_heads, dim]."""
         if not self.has_lengths:
             return self.k.flatten(0, 1), self.v.flatten(0, 1)
         kept = torch.arange(self.k.shape[1], device=self.q.device) < self.kv_lengths[:, None]
@@ -197,7 +198,8 @@ class Inputs:
 
     @cached_property
     def joined(self) -> tuple[Tensor, Tensor, int]:
-        """Queries of each user and of its candidates in one row; where users begin; the most rows of any."""
+        """Queries of each user and of its candidates in one tensor; begins of the users; most rows of any
+        user."""
         own, rows = self.q_user.shape[1], self.q.shape[1]
         parts = self.grouped().split([count * rows for count in self.counts])
         pairs = [torch.cat(pair) for pair in zip(self.q_user, parts, strict=True)]
@@ -205,7 +207,7 @@ class Inputs:
         return torch.cat(pairs), cuts, own + self.most_rows
 
     def apart(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs of users and of candidates from those of `joined`."""
+        """Splits the output of `joined` into those of users and of candidates."""
         own = self.q_user.shape[1]
         parts = out.split([own + count * self.q.shape[1] for count in self.counts])
         of_users = torch.stack([part[:own] for part in parts])
@@ -225,9 +227,9 @@ class Problem:
     def __init__(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, seed: int, mapping: str = "sorted"
     ) -> None:
-        """`mapping`: candidates of a user one after another, or in any order."""
+        """`mapping`: candidates grouped by user, or in random order."""
         self.shape, self.dtype, self.device = shape, dtype, device
-        self.notes: list[str] = []  # what contestants chose
+        self.notes: list[str] = []  # the choices of contestants
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*sizes: int) -> Tensor:
@@ -248,21 +250,21 @@ class Problem:
             self.inputs.append(Inputs(q, k, v, users, shape.counts, shape.lengths, own))
 
     def checked(self, count: int) -> list[int]:
-        """Of so many items the first, the last, and some between."""
+        """Returns the first, the last and some other numbers below `count`."""
         return torch.linspace(0, count - 1, min(_CHECKED, count)).round().long().tolist()
 
     def parts(self, output: Output) -> tuple[Tensor, ...]:
-        """The output of candidates, or of users and of candidates."""
+        """Returns the output of candidates, or of users and of candidates."""
         if self.shape.own and isinstance(output, Tensor):
             return self.inputs[0].apart(output)
         return output if isinstance(output, tuple) else (output,)
 
     def whole(self, output: Output) -> Tensor:
-        """All values of an output, in one row."""
+        """Returns all values of an output in one row."""
         return torch.cat([part.flatten() for part in self.parts(output)])
 
     def sampled(self, output: Output) -> Tensor:
-        """Those of an output's values that are compared with float64, in one row."""
+        """Returns the values of an output that are compared with float64, in one row."""
         parts = self.parts(output)
         return torch.cat([part[self.checked(len(part))].flatten() for part in parts])
 
@@ -276,7 +278,7 @@ class Problem:
         return torch.cat([self._right(q[at], users[at]) for q, users in parts for at in self.checked(len(q))])
 
     def _right(self, q: Tensor, user: int) -> Tensor:
-        """Of one item, q [queries, heads, dim]."""
+        """Returns the output of one item, q [queries, heads, dim]."""
         inputs, share = self.inputs[0], self.shape.heads // self.shape.kv_heads
         length = inputs.lengths[user]
         k, v = (each[user, :length].double().repeat_interleave(share, 1) for each in (inputs.k, inputs.v))
@@ -285,5 +287,5 @@ class Problem:
 
 
 def as_even(shape: Shape) -> Shape:
-    """The shape with as many candidates for every user."""
+    """Returns the shape with equally many candidates for every user."""
     return replace(shape, group=str(group_bounds(shape.group)[0]))

@@ -1,14 +1,14 @@
 """The peer in Triton: FlashAttention-2's loop with the broadcast inside.
 
-  tile      block_m rows of one user's candidates, packed one after another, and one head; programs of a user
-            and head are neighbours, so that its keys and values come from L2
+  tile      block_m packed rows of one user's candidates, and one head; programs of a user and head are
+            adjacent, so that its keys and values hit L2
   queries   by pointer, through the order of the candidates: any map, any number of queries
   keys      by tensor descriptors (the copy engine), `num_stages` blocks of block_n in flight
   softmax   running maximum and sum in fp32, base 2; weights rounded to the type of the values
   tail      the last block of a user's keys is masked; values beyond them count with weight zero
 
-Where each user's candidates begin, and their order, are made before the call. Configurations are timed at
-each shape, and the fastest is kept.
+The order of candidates and the begins of users are computed before the call. Configurations are timed at each
+shape, and the fastest is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ikbo_attention.problem import Inputs, Problem
 
 @dataclass(frozen=True)
 class Config:
-    """One way to run the kernel."""
+    """A configuration of the kernel."""
 
     block_m: int
     block_n: int
@@ -53,7 +53,8 @@ CONFIGS = (
 @triton.jit
 def accumulated(x, k, v, user, column, step, length, scale, high, total, out,
                 block_n: tl.constexpr, dim: tl.constexpr, masked: tl.constexpr):  # fmt: skip
-    """One block of keys into the running maximum `high` (scaled), the sum of weights `total`, and `out`."""
+    """Adds one block of keys to the running maximum `high` (scaled), the sum of weights `total`, and
+    `out`."""
     keys = k.load([user, step, column]).reshape(block_n, dim)
     scores = tl.dot(x, keys.T)
     if masked:
@@ -67,7 +68,7 @@ def accumulated(x, k, v, user, column, step, length, scale, high, total, out,
     return higher, total, out
 
 
-# Not compiled anew for sizes that happen to be multiples of 16.
+# Not specialised for sizes that happen to be multiples of 16.
 @triton.jit(do_not_specialize=["queries", "heads", "share"])
 def attend(
     q, k, v, out, order, cuts, lengths, scale, queries, heads, share,
@@ -108,7 +109,7 @@ def attend(
 
 
 def launch(config: Config, i: Inputs) -> Tensor:
-    """The whole call; what it reads besides the inputs is in `prepared`."""
+    """The whole call; `prepared` has its additional inputs."""
     order, lengths = prepared(i)
     users, _, kv_heads, dim = i.k.shape
     heads = i.q.shape[2]
@@ -125,7 +126,7 @@ def launch(config: Config, i: Inputs) -> Tensor:
 
 
 def prepared(i: Inputs) -> tuple[Tensor, Tensor]:
-    """int32: candidates by user, and keys of each user; made once for each set of inputs."""
+    """int32: candidates by user, and keys of each user; cached for each set of inputs."""
     kept = vars(i).get("_triton")
     if kept is None:
         order = torch.arange(len(i.q), device=i.q.device) if i.order is None else i.order

@@ -1,4 +1,4 @@
-"""The figures: one shape with every contestant, sweeps from it, and what the host spends on a call."""
+"""The figures: one shape with every contestant, sweeps from it, and the host's time of a call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ikbo_linear.measure import IkboSetting, LinearPoint
 from ikbo_linear.problem import Problem, Shape
 
 BEST = "best torch"
-# Candidates of the figure `host`: so few that the device is never what a call waits for.
+# Candidates of the figure `host`: so few that a call never waits for the device.
 _HOST_CANDIDATES, _HOST_RATIO = 8, 4
 
 
@@ -49,7 +49,7 @@ def figure_main(setting: IkboSetting) -> Figure:
     panels: Panels = {}
     record = {}
     for dtype in tqdm(arguments.dtypes, desc="main", leave=False):
-        # Compilers take their time: for the first type alone.
+        # Compiling is slow: for the first type only.
         compiled = {COMPILED + name for name in arguments.compile if dtype == arguments.dtypes[0]}
         names = [name for name in NAMES if name in compiled.union(arguments.contestants)]
         point = setting.point(setting.shape, dtype, names, arguments.rounds, eager=True)
@@ -108,7 +108,7 @@ def _stage_speeds(point: LinearPoint, mode: str) -> dict[str, float]:
 
 
 def _stages(point: LinearPoint, mode: str) -> Table:
-    """recfuse's paths as the paper's stages, each over the one before."""
+    """recfuse's paths as the paper's stages, each over the previous stage."""
     table = Table(
         f"Stages, {point.dtype}, {mode}: us", ["stage", "us", f"over {BROADCAST}", "over the stage before"]
     )
@@ -160,7 +160,8 @@ def figure_shapes(setting: IkboSetting) -> Figure:
 def figure_sweep(
     setting: IkboSetting, title: str, axis: str, wanted: Mapping[str, Shape], *, eager: bool = False
 ) -> Figure:
-    """Each shape in each type and mode. `axis`: what the labels of `wanted` say. `eager`: calls as well."""
+    """Each shape in each type and mode. `axis`: name of the labels of `wanted`. `eager`: calls in
+    addition."""
     arguments = setting.arguments
     tables: list[Table] = []
     panels: Panels = {}
@@ -216,7 +217,7 @@ def _sweep(title: str, axis: str, points: Mapping[str, LinearPoint], mode: str) 
 
 
 def _paths(title: str, axis: str, points: Mapping[str, LinearPoint], mode: str) -> Table:
-    """recfuse by each path that was measured, beside the one that it chooses."""
+    """recfuse by each measured path, and by the path that it chooses."""
     names = [name for name in PATHS if any(name in point.results[mode].timings for point in points.values())]
     table = Table(title, [axis, BEST, *names, RECFUSE, "path", f"over {BEST}"])
     for label, point in points.items():
@@ -238,7 +239,7 @@ def _called(title: str, axis: str, points: Mapping[str, LinearPoint], mode: str)
 
 
 def _speeds(points: Mapping[str, LinearPoint], mode: str) -> dict[str, dict[str, float]]:
-    """By contestant and label, times faster than the fastest of torch's forms."""
+    """Returns by contestant and label how many times faster than the fastest of torch's forms."""
     series: dict[str, dict[str, float]] = {}
     for name in (RECFUSE, TRITON, CONCATENATED, BROADCAST):
         found = {}
@@ -254,7 +255,7 @@ def _speeds(points: Mapping[str, LinearPoint], mode: str) -> dict[str, dict[str,
 @bench.figure("host", on=["cuda"])
 @torch.inference_mode()
 def figure_host_calls(setting: IkboSetting) -> Figure:
-    """What the host spends on a call."""
+    """The host's time of a call."""
     arguments = setting.arguments
     shape = replace(setting.shape, candidates=_HOST_CANDIDATES, ratio=_HOST_RATIO)
     problem = Problem(shape, DTYPES[arguments.dtypes[0]], setting.device, arguments.seed)

@@ -55,7 +55,7 @@ flag("--matmul", positive, 8192, "rows and columns of the large matmul", cpu=102
 
 @bench.check
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """What every figure needs among the contestants, in the order of tables."""
+    """Adds the contestants that every figure needs, in the order of tables."""
     arguments.compile = arguments.compile or []
     if "all" in arguments.compile:
         arguments.compile = list(COMPILABLE)

@@ -1,8 +1,8 @@
-"""What is compared, by name: torch's forms of the same product, Triton's kernel, and recfuse's paths.
+"""The contestants, by name: torch's forms of the same product, Triton's kernel, and recfuse's paths.
 
-"NAME baddbmm": the candidates' product is added to the gathered user part by torch.baddbmm, in place of a
-product and an addition. "compiled NAME": the form under torch.compile(mode="max-autotune-no-cudagraphs");
-every contestant is replayed as a CUDA graph by the harness.
+"NAME baddbmm": torch.baddbmm adds the candidates' product to the gathered user part, instead of a product and
+an addition. "compiled NAME": the form under torch.compile(mode="max-autotune-no-cudagraphs"); the harness
+replays every contestant as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ MEANINGS = {
 
 
 def is_separate(name: str) -> bool:
-    """Whether a form of torch's takes users and candidates apart, as recfuse does."""
+    """Returns true if a form of torch's takes users and candidates separately, like recfuse."""
     return name.removeprefix(COMPILED) in (BROADCAST, *DECOMPOSITIONS)
 
 
 def added(weights: tuple[Tensor, Tensor], x_user: Tensor, x_cand: Tensor, users: Tensor) -> Tensor:
-    """A product each, and an addition."""
+    """Two products and an addition."""
     return torch.matmul(weights[1], x_cand) + torch.matmul(weights[0], x_user)[users]
 
 
@@ -87,7 +87,7 @@ def torch_form(name: str, problem: Problem) -> Run:
 
 @bench.peer(*(COMPILED + name for name in COMPILABLE))
 def compiled_form(name: str, problem: Problem) -> Run:
-    """A form under torch.compile; what it is given ahead is an argument, as it is there."""
+    """A form under torch.compile; inputs computed in advance are arguments, as in the eager form."""
     weights, name = problem.weights, name.removeprefix(COMPILED)
 
     def compiled(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -119,7 +119,7 @@ def triton_form(problem: Problem) -> Run:
 
 @bench.peer(*PATHS, RECFUSE)
 def recfuse_form(name: str, problem: Problem) -> Run:
-    """recfuse's operator by one of its paths; it takes weights and inputs as they are."""
+    """recfuse's operator by a path, with unmodified weights and inputs."""
     weights, path = problem.weights, PATHS.get(name, "auto")
     return lambda i: recfuse.ikbo_linear(
         weights.user, weights.cand, i.x_user, i.x_cand, i.cand_to_user, path=path
@@ -131,7 +131,7 @@ NAMES = tuple(bench.peers)
 
 
 def path_taken(problem: Problem) -> str:
-    """The path that path="auto" takes."""
+    """Returns the path of path="auto"."""
     weights, inputs = problem.weights, problem.inputs[0]
     return recfuse.ikbo_linear_path(
         weights.user, weights.cand, inputs.x_user, inputs.x_cand, inputs.cand_to_user
@@ -139,12 +139,12 @@ def path_taken(problem: Problem) -> str:
 
 
 def make_runs(problem: Problem, names: Iterable[str]) -> dict[str, Run]:
-    """Contestants by name. What cannot run here raises when it is called."""
+    """Returns contestants by name. Those that cannot run here raise when they are called."""
     if any(name.startswith(COMPILED) for name in names):
-        torch.compiler.reset()  # else shapes seen before count against the number of recompilations
+        torch.compiler.reset()  # otherwise earlier shapes count as recompilations
         with contextlib.suppress(ImportError, AttributeError):
             from torch._inductor import config, select_algorithm
 
-            select_algorithm.PRINT_AUTOTUNE = False  # a table of candidates for each product
+            select_algorithm.PRINT_AUTOTUNE = False  # it would print a table of candidates for each product
             config.max_autotune_report_choices_stats = False
     return {name: made_at_first_call(functools.partial(bench.peers[name], problem)) for name in names}

@@ -1,4 +1,4 @@
-"""Checks and times all contestants at one shape, with a large matmul beside them."""
+"""Checks and times all contestants at one shape, in turns with a large matmul."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class LinearPoint(Point):
     """A point of this benchmark."""
 
     def best_torch(self, mode: str, suffix: str = "") -> str:
-        """The fastest of torch's forms, compiled or not, that take users and candidates apart."""
+        """Returns the fastest of torch's forms, compiled or not, that take users and candidates
+        separately."""
         names = [name for name in self.results[mode].timings if name.endswith(suffix)]
         return self.results[mode].fastest(name for name in names if is_separate(name.removesuffix(suffix)))
 
@@ -29,7 +30,7 @@ class LinearPoint(Point):
         return {**super().to_json(), "best_torch": {mode: self.best_torch(mode) for mode in self.results}}
 
     def error_ratio(self, name: str) -> float | None:
-        """An error over that of torch's matmul of the concatenated input."""
+        """Returns an error divided by that of torch's matmul of the concatenated input."""
         return self.errors[name] / self.errors[CONCATENATED] if CONCATENATED in self.errors else None
 
 
@@ -39,7 +40,7 @@ class IkboSetting(PointSetting):
 
     @property
     def shape(self) -> Shape:
-        """The shape that sweeps start from."""
+        """The shape from which sweeps start."""
         given = self.arguments
         return Shape(given.candidates, given.ratio, given.m, given.n, given.k_user, given.k_cand)
 
@@ -47,7 +48,7 @@ class IkboSetting(PointSetting):
     def measure(
         self, shape: Shape, dtype: str, names: Sequence[str], rounds: int, eager: bool
     ) -> LinearPoint:
-        """Ends the program where an output is wrong; notes say which peers do not run."""
+        """Measures; ends the program if an output is wrong. Notes name the peers that do not run."""
         arguments = self.arguments
         problem = Problem(shape, DTYPES[dtype], self.device, arguments.seed, arguments.mapping)
         runs = make_runs(problem, names)
@@ -70,10 +71,10 @@ class IkboSetting(PointSetting):
     def _check(
         self, problem: Problem, runs: dict[str, Run], label: str
     ) -> tuple[dict[str, float], list[str]]:
-        """The error of each contestant that runs here, and notes on the others."""
+        """Returns the error of each contestant that runs here, and notes on the others."""
         found = check_outputs(problem, runs, DECOMPOSITIONS)
         for name, (error, apart) in found.wrong.items():
-            worst = torch.tensor([error, apart / 2]).max().item()  # NaN where there is one
+            worst = torch.tensor([error, apart / 2]).max().item()  # NaN if either is NaN
             check_error(self.parser, f"{label}, {name}", worst, ROUNDINGS * TOLERANCES[problem.dtype])
-        # Without the shape, so that points of a sweep say the same thing once.
+        # Without the shape, so that points of a sweep have one note.
         return found.norms, [left_out("", name, why).removeprefix(": ") for name, why in found.failed.items()]

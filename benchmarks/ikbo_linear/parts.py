@@ -24,7 +24,7 @@ CELLS = [
 
 @ablation(bench)
 def cells(setting: IkboSetting) -> Iterator[Cell]:
-    """The paper's shape and small batches, each path beside the path that is chosen."""
+    """The paper's shape and small batches: each path, and the path that is chosen."""
     for candidates, dtype, paths in CELLS:
         shape = Shape(candidates=sized(setting, candidates))
         problem = Problem(shape, DTYPES[dtype], setting.device, setting.arguments.seed)

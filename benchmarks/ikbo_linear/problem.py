@@ -17,7 +17,7 @@ MAPPINGS = ("sorted", "shuffled")
 # Bytes of inputs that are rotated through at least: several times a GPU's last-level cache.
 _ROTATED_BYTES = 1 << 28
 _MOST_INPUTS = 8
-# Candidates whose outputs are computed in float64.
+# Number of candidates whose outputs are computed in float64.
 _CHECKED = 6
 
 
@@ -39,7 +39,7 @@ class Shape:
 
     @property
     def flop(self) -> int:
-        """A product a candidate, and one a user."""
+        """A product for each candidate and each user."""
         return 2 * self.m * self.n * (self.candidates * self.k_cand + self.users * self.k_user)
 
     def least_bytes(self, dtype: torch.dtype) -> int:
@@ -49,7 +49,7 @@ class Shape:
         return dtype.itemsize * (inputs + weights + self.candidates * self.m * self.n) + 8 * self.candidates
 
     def __str__(self) -> str:
-        """As titles say it."""
+        """Returns the form in titles."""
         return (
             f"{self.candidates} candidates of {self.users} users, M {self.m}, N {self.n}, "
             f"K {self.k_user} + {self.k_cand}"
@@ -58,7 +58,7 @@ class Shape:
 
 @dataclass
 class Inputs:
-    """One set of inputs, and the forms of them that others produce outside of the timed region."""
+    """A set of inputs, and the forms of them that other contestants produce outside of the timed region."""
 
     x_user: Tensor  # [users, k_user, n]
     x_cand: Tensor  # [candidates, k_cand, n]
@@ -77,7 +77,7 @@ class Inputs:
 
 @dataclass
 class Weights:
-    """One weight, and the forms of it that are made ahead of calls."""
+    """A weight, and its forms that are computed in advance."""
 
     user: Tensor  # [m, k_user]
     cand: Tensor  # [m, k_cand]
@@ -94,7 +94,8 @@ class Weights:
 
     @cached_property
     def pitched(self) -> tuple[Tensor, Tensor]:
-        """The same memory without those columns: rows start at 16 bytes, and inputs need no padding."""
+        """Views without the padded columns: rows start at multiples of 16 bytes, and inputs need no
+        padding."""
         user, cand = self.padded
         return user[:, : self.user.shape[1]], cand[:, : self.cand.shape[1]]
 
@@ -115,9 +116,9 @@ class Problem:
     def __init__(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, seed: int, mapping: str = "sorted"
     ) -> None:
-        """`mapping`: candidates of a user one after another, or in any order."""
+        """`mapping`: candidates grouped by user, or in random order."""
         self.shape, self.dtype, self.device = shape, dtype, device
-        self.notes: list[str] = []  # what contestants chose
+        self.notes: list[str] = []  # the choices of contestants
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*sizes: int) -> Tensor:
@@ -139,7 +140,7 @@ class Problem:
             self.inputs.append(Inputs(x_user, normal(shape.candidates, shape.k_cand, shape.n), users))
 
     def whole(self, output: Tensor) -> Tensor:
-        """All values of an output, in one row; ValueError where it has another shape."""
+        """Returns all values of an output in one row; ValueError for another shape."""
         shape = self.shape
         if output.shape != (shape.candidates, shape.m, shape.n):
             raise ValueError(f"the output has shape {tuple(output.shape)}")
@@ -151,7 +152,8 @@ class Problem:
 
     @cached_property
     def checked(self) -> Tensor:
-        """Candidates whose outputs are compared with float64: the first, the last, and some between."""
+        """Returns the candidates whose outputs are compared with float64: the first, the last, and some
+        between."""
         count = min(_CHECKED, self.shape.candidates)
         return torch.linspace(0, self.shape.candidates - 1, count).round().long().to(self.device)
 

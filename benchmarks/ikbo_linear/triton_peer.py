@@ -1,18 +1,18 @@
-"""The peer in Triton: the candidates' product with the user part added before it is stored.
+"""The peer in Triton: the candidates' product with the user part added before the store.
 
 The user part R = W_user . X_user [users, m, n] is torch's matmul of padded operands, as in the paper's third
 stage (section 2.3). The kernel then computes out[b] = W_cand . X_cand[b] + R[cand_to_user[b]]:
 
-  tile      a program makes tiles [block_m, block_n] of one candidate; neighbours share a candidate and a
-            column tile, so that X comes from L2 for all but the first tile of rows
+  tile      a program computes tiles [block_m, block_n] of one candidate; adjacent programs share a candidate
+            and a column tile, so that X hits L2 for all tiles of rows except the first
   operands  by tensor descriptors (the copy engine), W [m, k] and X [candidates, k, n]: the tails in m, n and
             k are zeros, and no tile reads the next candidate's rows
   product   fp32 accumulators over k in steps of block_k, `num_stages` steps in flight
-  epilogue  R's tile is read by the candidate's user, added in fp32, and the sum rounded once
-  programs  one a tile, or as many as SMs, each with every so manyth tile (persistent)
+  epilogue  reads R's tile by the candidate's user, adds it in fp32, and rounds the sum once
+  programs  one a tile, or as many as SMs, each with every n-th tile (persistent)
 
-W is padded in every call, as recfuse does; X by its producer. Configurations are timed at each shape, and the
-fastest is kept.
+Every call pads W, like recfuse; the producer of X pads X. Configurations are timed at each shape, and the
+fastest is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ikbo_linear.problem import ALIGNED, Inputs, Problem, padded_columns
 
 @dataclass(frozen=True)
 class Config:
-    """One way to run the kernel."""
+    """A configuration of the kernel."""
 
     block_m: int
     block_n: int
@@ -61,7 +61,7 @@ CONFIGS = (
 )
 
 
-# Not compiled anew for sizes that happen to be multiples of 16, but of n: rows are then stored in 16 bytes.
+# Specialised only for n being a multiple of 16, so that rows are stored in 16 bytes.
 @triton.jit(do_not_specialize=["tiles", "m", "k"])
 def add_user_part(
     w, x, base, users, out, tiles, m, n, k,
@@ -116,7 +116,8 @@ def check(problem: Problem) -> None:
 
 
 def triton_run(problem: Problem) -> Callable[[Inputs], Tensor]:
-    """The whole call: W padded, the user part by torch, then the kernel in its best configuration."""
+    """The whole call: pads W, computes the user part by torch, then runs the kernel in its best
+    configuration."""
     check(problem)
     weights = problem.weights
     programs = torch.cuda.get_device_properties(problem.device).multi_processor_count

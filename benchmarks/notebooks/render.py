@@ -1,7 +1,7 @@
-"""Execute the notebooks and keep what they print and draw: python benchmarks/notebooks/render.py
+"""Executes the notebooks and keeps their outputs: python benchmarks/notebooks/render.py
 
-A notebook that says that other processes disturbed it is executed again, up to --tries times; if it still
-says so its file stays as it was, or with --anyway is written with what it says.
+A notebook that reports a disturbance by other processes is executed again, up to --tries times. If it still
+reports one, its file stays unchanged, or with --anyway is written nevertheless.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ DISTURBED = "Not a quiet machine"
 
 
 def executed(path: Path, folder: Path) -> Any:
-    """A notebook with what it prints when it runs in `folder`, from which nothing can be imported."""
+    """Executes a notebook in `folder`, from which nothing can be imported."""
     notebook = nbformat.read(path, as_version=4)
     os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     resources = {"metadata": {"path": str(folder)}}
     nbclient.NotebookClient(notebook, timeout=300, record_timing=False, resources=resources).execute()
-    # What differs from machine to machine and says nothing.
+    # Metadata that depend on the machine only.
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

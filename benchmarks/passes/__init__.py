@@ -1,12 +1,12 @@
 """Graph passes: plain models eager, compiled, compiled with recfuse.backend(), and written by hand.
 
 "bags": many tables of torch.nn.EmbeddingBag before one cat. "ranking": a user tower, candidates of each user,
-linear compression and target attention; nothing in it says recfuse. "E" and "F": RECom's models, column by
-column, against recfuse.nn.EmbeddingColumns. All candidates hold the same weights, run in turns on the same
-batches, in inference mode, and their outputs are compared; on a GPU as CUDA graphs and as called.
+linear compression and target attention, in plain PyTorch. "E" and "F": RECom's models, column by column,
+against recfuse.nn.EmbeddingColumns. All candidates hold the same weights and run in turns on the same batches
+in inference mode, and their outputs are compared; on a GPU as CUDA graphs and as called.
 
-"pass": seconds of recfuse.backend() alone, for a graph of many columns of several kinds and any batch;
-torch.compile's own time is apart.
+"pass": seconds of recfuse.backend(), without torch.compile's own time, for a graph of many columns of several
+kinds and any batch.
 """
 
 from common.registry import Benchmark

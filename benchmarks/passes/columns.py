@@ -1,10 +1,10 @@
 """RECom's models E and F in plain PyTorch, column by column, against recfuse.nn.EmbeddingColumns by hand.
 
 Tables, batches and the layers on top are those of benchmarks/embedding_columns/models.py. The plain model has
-a tensor a table, and its boundaries as numbers; its raw values come as one tensor of floats and one of
-integers, and as (values, offsets) of each column of several values. Its graph is recorded by torch's make_fx,
-which takes seconds where torch.compile takes a minute, and given to recfuse.swap. By hand, values come as one
-packed batch. The layers behind the columns are compiled, the same for all.
+a tensor per table, and its boundaries as numbers; its raw values are one tensor of floats, one of integers,
+and (values, offsets) of each column of several values. torch's make_fx records its graph for recfuse.swap in
+seconds; torch.compile would take a minute. By hand, values are one packed batch. The layers after the columns
+are compiled, the same for all.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ TOLERANCE = 1e-4
 
 
 class Plain(nn.Module):
-    """Columns one after another."""
+    """The columns, computed one by one."""
 
     def __init__(self, subject: Subject) -> None:
-        """Of a subject."""
+        """Takes the tables of a subject."""
         super().__init__()
         self.kinds = list(subject.columns)
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """A table a column; floats and integers [size, columns of a kind]; values and offsets of each of the
-        other columns. One by one: a list of them would be taken apart in Python, in each call.
-        """
+        """A table per column; floats and integers [size, columns of a kind]; values and offsets of each of
+        the other columns, as separate arguments, because Python would unpack a list of them in each
+        call."""
         count = len(self.kinds)
         tables, (floats, integers), rest = tensors[:count], tensors[count : count + 2], tensors[count + 2 :]
         several = list(zip(rest[::2], rest[1::2], strict=True))
@@ -66,12 +66,12 @@ class Plain(nn.Module):
 
 
 def source_of(kind: Kind) -> str:
-    """Which of the plain model's inputs has a column's values."""
+    """Returns the name of the plain model's input that has a column's values."""
     return "several" if kind.several else "floats" if kind.buckets else "integers"
 
 
 def inputs_of(kinds: list[Kind], batch: Batch) -> list[Tensor]:
-    """A batch as the plain model takes it, behind its tables."""
+    """Returns a batch in the form of the plain model, after its tables."""
     of = {
         source: [
             feature for kind, feature in zip(kinds, batch.features, strict=True) if source_of(kind) == source
@@ -97,7 +97,7 @@ def figure_f(setting: Setting) -> Figure:
 
 
 def figure_columns(setting: Setting, name: str) -> Figure:
-    """A model in its forms, with the layers behind the columns and without."""
+    """A model in its forms, with the layers after the columns and without."""
     arguments = setting.arguments
     torch.manual_seed(arguments.seed)
     subject = Subject(name, model_kinds(name, arguments.large_rows, arguments.part), setting)

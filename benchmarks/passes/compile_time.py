@@ -1,4 +1,4 @@
-"""Seconds of recfuse's pass for a graph of many columns; torch.compile's own time is apart."""
+"""Seconds of recfuse's pass for a graph of many columns, without torch.compile's own time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Columns(nn.Module):
     """Columns of three kinds: bucketized floats, remainders, integers that are clamped."""
 
     def __init__(self, columns: int) -> None:
-        """Small tables: what counts is the graph."""
+        """Small tables, because only the graph matters."""
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(11 + number % 7, 4) for number in range(columns))
         self.requires_grad_(False)

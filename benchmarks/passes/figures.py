@@ -30,11 +30,11 @@ def measure_forms(
     baselines: Sequence[str],
     allowed: float,
 ) -> tuple[Table, Row]:
-    """Forms of one model in turns, on a GPU as CUDA graphs and called.
+    """Times forms of one model in turns, on a GPU as CUDA graphs and called.
 
     Args:
-        runs: take the number of a batch; the first is what others are compared with.
-        baselines: forms that others are set against.
+        runs: take the number of a batch; the first is the reference of outputs.
+        baselines: the forms of the ratios.
     """
     right = next(iter(runs.values()))(0)
     row = measure(

@@ -1,4 +1,4 @@
-"""The models: plain PyTorch, and the same written by hand with recfuse's modules and the same weights."""
+"""The models: in plain PyTorch, and by hand with recfuse's modules and the same weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import recfuse
 
 @dataclass
 class Problem:
-    """A model, the same by hand, and batches."""
+    """A model, its form by hand, and batches."""
 
     title: str
     model: nn.Module

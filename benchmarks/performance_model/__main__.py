@@ -20,7 +20,7 @@ from recfuse.perf.choosing import Chosen
 
 
 def main() -> None:
-    """Run what the options say."""
+    """Runs the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Measures steps on a device, and records beside each time the operators that tracing lists."""
+"""Measures steps on a device, and records each time with the operators that tracing lists."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from recfuse.perf.tracing.tracer import Tracer, run_traced
 from recfuse.perf.tracing.unallocated import unallocated
 
 PARTS = ("held", "named", "swaps", "compiled", "random")
-_HELD_OUT = 3000  # where the held-out points of the low-discrepancy sequence begin
+_HELD_OUT = 3000  # begin of the held-out points of the low-discrepancy sequence
 
 
 def listed(operators: list[Operator]) -> list[list[Any]]:
@@ -46,10 +46,10 @@ def listed(operators: list[Operator]) -> list[list[Any]]:
 
 
 class Recorder:
-    """Measures targets one by one, each in the file as soon as it is measured."""
+    """Measures targets one by one; writes each to the file at once."""
 
     def __init__(self, device: str, path: Path, seconds: float, tiny: bool = False) -> None:
-        """Measure ``device`` for so many seconds at most."""
+        """Measures ``device`` for at most that many seconds."""
         self.clock, self.path, self.tiny = DeviceClock(device), path, tiny
         self.began, self.seconds = time.monotonic(), seconds
         self.gpu = name_here(self.clock.device)
@@ -60,11 +60,11 @@ class Recorder:
 
     @property
     def lowered(self) -> str | None:
-        """The GPU that recfuse's operators are lowered for."""
+        """The GPU for which recfuse's operators are lowered."""
         return self.gpu if self.clock.is_cuda else None
 
     def left(self) -> float:
-        """Seconds that are left."""
+        """Remaining seconds."""
         return self.seconds - (time.monotonic() - self.began)
 
     def save(self) -> None:
@@ -74,7 +74,7 @@ class Recorder:
         write_whole(str(self.path), lambda: [text], "benchmarks/performance_model.py")
 
     def attempt(self, what: str, call: Callable[[], None]) -> None:
-        """Run a measurement; an error is recorded, and the next one runs."""
+        """Runs a measurement; an error is recorded, and the next measurement runs."""
         try:
             call()
         except Exception as error:
@@ -121,7 +121,7 @@ class Recorder:
             del calls
 
     def traced(self, target: Target) -> dict[str, Any]:
-        """The operators of a target, traced on the CPU without its memory."""
+        """Traces the operators of a target on the CPU, without its memory."""
         begin = time.perf_counter()
         batch = target.sizes.batch(target.batch)
         with unallocated():
@@ -139,7 +139,7 @@ class Recorder:
         }
 
     def target(self, target: Target) -> None:
-        """Measure one step: streams of it, its kernels, its graph, its memory, and the stream again."""
+        """Measures one step: streams of it, its kernels, its graph, its memory, and the stream again."""
         found = {"model": target.name, "batch": target.batch, "optimizer": target.optimizer,
                  "sizes": asdict(target.sizes), **self.traced(target)}  # fmt: skip
         device = str(self.clock.device)
@@ -162,11 +162,11 @@ class Recorder:
         self.record["targets"].append(found)
 
     def _peak(self, step: Step) -> int:
-        """The most memory of a step that is not the first, with what was there before."""
+        """Returns the peak memory of a step after the first, including memory in use before."""
         for _ in range(2):
             step()
         self.clock.sync()
-        torch._C._cuda_clearCublasWorkspaces()  # one a stream, of earlier graphs
+        torch._C._cuda_clearCublasWorkspaces()  # a workspace per stream of earlier graphs
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         step()
@@ -229,19 +229,19 @@ class BagModel(torch.nn.Module):
     """Bags in a list with the names of facebookresearch/dlrm, which `recfuse.swap` pools in one call."""
 
     def __init__(self, bags: torch.nn.ModuleList) -> None:
-        """Of these bags."""
+        """Takes the bags."""
         super().__init__()
         self.emb_l = bags
 
     apply_emb = DlrmModel.apply_emb
 
     def forward(self, offsets: Any, indices: Any) -> torch.Tensor:
-        """The pooled rows side by side."""
+        """Returns the concatenated pooled rows."""
         return torch.cat(self.apply_emb(offsets, indices, self.emb_l, []), dim=1)
 
 
 def _rotating(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
-    """A call of one after the other."""
+    """Returns a function that calls the next of `calls` each time."""
 
     def turns() -> Iterator[Callable[[], Any]]:
         while True:

@@ -49,7 +49,7 @@ def operators_of(listed: Iterable[Sequence[Any]]) -> list[Operator]:
 
 
 def errors(record: Mapping[str, Any], chosen: Chosen) -> dict[str, list[float]]:
-    """Return relative errors, or 1 and 0 for what is right and wrong, by what they are of."""
+    """Returns relative errors, or 1 and 0 for right and wrong, by quantity."""
     found: dict[str, list[float]] = defaultdict(list)
     _of_kernels(record, chosen, found)
     for target in record["targets"]:

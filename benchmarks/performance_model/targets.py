@@ -1,4 +1,4 @@
-"""Models that no calibration has seen: three named ones, and random ones."""
+"""Models outside of all calibrations: three named models, and random models."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NAMED = {
     "mlperf": Dlrm((13, 512, 256, 128), KAGGLE, 128, (1024, 1024, 512, 256, 1), skew=5.0),
 }
 BATCHES = (512, 1024, 2048, 4096)
-_MOST_LOOKUPS = 24_000_000  # of a batch
-_MOST_WORDS = 1 << 30  # of the tables
+_MOST_LOOKUPS = 24_000_000  # per batch
+_MOST_WORDS = 1 << 30  # of all tables
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Target:
 
     @property
     def training(self) -> bool:
-        """Whether the step trains."""
+        """True if the step trains."""
         return self.optimizer is not None
 
 
 def named(most_rows: int | None = None, batches: tuple[int, ...] = BATCHES) -> list[Target]:
-    """Return the paper's models, inference and training, with at most so many rows a table."""
+    """Returns the paper's models, inference and training, with at most `most_rows` rows per table."""
     found = []
     for name, sizes in NAMED.items():
         if most_rows is not None:

@@ -1,9 +1,9 @@
 """The same task learned by torch's optimizers and by recfuse's: the loss of every step.
 
-The task has the shape of Criteo's: 13 dense features, 26 categorical ones whose rows are few or many and
-skewed, one lookup each, and a label that is 1 with a probability that a hidden model gives. Both sides start
-from the same values, get the same batches, and train the dense layers by the same torch.optim.SGD; they
-differ in the tables alone.
+The task has the shape of Criteo's: 13 dense features, 26 categorical features with few or many rows and
+skewed lookups, one each, and a label that is 1 with a probability from a hidden model. Both sides start from
+the same values, get the same batches, and train the dense layers by the same torch.optim.SGD; only the tables
+differ.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ DENSE, DIM, BATCH = 13, 16, 256
 MOST_ROWS, SKEW = 20_000, 3  # rank = u ** 3 * rows
 DENSE_RATE = 0.05
 TOLERANCE = 1e-3
-"""Of a loss: rounding in another order, after a thousand steps that each start from the last."""
+"""Of a loss: rounding in another order accumulates over a thousand steps."""
 WINDOW = 25  # steps that a point of the plot is the mean of
 
-# torch's optimizer of sparse gradients -> recfuse's, and the arguments of both. With their default eps,
-# Adagrad and Adam turn a gradient of 1e-9 into a whole step, and so its rounding into another path.
+# torch's optimizer of sparse gradients -> recfuse's, and the arguments of both. With the default eps, Adagrad
+# and Adam make a whole step of a gradient of 1e-9, so its rounding leads to another path.
 KINDS: dict[str, tuple[str, dict[str, float]]] = {
     "SGD": ("SGD", {"lr": 2.0}),
     "Adagrad": ("Adagrad", {"lr": 0.05, "eps": 1e-6}),
@@ -54,10 +54,10 @@ class Sample:
 
 
 class Task:
-    """The hidden model, and batches whose labels it draws."""
+    """The hidden model, and batches with labels drawn from it."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        """A number for each dense feature and each row; pairs of tables have products of theirs."""
+        """A number for each dense feature and each row; pairs of tables have products."""
         self.rows = [min(rows, MOST_ROWS) for rows in MLPERF_ROWS]
         self._generator = torch.Generator(device).manual_seed(seed)
         self._device = device
@@ -103,13 +103,13 @@ class Model(torch.nn.Module):
 
 
 def first_tables(rows: list[int], seed: int, device: torch.device) -> list[Tensor]:
-    """The values that both sides start from."""
+    """Returns the values from which both sides start."""
     generator = torch.Generator(device).manual_seed(seed)
     return [torch.randn(count, DIM, device=device, generator=generator) * 0.1 for count in rows]
 
 
 def torch_pool(kind: str, tables: list[Tensor]) -> tuple[Callable[[Tensor], Tensor], torch.optim.Optimizer]:
-    """A loop of torch's modules, and the optimizer of its tables."""
+    """Returns a loop of torch's modules, and the optimizer of its tables."""
     bags = [torch.nn.EmbeddingBag.from_pretrained(t, freeze=False, mode="sum", sparse=True) for t in tables]
 
     def pool(indices: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def recfuse_pool(kind: str, tables: list[Tensor]) -> tuple[Callable[[Tensor], Te
 
 
 def learn(side: str, kind: str, steps: int, seed: int, device: torch.device) -> list[float]:
-    """The loss of each step."""
+    """Returns the loss of each step."""
     task = Task(seed, device)
     make = {"torch": torch_pool, "recfuse": recfuse_pool}[side]
     pool, optimizer = make(kind, first_tables(task.rows, seed + 1, device))
@@ -183,7 +183,7 @@ def figure_convergence(setting: Setting) -> Figure:
 
 
 def plot(path: Path, losses: dict[str, dict[str, list[float]]], note: str) -> None:
-    """A panel a kind: both curves above, and how far they are apart below."""
+    """Draws a panel per kind: both curves at the top, their difference at the bottom."""
     with drawn(path, [losses, note]) as plt:
         size = {"figsize": (4 * len(losses), 5.2), "height_ratios": (3, 1), "sharex": True, "squeeze": False}
         figure, axes = plt.subplots(2, len(losses), sharey="row", layout="constrained", **size)

@@ -33,12 +33,12 @@ class Shape:
 
     tables: int
     batch: int  # bags of a table
-    lookups: int  # of a bag
+    lookups: int  # per bag
     rows: int
     dim: int
 
     def __str__(self) -> str:
-        """As in the table."""
+        """Returns the form in tables."""
         return f"{self.tables} x {self.batch} x {self.lookups}, {self.rows:,} x {self.dim}"
 
 
@@ -68,7 +68,8 @@ def fused_sgd(module: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def make_sides(shape: Shape, sparse: bool, alone: bool, setting: Setting) -> dict[str, Side]:
-    """By name; a fused optimizer leaves no gradient, so it is compared with sparse ones."""
+    """Creates the sides by name. A fused optimizer leaves no gradient, so it is compared with sparse
+    gradients."""
 
     def make_bags(kind: type[torch.nn.EmbeddingBag]) -> list[torch.nn.EmbeddingBag]:
         torch.manual_seed(setting.arguments.seed)
@@ -87,7 +88,7 @@ def make_sides(shape: Shape, sparse: bool, alone: bool, setting: Setting) -> dic
 
 
 def measure(shape: Shape, sparse: bool, alone: bool, setting: Setting) -> dict[str, Any]:
-    """Everything about one shape, as it goes into the JSON file."""
+    """Measures one shape; returns its record for the JSON file."""
     arguments = setting.arguments
     sides = make_sides(shape, sparse, alone, setting)
     torch.manual_seed(arguments.seed + 1)
@@ -114,7 +115,7 @@ def measure(shape: Shape, sparse: bool, alone: bool, setting: Setting) -> dict[s
 
 
 def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace) -> list[Table]:
-    """The table of every shape, and that of the geometric means and the least."""
+    """Returns the table of every shape, and that of the geometric means and the least."""
     threads = f", {torch.get_num_threads()} threads" if arguments.device == "cpu" else ""
     ours = PLAIN, RECFUSE
     each = Table(

@@ -27,7 +27,7 @@ def subjects(text: str) -> list[str]:
 
 
 def sizes(text: str, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Positive integers joined by x, as many as one of `counts`; argparse.ArgumentTypeError else."""
+    """Positive integers joined by x, as many as one of `counts`; otherwise argparse.ArgumentTypeError."""
     found = tuple(positive(part) for part in text.split("x"))
     if len(found) not in counts:
         needed = " or ".join(map(str, counts))

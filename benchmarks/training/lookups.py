@@ -1,8 +1,8 @@
-"""Tables and batches of the training benchmark on a GPU, by name: NAME-SIZE, the size that of a batch.
+"""Tables and batches of the training benchmark on a GPU, by name: NAME-SIZE, with the batch size.
 
 A-512, D-512      models of RecFlex, int32 indices
-mlperf-2048       MLPerf's 26 tables of Criteo, several lookups a sample, int64 indices
-dynamicemb-104857 ten tables, one lookup a sample, int64 indices
+mlperf-2048       MLPerf's 26 tables of Criteo, several lookups a sample, int64 indices dynamicemb-104857 ten
+tables, one lookup a sample, int64 indices
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from common.batches import MLPERF_ROWS, MLPERF_SKEW, Batch, model_batches, scatt
 from recfuse.data import workloads
 
 MLPERF_LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-"""A sample, of each table."""
+"""Lookups of a sample in each table."""
 DYNAMICEMB_TABLES = 10
 DYNAMICEMB_EXPONENT = 1.079
-"""Published: a power law of 1.05 over 25 million rows a table, and 350,280 different rows in a batch. Among 8
-million rows this exponent gives as many."""
+"""Published: a power law of 1.05 over 25 million rows a table, and 350,280 different rows in a batch. With
+8 million rows this exponent gives as many."""
 DIM = 128  # of both
 
 
@@ -34,11 +34,11 @@ class Subject:
         self.name, self.rows, self.dims, self.size = name, list(rows), list(dims), size
 
     def make(self, seeds: Sequence[int], device: torch.device) -> list[Batch]:
-        """A batch for each seed, without a gradient."""
+        """Creates a batch for each seed, without a gradient."""
         raise NotImplementedError
 
     def batches(self, count: int, seed: int, device: torch.device) -> list[Batch]:
-        """Different ones, with gradients; on one seed the same."""
+        """Creates different batches with gradients; a seed always gives the same."""
         found = self.make(range(seed, seed + count), device)
         generator = torch.Generator(device).manual_seed(seed)
         for batch in found:
@@ -55,12 +55,12 @@ class ModelSubject(Subject):
         super().__init__(f"{name}-{size}", self._model.rows, self._model.dims, size)
 
     def make(self, seeds: Sequence[int], device: torch.device) -> list[Batch]:
-        """Of the published lengths."""
+        """Creates batches of the published lengths."""
         return model_batches(self._model, [self.size] * len(seeds), seeds, device)
 
 
 class RankedSubject(Subject):
-    """Tables whose bags have a fixed number of lookups; which rows are hot is scattered over a table."""
+    """Tables whose bags have a fixed number of lookups; hot rows are scattered over a table."""
 
     def __init__(self, name: str, rows: Sequence[int], pooling: Sequence[int], size: int) -> None:
         """`pooling`: lookups a sample, of each table."""
@@ -68,11 +68,11 @@ class RankedSubject(Subject):
         self._pooling = list(pooling)
 
     def ranks(self, uniform: Tensor, rows: int) -> Tensor:
-        """How hot the rows of lookups are, from 0, of uniform numbers in [0, 1)."""
+        """Returns the ranks of lookups by hotness, from 0, for uniform numbers in [0, 1)."""
         raise NotImplementedError
 
     def make(self, seeds: Sequence[int], device: torch.device) -> list[Batch]:
-        """Made on the device."""
+        """Creates batches on the device."""
         return [self._batch(seed, device) for seed in seeds]
 
     def _batch(self, seed: int, device: torch.device) -> Batch:
@@ -114,7 +114,7 @@ class DynamicembSubject(RankedSubject):
 
 
 def make_subject(text: str, seed: int, rows_cap: int, dynamicemb_rows: int) -> Subject:
-    """The subject of a name; ValueError where there is none."""
+    """Returns the subject of a name; ValueError for an unknown name."""
     name, _, size = text.rpartition("-")
     if not (size.isascii() and size.isdigit() and int(size) > 0):
         raise ValueError(

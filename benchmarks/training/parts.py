@@ -1,4 +1,4 @@
-"""The ablation of the backward pass: steps that leave parts of it out. All variants train the same tables."""
+"""The ablation of the backward pass: steps without parts of it. All variants train the same tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.steps import TOLERANCE, fitting_rows
 
 SMALL = "small/"
 LEFT_OUT = {WITH: 0, f"without {SMALL}": 1}
-"""Bits that `_C.fused_embedding_bag_backward_leave_out` takes, by run."""
+"""Bits of `_C.fused_embedding_bag_backward_leave_out`, by run."""
 CELLS = [
     *((f"{name}-512", kind) for kind in ("sgd", "rowwise_adagrad") for name in "AD"),
     ("100 x 100-2048", "sgd"),  # not published: equal tables of few and of many rows
@@ -35,7 +35,7 @@ class Uniform(RankedSubject):
 
 
 def without(parts: int, call: Callable[[Any], Any], given: Any) -> Any:
-    """A call whose backward passes do without these parts."""
+    """Makes a call whose backward passes omit these parts."""
     _C.fused_embedding_bag_backward_leave_out(parts)
     try:
         return call(given)
@@ -69,7 +69,7 @@ def cells(setting: Setting) -> Iterator[Cell]:
             SMALL,
             {run: partial(without, bit, side.step) for run, bit in LEFT_OUT.items()},
             batches,
-            # The first step is undone, but for an optimizer's states: later ones change the rows less.
+            # The first step is undone, except for an optimizer's states: later steps change the rows less.
             lambda name, error, kind=kind: error if kind == "sgd" or name == WITH else 0.0,
             TOLERANCE,
             {run: partial(without, bit, first_step, right) for run, bit in LEFT_OUT.items()},

@@ -1,7 +1,7 @@
-"""What is compared: sides that train the same tables, each by its own code.
+"""The sides: each trains the same tables by its own code.
 
-Tables of one dimension lie once in memory, whatever the number of sides: all of them train these. Where
-FBGEMM lays tables out in another order it has a copy.
+Tables of one dimension are in memory once for any number of sides, and all sides train them. If FBGEMM's
+layout of the tables differs, it has a copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from training.lookups import Subject
 LOOP, PLAIN, RECFUSE, FBGEMM = "torch", "recfuse, torch.optim", "recfuse", "fbgemm"
 NAMES = (LOOP, PLAIN, RECFUSE, FBGEMM)
 """A loop of nn.EmbeddingBag(sparse=True) with torch's optimizer; recfuse's collection with that optimizer;
-the same with recfuse.optim, whose updates happen in the backward pass; FBGEMM's table-batched embeddings."""
+the same with recfuse.optim, which updates in the backward pass; FBGEMM's table-batched embeddings."""
 SLOW = (LOOP, PLAIN)
 """These wait for the device in each step, and so have no CUDA graph."""
 LEARNING_RATE, EPS = 0.01, 1e-8
@@ -38,13 +38,13 @@ class Optimizer:
     torch: type[torch.optim.Optimizer] | None  # of sparse gradients; None: torch has none
     fbgemm: str | None  # FBGEMM's OptimType; None: not compared
     options: dict[str, object]
-    states: Callable[[int], int]  # floats that a row of so many columns has
+    states: Callable[[int], int]  # floats of state of a row with so many columns
 
     def change(self, sums: Tensor) -> Tensor:
-        """What the first step adds to rows whose gradients are `sums`, float64 [rows, dim]."""
+        """Returns the change of the first step for rows whose gradients are `sums`, float64 [rows, dim]."""
         if self.ours == "SGD":
             return -LEARNING_RATE * sums
-        if self.ours == "Adam":  # whose corrections undo the betas in the first step
+        if self.ours == "Adam":  # its corrections undo the betas in the first step
             return -LEARNING_RATE * sums / (sums.abs() + EPS / (1 - BETAS[1]) ** 0.5)
         squares = sums**2
         if self.ours == "RowWiseAdagrad":
@@ -66,17 +66,17 @@ OPTIMIZERS = {
 
 @dataclass
 class Side:
-    """One of those that are compared."""
+    """A contestant."""
 
     forward: Callable[[Batch], Tensor]
     step: Callable[[Batch], object]
-    tables: list[Tensor]  # [rows, dim] each: views of what it trains
+    tables: list[Tensor]  # [rows, dim] each: views of the trained tables
 
 
 def optimized(
     forward: Callable[[Batch], Tensor], optimizer: torch.optim.Optimizer, tables: Sequence[Tensor]
 ) -> Side:
-    """A side that is trained as any model of torch."""
+    """A side that is trained like any model of torch."""
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()
@@ -89,7 +89,7 @@ def optimized(
 def bags_side(
     bags: Sequence[torch.nn.EmbeddingBag], make: Callable[[torch.nn.Module], torch.optim.Optimizer]
 ) -> Side:
-    """Modules one after another; `make`: the optimizer of a module."""
+    """Modules in sequence; `make`: creates the optimizer of a module."""
     modules = torch.nn.ModuleList(bags)
 
     def forward(batch: Batch) -> Tensor:
@@ -109,7 +109,7 @@ def collection_side(
 
 
 def sharing(collection: recfuse.nn.FusedEmbeddingBagCollection) -> recfuse.nn.FusedEmbeddingBagCollection:
-    """A copy that has its own Parameters, on the same memory."""
+    """A copy with its own Parameters on the same memory."""
     parameters = {id(each): torch.nn.Parameter(each.data) for each in collection.parameters()}
     return copy.deepcopy(collection, parameters)
 
@@ -169,7 +169,7 @@ class Tables:
 def make_sides(
     subject: Subject, kind: str, names: Sequence[str], device: torch.device, index_dtype: torch.dtype
 ) -> tuple[dict[str, Side], list[str]]:
-    """Sides by name, in the order of `NAMES`, and notes on those that are left out, and why."""
+    """Returns sides by name, in the order of `NAMES`, and notes on those that are left out, with reasons."""
     optimizer, tables = OPTIMIZERS[kind], Tables(subject, device, index_dtype)
     has = {LOOP: optimizer.torch, PLAIN: optimizer.torch, RECFUSE: True, FBGEMM: optimizer.fbgemm}
     wanted, notes = fbgemm_usable([name for name in NAMES if name in names and has[name]], "fbgemm-gpu")

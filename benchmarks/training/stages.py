@@ -1,4 +1,4 @@
-"""What a step needs at least, what its first change should be, and where a GPU spends its time."""
+"""The least bytes of a step, its expected first change, and the time of a GPU by stage."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from training.sides import Optimizer, Side
 
 FORWARD, TRANSPOSE, UPDATE, OTHER = "forward", "transpose", "backward + update", "other"
 STAGES = (FORWARD, TRANSPOSE, UPDATE, OTHER)
-# Which stage a kernel belongs to: the first expression that is found in its name. recfuse's kernels begin
-# with rf_, those of its backward pass with rf_backward_; FBGEMM's name their stage, and cub's sort for it.
+# The stage of a kernel: the first expression that is found in its name. Names of recfuse's kernels begin with
+# rf_, in the backward pass with rf_backward_; FBGEMM's contain their stage, and cub's sort is identified by
+# its name.
 _KERNELS = (
     (r"rf_small_lists|rf_backward_(keys|bag_factors|count|places|sort|group|sum_rows)", TRANSPOSE),
     (r"rf_(small_rows|backward|sample_weights)", UPDATE),
@@ -29,12 +30,12 @@ _KERNELS = (
 
 
 def stage_of(kernel: str) -> str:
-    """By the name of a kernel."""
+    """Returns the stage by the name of a kernel."""
     return next((stage for expression, stage in _KERNELS if re.search(expression, kernel)), OTHER)
 
 
 def profile(step: Callable[[Batch], object], batches: Sequence[Batch], steps: int) -> dict[str, float]:
-    """Seconds of a step that each kernel takes; {} without a GPU, or where it cannot be profiled."""
+    """Returns the seconds of each kernel of a step; {} without a GPU, or if it cannot be profiled."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     if not set(activities) <= torch.profiler.supported_activities():
         return {}
@@ -62,7 +63,7 @@ def by_stage(kernels: dict[str, float]) -> dict[str, float]:
 
 @dataclass
 class Least:
-    """Bytes that one step, the mean of several, moves at least, and its lookups and rows."""
+    """The least bytes of a step, the mean of several, and its lookups and rows."""
 
     lookups: float
     unique_rows: float
@@ -93,7 +94,7 @@ Changes = list[tuple[Tensor, Tensor]]  # of each table: rows that are looked up 
 
 
 def right_changes(subject: Subject, batch: Batch, optimizer: Optimizer) -> Changes:
-    """What the first step on this batch adds to each table, in float64."""
+    """Returns the change of each table by the first step on this batch, in float64."""
     found, column = [], 0
     for (indices, starts), dim in zip(batch.parts, subject.dims, strict=True):
         ends = torch.cat((starts[1:], starts.new_tensor([len(indices)])))
@@ -107,7 +108,7 @@ def right_changes(subject: Subject, batch: Batch, optimizer: Optimizer) -> Chang
 
 
 def first_step_error(side: Side, batch: Batch, right: Changes) -> float:
-    """How far the changes of a side's first step are from the right ones, of their norm; undoes the step."""
+    """Returns the error of the changes of a side's first step, relative to their norm; undoes the step."""
     before = [table[rows] for table, (rows, _) in zip(side.tables, right, strict=True)]
     side.step(batch)
     wrong = torch.zeros((), dtype=torch.float64, device=batch.grad.device)

@@ -1,4 +1,4 @@
-"""Whole training steps of the sides, beside one another: measured, and as tables."""
+"""Whole training steps of the sides: measured in turns, and as tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from training.lookups import DIM, DYNAMICEMB_TABLES, Subject, make_subject
 from training.sides import FBGEMM, LOOP, OPTIMIZERS, PLAIN, RECFUSE, SLOW, Side, make_sides
 
 HOST_SUBJECT = "A-4"
-"""A thousand tables, and so few lookups that no step waits for the GPU's work."""
+"""A thousand tables, and so few lookups that no step waits for the GPU."""
 FORWARD = ", forward"
 TOLERANCE = 1e-4
 """Of the changes of the first step, in their norm: sums of float32 in another order, added to values near
@@ -37,7 +37,7 @@ class StepRow(Row):
     stages: dict[str, dict[str, float]]
 
     def best(self, name: str) -> str:
-        """A graph's replays where there is a graph, else calls."""
+        """Returns a graph's replays if there is a graph, else calls."""
         return name if name in self.result.timings else name + EAGER
 
 
@@ -58,7 +58,7 @@ def measure(subject: Subject, kind: str, batches: Sequence[Batch], setting: Sett
     kernels = {
         name: stages.profile(side.step, batches, PROFILED_STEPS)
         for name, side in sides.items()
-        if name != LOOP  # of a thousand tables it has too many kernels for the profiler
+        if name != LOOP  # with a thousand tables it has too many kernels for the profiler
     }
     spent = {name: stages.by_stage(found) for name, found in kernels.items()}
     least = stages.least(subject, batches, optimizer)
@@ -87,10 +87,10 @@ def in_us(seconds: Mapping[str, float]) -> dict[str, float]:
 def time_sides(
     sides: dict[str, Side], batches: Sequence[Batch], device: torch.device, rounds: int
 ) -> tuple[timing.Comparison, dict[str, str]]:
-    """Steps as graphs and as called, forward passes as graphs; and why there is no graph of something.
+    """Times steps as graphs and eager, forward passes as graphs; returns also the reasons for missing graphs.
 
-    Sides that wait for the device are only called, and take their turns among themselves, in a third of the
-    rounds: a step of theirs may take a tenth of a second.
+    Sides that wait for the device are only called, and take turns among themselves in a third of the rounds,
+    because a step of theirs may take a tenth of a second.
     """
     results, failures = [], {}
     slow = {name: side.step for name, side in sides.items() if name in SLOW}
@@ -162,7 +162,7 @@ def tabulate(rows: Sequence[StepRow], notes: Sequence[str], rounds: int, speed: 
 
 
 def limit_cells(row: StepRow, name: str, speed: float) -> list[str]:
-    """A row of the table of limits."""
+    """Returns a row of the table of limits."""
     pair = name, name + FORWARD  # in one mode: the difference is the backward pass
     mode = "" if set(pair) <= set(row.result.timings) else EAGER
     step, forward = (row.us(each + mode) for each in pair)
@@ -177,13 +177,14 @@ def limit_cells(row: StepRow, name: str, speed: float) -> list[str]:
 
 
 def fitting_rows(wanted: int, kind: str, sides: Sequence[str], device: torch.device) -> int:
-    """As many rows of dynamicemb's tables as the GPU's memory holds, of all sides, at most `wanted`."""
+    """Returns the rows of dynamicemb's tables that fit into the GPU's memory for all sides, at most
+    `wanted`."""
     if device.type != "cuda":
         return wanted
     optimizer = OPTIMIZERS[kind]
     there = {LOOP: optimizer.torch, PLAIN: optimizer.torch, RECFUSE: True, FBGEMM: optimizer.fbgemm}
     holders = [name for name in sides if there[name]]
-    # All train the same tables; FBGEMM allocates its own before it is given these.
+    # All train the same tables; FBGEMM allocates its own before it gets these.
     floats = DIM * (2 if FBGEMM in holders else 1) + optimizer.states(DIM) * len(holders)
     free = torch.cuda.mem_get_info(device)[0] - (24 << 30)  # batches, graphs' outputs, gradients
     return max(1, min(wanted, free // (4 * floats * DYNAMICEMB_TABLES)))
@@ -191,7 +192,7 @@ def fitting_rows(wanted: int, kind: str, sides: Sequence[str], device: torch.dev
 
 @bench.figure("steps", on=["cuda"])
 def figure_steps(setting: Setting) -> Iterator[Figure]:
-    """Every optimizer on every subject; an interrupted run keeps what it has measured."""
+    """Every optimizer on every subject; an interrupted run keeps its measurements."""
     arguments, rows, notes = setting.arguments, [], []
     batches: dict[tuple[str, int], list[Batch]] = {}
     cases = [(kind, name) for kind in arguments.optimizers for name in arguments.subjects]
@@ -214,18 +215,18 @@ def figure_steps(setting: Setting) -> Iterator[Figure]:
 
 
 def step_on_one_thread(side: Side, batch: Batch) -> None:
-    """A step whose backward pass is not handed over to autograd's thread of the device."""
+    """Makes a step whose backward pass runs on this thread instead of autograd's thread of the device."""
     with torch.autograd.set_multithreading_enabled(False):
         side.step(batch)
 
 
 @bench.figure("host", on=["cuda"])
 def figure_host(setting: Setting) -> Figure:
-    """What the host spends on a step of a thousand tables with SGD, by autograd's threads and without."""
+    """The host's time of a step of a thousand tables with SGD, with autograd's threads and without."""
     arguments, device = setting.arguments, setting.device
     subject = make_subject(HOST_SUBJECT, arguments.seed, arguments.rows_cap, 1)
     batch = subject.batches(1, arguments.seed + 1, device)[0]
-    names = [name for name in arguments.sides if name != LOOP]  # of a thousand launches, and more
+    names = [name for name in arguments.sides if name != LOOP]  # it has more than a thousand launches
     sides, notes = make_sides(subject, "sgd", names, device, batch.indices.dtype)
     title = f"a step with SGD, {len(subject.rows):,} tables, batch {subject.size}"
     runs: dict[str, Callable[[], object]] = {}
