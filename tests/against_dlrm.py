@@ -1,12 +1,12 @@
-"""Trains facebookresearch/dlrm's own script as it is and after ``recfuse.swap``, and compares the losses.
+"""Trains facebookresearch/dlrm's own script unchanged and after ``recfuse.swap``, and compares the losses.
 
     python tests/against_dlrm.py ~/dlrm [CASE ...] [-- MORE ARGUMENTS OF dlrm_s_pytorch.py]
 
-The checkout stays unmodified: its ``DLRM_Net`` is swapped right after it is built, or, in the cases that say
-so, between two steps with ``optimizers=[optimizer]``. Needs what the script imports (scikit-learn,
-tensorboard). Without a CASE all are run. Where figures differ by more than 1e-5, the script runs once more as
-it is, with one weight matrix scaled by 1 + 1e-7: rounding grows in training, and what is as far away as that
-is no difference. Exits with 1 where a loss or an output differs.
+The checkout stays unmodified: its ``DLRM_Net`` is swapped right after its construction or, in some cases,
+between two steps with ``optimizers=[optimizer]``. Needs the imports of the script (scikit-learn,
+tensorboard). Without a CASE all run. If figures differ by more than 1e-5, the script runs once more
+unchanged, with one weight matrix scaled by 1 + 1e-7: rounding grows in training, and a difference of that
+size is no error. Exits with 1 if a loss or an output differs.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def figures(
 
 
 def worst(before: list[float], after: list[float]) -> float:
-    """The largest relative difference; infinite where numbers are missing or none."""
+    """Returns the largest relative difference; infinite if numbers are missing."""
     if len(before) != len(after):
         return float("inf")
     pairs = zip(before, after, strict=True)

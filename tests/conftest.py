@@ -17,13 +17,13 @@ from support.cuda_program import cuda_build, cuda_program  # noqa: F401  (fixtur
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the folder of the session, which all its processes share: what tests compile is compiled once.
-    Inductor's cache is there too: what it keeps does not know the operators' schemas, so what another version
-    has left would fail here. Before any test module is imported, since inductor sets the variable itself.
-    """
+    """Creates the folder of the session, which all its processes share, so that programs are compiled
+    once. Inductor's cache is there too: it ignores the operators' schemas, so entries of another
+    version would fail here. Runs before any test module is imported, because inductor reads the
+    variable at import."""
     if hasattr(config, "workerinput"):
-        # As many processes as cores. Inductor's compiler, and what tests start, take one core each too:
-        # OpenMP's threads wait for one another by running.
+        # There are as many processes as cores. Inductor's compiler and the processes of tests take a core
+        # each too, and OpenMP's threads wait for each other by spinning.
         torch.set_num_threads(1)
         for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
             os.environ.setdefault(name, "1")
@@ -36,9 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_heap() -> None:
-    """What modules and earlier files have left is no work for the collector, nor for what walks its objects:
-    the tests' own items and torch's modules are a million of them, and a pass takes a third of a second.
-    """
+    """Excludes modules and earlier files from garbage collection and heap walks: the tests' items and
+    torch's modules are a million objects, and a pass takes a third of a second."""
     gc.collect()
     gc.freeze()
 
@@ -70,7 +69,7 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def no_error_left() -> Iterator[None]:
-    """Nothing compiled, or found on a GPU, goes into the test; nothing that was found comes out of it."""
+    """No compiled state, and no error found on a GPU, enters or leaves a test."""
     from support import gpu  # begins to use CUDA
 
     torch.compiler.reset()

@@ -1,6 +1,5 @@
-"""What a new user gets wrong outside of the operators: an error that names the argument, what was found and
-what is allowed, never a bare one from inside.
-"""
+"""Mistakes of a new user outside of the operators: an error that names the argument, its value and the
+allowed values, never an internal error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python does with CUDA tensors, as far as a machine without a GPU can show it.
+"""Python's treatment of CUDA tensors, as far as a machine without a GPU can show it.
 
 Fake tensors refuse to be mixed over devices.
 """
@@ -60,7 +60,7 @@ def test_a_schedule_needs_a_kernel(fake):
 
 
 class OnCuda(torch.Tensor):
-    """A CPU tensor that says it is on a GPU."""
+    """A CPU tensor that reports a GPU as its device."""
 
     is_cuda = True
 

@@ -296,7 +296,7 @@ def test_the_last_offset_of_one_feature_may_be_left_out(sparse):
 
 
 def several(problem, grad, indices, offsets, factors=None):
-    """The sparse gradients of a problem's weights, asked for at once and in another order."""
+    """Returns the sparse gradients of a problem's weights, requested at once and in another order."""
     order = list(range(len(problem.weights)))[::-1]
     forms = [(at, *problem.weights[at].shape, DTYPES.index(problem.weights[at].dtype)) for at in order]
     lists = zip(*forms, strict=True)
@@ -322,9 +322,8 @@ def test_sparse_gradients_at_once_are_those_one_by_one(weighted):
 
 
 def test_a_collection_asks_for_its_sparse_gradients_at_once(monkeypatch):
-    """One call of the operator of several, whose results are marked as coalesced; gradients of a second call
-    are added.
-    """
+    """One call of the operator for several weights, whose results are marked as coalesced; gradients of a
+    second call are added."""
     asked = []
     operator = gradients._sparse_weight_grads
     monkeypatch.setattr(

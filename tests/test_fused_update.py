@@ -1,4 +1,4 @@
-"""The updates of fused calls on the CPU: against the float64 reference, and what must not happen."""
+"""The updates of fused calls on the CPU: against the float64 reference, and forbidden effects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers_of(hyper=HYPER, step=1, scale=1.0):
 
 
 def states_of(kind, weights):
-    """As an optimizer has them after some steps: all above 0."""
+    """Returns states as after some steps of an optimizer: all above 0."""
     return [
         0.1 + torch.rand(weight.shape[: 1 if KINDS[kind] == "RowWiseAdagrad" else 2])
         for weight in weights
@@ -56,7 +56,7 @@ def update(problem, grad, indices, offsets, factors=None, kind=0, states=None, *
 
 
 def looked_up(problem, indices, offsets):
-    """Of each weight, [rows] whether a lookup of the row counts."""
+    """Returns for each weight, [rows], whether a lookup of the row counts."""
     found = [torch.zeros(weight.shape[0], dtype=torch.bool) for weight in problem.weights]
     bags = (offsets.numel() - 1) // max(len(problem.features), 1)
     for at, feature in enumerate(problem.features):
@@ -162,7 +162,7 @@ def test_small_cases(case, kind, bags, longest):
 
 @pytest.mark.parametrize("kind", range(4), ids=KINDS)
 def test_a_million_lookups_of_one_row(kind, threads):
-    """In bags of many lengths; beside rows that few look up."""
+    """In bags of many lengths; together with rows that few lookups hit."""
     threads(2)
     problem = Groups([(torch.float32, 8, (5, 40))], [Feature(0, "mean", None), Feature(1, "sum", None)])
     bags, count = 2000, 1_000_000
@@ -236,7 +236,7 @@ def test_rows_update_reads_any_sums(sums_dtype):
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
 def test_stochastic_rounding_keeps_the_mean(dtype):
-    """Of values between two neighbours, normal and subnormal, either sign; and repeats itself."""
+    """Of values between two neighbours, normal and subnormal, either sign; and repeatable."""
     values = torch.tensor([1.0, -1.0, 300.7, 2.0**-20, -(2.0**-16), 1e-3, 0.0, 3.14159])
     values = values + torch.tensor([0.3, 0.1, 0.0, 2.0**-27, 2.0**-30, 0.0, 0.0, 0.0])
     rows, found = torch.arange(20_000), []
@@ -309,7 +309,7 @@ def test_features_that_are_not_looked_at():
     own, before = problem.rows[:, 0] == 1, [weight.clone() for weight in problem.weights]
     features = problem.rows.clone()
     features[:, 0] = torch.where(own, 0, -1)
-    features[~own, 1:6] = 7  # whatever it is
+    features[~own, 1:6] = 7  # any value
     states = states_of(1, problem.weights[1:2])
     update(problem, grad, indices, offsets, kind=1, weights=problem.weights[1:2], states=states,
            features=features)  # fmt: skip

@@ -29,7 +29,7 @@ def leaves(problem):
 
 
 def outputs(problem, tensors, with_lse=True):
-    """Those of the function, as one of its tensors, with log-sum-exps that are finite."""
+    """Returns the function's results, as one of its tensors, with log-sum-exps that are finite."""
     problem.q, problem.k, problem.v, *rest = tensors
     problem.q_user = rest[0] if rest else None
     found = problem.run(return_lse=True)
@@ -39,7 +39,7 @@ def outputs(problem, tensors, with_lse=True):
 
 
 def gradients(of, tensors, factors):
-    """Of results of the reference, some of which may need none: zeros where nothing reaches a tensor."""
+    """Of results of the reference, some of which may need none: zeros if nothing reaches a tensor."""
     pairs = [(one, factor) for one, factor in zip(of, factors, strict=True) if one.requires_grad]
     if not pairs:
         return [torch.zeros_like(one) for one in tensors]
@@ -55,7 +55,7 @@ def test_gradcheck(own, form):
         sq=2, heads=4, dim=3, users=3, candidates=4, positions=5, dtype=torch.float64, self_queries=own
     )
     problem = leaves(Problem(case.but(**FORMS[form])))
-    with torch.no_grad():  # numerical gradients add to what is NaN
+    with torch.no_grad():  # numerical gradients add to NaN
         problem.k.nan_to_num_()
         problem.v.nan_to_num_()
     given = problem.tensors()
@@ -138,7 +138,7 @@ def test_many_users_are_worked_through_in_parts(form, monkeypatch):
 @pytest.mark.parametrize("lengths", (False, True))
 @pytest.mark.parametrize("uneven", (False, True))
 def test_many_users_are_few_calls(uneven, lengths, monkeypatch):
-    """As a call for each user takes longer than its work."""
+    """Because a call per user takes longer than its work."""
     calls, users = [], 2048
     kernel = backward_cpu._backward
     monkeypatch.setattr(
@@ -232,7 +232,7 @@ def test_autocast(dtype):
         bare = OPS.ikbo_attention(problem.q, problem.k, problem.v, problem.map)
     want = recfuse.ikbo_attention(*narrow[:3], problem.map, q_user=narrow[3])
     assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
-    assert bare.dtype == torch.float32  # the operator computes what it is given
+    assert bare.dtype == torch.float32  # the operator computes in its inputs' dtype
     sum(one.sum() for one in got).backward()
     assert all(tensor.grad.dtype == torch.float32 for tensor in problem.tensors())
 
@@ -339,11 +339,11 @@ def test_fakes_raise_where_the_kernel_would():
             OPS.ikbo_attention_self(q, q, k, k, users)
 
 
-# ---- what a GPU is given
+# ---- arguments on a GPU
 
 
 def varlen_backward(packed, of_rows, of_keys):
-    """As torch's kernels compute it, sequence by sequence; what they do not write is NaN."""
+    """As torch's kernels compute it, sequence by sequence; unwritten results are NaN."""
     assert all(one.dtype == torch.int32 and one.is_contiguous() for one in (of_rows, of_keys))
     found = [torch.full_like(one, torch.nan) for one in (packed.q, packed.k, packed.v)]
     bounds = zip(*(itertools.pairwise(one.tolist()) for one in (of_rows, of_keys)), strict=True)
@@ -366,7 +366,7 @@ def varlen_backward(packed, of_rows, of_keys):
 @pytest.mark.parametrize("most_users", (None, 1, 2))
 @pytest.mark.parametrize("kernel", ("_flash", "_efficient"))
 def test_rows_are_packed_for_a_gpu(kernel, most_users, monkeypatch):
-    """By the CPU, with torch's kernel replaced: whatever it leaves unwritten is zero at the end."""
+    """On the CPU, with torch's kernel replaced: all results that it leaves unwritten are zero at the end."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     calls = []
     for name in ("_flash", "_efficient"):

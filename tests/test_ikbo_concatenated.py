@@ -13,7 +13,7 @@ from support.ikbo import DTYPES, NOTHING, Case, Problem, random_case
 
 
 def one_weight(problem):
-    """The problem with its weights as views of one."""
+    """Returns the problem with its weights as views of a single weight."""
     whole = torch.cat(problem.weights, 1)
     problem.weights = list(whole.split(problem.case.features, 1))
     return problem
@@ -55,7 +55,7 @@ def test_concatenated_is_refused():
 def test_auto_is_concatenated_where_users_have_one_candidate(dtype):
     for items, want in (((9, 9), "concatenated"), ((12, 9), "concatenated"), ((8, 9), "broadcast")):
         problem = Problem(Case(n=None, dtype=dtype, items=items, features=(8, 8), bias=True))
-        assert problem.path() == "broadcast"  # which copies no weights
+        assert problem.path() == "broadcast"  # it copies no weights
         assert one_weight(problem).path() == want
         problem.check(problem.run())
         assert torch.equal(problem.run(), problem.run(path=want))

@@ -373,7 +373,7 @@ def test_autocast(dtype):
         got = problem.run()
         bare = OPS.ikbo_linear(*problem.weights, *problem.inputs, *problem.maps, problem.bias)
     assert torch.equal(got, recfuse.ikbo_linear(*narrow[:4], *problem.maps, bias=narrow[4]))
-    problem.check(bare)  # the operator computes what it is given
+    problem.check(bare)  # the operator computes in its inputs' dtype
     got.sum().backward()
     assert all(tensor.grad.dtype == torch.float32 for tensor in problem.tensors())
 

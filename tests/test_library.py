@@ -35,7 +35,7 @@ from support.processes.fresh import run_python
 
 
 def run_alone(script: str, *arguments: str) -> str:
-    """Runs `script` in a process whose path does not hold the package; returns what it printed."""
+    """Runs `script` in a process whose path does not contain the package; returns its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = run_python("-c", textwrap.dedent(script), *arguments, env=environment)
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_works_without_the_python_package() -> None:
 
 
 def test_the_module_and_the_operators_share_one_state() -> None:
-    """What fails in recfuse._C leaves its text in the library that torch has loaded."""
+    """A failure in recfuse._C leaves its text in the library that torch has loaded."""
     library = ctypes.CDLL(recfuse.library_path())
     library.rf_last_error.restype = ctypes.c_char_p
     with pytest.raises(ValueError, match="hopper") as raised:
@@ -132,7 +132,7 @@ def test_a_second_copy_leaves_the_first_in_charge(tmp_path: Path) -> None:
 
 
 def test_a_change_of_folder_moves_nothing(tmp_path: Path) -> None:
-    """Loaded by a relative path, with a relative cache: both stay where they were."""
+    """Loaded by a relative path, with a relative cache: both stay the same folders."""
     shutil.copy(recfuse.library_path(), tmp_path / "librecfuse.so")
     (tmp_path / "kernels").symlink_to(Path(recfuse.library_path()).with_name("kernels"))
     script = """
@@ -279,7 +279,7 @@ def test_threads() -> None:
         list(pool.map(work, range(8)))
 
 
-# Made before the fork: torch's own operators hang in a child whose parent has run its threads.
+# Created before the fork: torch's own operators hang in a child whose parent has run its threads.
 TABLE, INDICES, OFFSETS = torch.ones(1000, 64), torch.arange(100_000) % 1000, torch.arange(0, 100_000, 100)
 
 
@@ -289,7 +289,7 @@ def _pool_in_child(results: Any) -> None:
 
 
 def test_fork() -> None:
-    """A forked child computes, even where its parent has run torch's threads before."""
+    """A forked child computes, even if its parent has run torch's threads before."""
     TABLE.exp()
     OPS.embedding_bag(TABLE, INDICES, OFFSETS, "sum")
     context = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""librecfuse.so leaves nothing behind of what it is given or makes: tensors, lists, strings, optionals."""
+"""librecfuse.so leaks neither arguments nor results: tensors, lists, strings, optionals."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def tensors_in(arguments: Inputs) -> list[torch.Tensor]:
 def assert_no_leak(
     call: Callable[..., Any], arguments: Inputs, fails: bool, bytes_per_call: int = 16
 ) -> None:
-    """Calls often; each argument's reference count and malloc's total must be where they were.
+    """Calls often; each argument's reference count and malloc's total must return to their values.
 
-    The smallest thing that can leak, the 8-byte box of an optional, takes 32 bytes of malloc.
+    The smallest possible leak, the 8-byte box of an optional, takes 32 bytes of malloc.
     """
 
     def once() -> None:
@@ -75,7 +75,7 @@ def assert_no_leak(
         gc.collect()  # torch's traces of errors are cycles
         growth.append(allocated_bytes() - before)
     assert [tensor._use_count() for tensor in tensors] == counts
-    # A leak shows in every round; what Python and torch set up once in a while does not.
+    # A leak shows in every round; occasional initialisation by Python and torch does not.
     assert min(growth) < calls * bytes_per_call
 
 
@@ -163,9 +163,8 @@ def test_no_leak_with_every_optional() -> None:
 
 
 def gradient_inputs(operator: str, **changes: Any) -> Inputs:
-    """Arguments of a gradient operator: two groups, three features of 4 bags, a maximum among them; what the
-    operator does not take is left out.
-    """
+    """Arguments of a gradient operator: two groups, three features of 4 bags, a maximum among them;
+    without those that the operator does not accept."""
     torch.manual_seed(3)
     features = torch.tensor([[0, 0, 50, 4, 0, -1, 0], [1, 0, 30, 8, 2, -1, 4], [0, 40, 40, 4, 1, 2, 12]])
     if operator == "sample_weights_backward":
@@ -244,7 +243,7 @@ GRADIENT_LAYOUTS: dict[str, Inputs] = {
 
 
 def gradient_case(operator: str, changes: Inputs) -> Inputs | None:
-    """Arguments with those of the changes that the operator takes; None: it takes none."""
+    """Returns arguments with those changes that the operator accepts; None: it accepts none of them."""
     arguments = gradient_inputs(operator)
     own = {name: value for name, value in changes.items() if name in arguments}
     return {**arguments, **own} if own or not changes else None
@@ -275,7 +274,7 @@ def test_no_leak_of_an_update_of_rows(fails: bool, capfd: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("operator", [OPS.cpu_isa, OPS.library_version])
 def test_no_leak_of_strings(operator: Any) -> None:
-    """libtorch before 2.15 does not free the string that a kernel returns (48 bytes), and the kernel must not
-    either, as 2.15 does. So nothing that runs often returns one."""
+    """libtorch before 2.15 does not free the string that a kernel returns (48 bytes), and the kernel must
+    not either, because 2.15 does. So no frequent operator returns a string."""
     bytes_per_call = 16 if torch.__version__ >= TorchVersion("2.15") else 64
     assert_no_leak(operator, {}, fails=False, bytes_per_call=bytes_per_call)

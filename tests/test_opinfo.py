@@ -1,4 +1,4 @@
-"""PyTorch's own samples of embedding_bag, in every layout: what torch gives, or a refusal of its kind."""
+"""PyTorch's own samples of embedding_bag, in every layout: torch's result, or a refusal of the same kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import recfuse
 
-pytest.importorskip("expecttest")  # which torch's own tests need
+pytest.importorskip("expecttest")  # torch's own tests need it
 from torch.testing._internal.common_methods_invocations import op_db
 
 OPERATOR = next(one for one in op_db if one.name == "nn.functional.embedding_bag")
@@ -36,7 +36,8 @@ LAYOUTS["expanded"] = expanded, strided  # offsets must rise
 
 
 def calls(layout):
-    """Each sample as (weight, per_sample_weights or None, what calls a function on them)."""
+    """Yields each sample as (weight, per_sample_weights or None, a function that calls a function with
+    them)."""
     of_indices, of_offsets = LAYOUTS[layout]
     for sample in SAMPLES:
         options = dict(sample.kwargs)
@@ -53,7 +54,7 @@ def calls(layout):
 
 
 def outcome(way, function, weight, factors):
-    """What a way to call a function gives, or the exception."""
+    """Returns the result of a way to call a function, or the exception."""
     try:
         return way(function, weight.clone(), factors)
     except Exception as error:
@@ -61,7 +62,7 @@ def outcome(way, function, weight, factors):
 
 
 def same(ours, theirs):
-    """The same values, or a refusal of the same kind."""
+    """Compares values, or the kinds of refusals."""
     if isinstance(theirs, Exception):
         assert isinstance(ours, type(theirs)), (ours, theirs)
         return
@@ -70,7 +71,7 @@ def same(ours, theirs):
 
 
 def both(layout, way, kept=lambda options: True):
-    """Compares what a way to call them gives for both functions."""
+    """Compares the results of both functions by a way to call them."""
     count = 0
     for weight, factors, call, options in calls(layout):
         if kept(options):
@@ -91,7 +92,7 @@ def right_by_frequency(options):
 def gradients(function, weight, factors):
     weight.requires_grad_()
     factors = None if factors is None else factors.clone().requires_grad_()
-    # max_norm changes the weight in place, which torch allows to leaves alone.
+    # max_norm changes the weight in place, which torch allows for leaves only.
     out = function(weight, factors)
     (out * torch.arange(out.numel()).view(out.shape).cos()).sum().backward()
     return out.detach(), weight.detach(), weight.grad.to_dense(), None if factors is None else factors.grad
@@ -201,7 +202,7 @@ def test_make_fx(mode):
 
 
 def test_traced_gradients():
-    """The whole of a training step's forward and backward in one graph."""
+    """The forward and backward pass of a training step in one graph."""
 
     def step(function, weight, factors):
         def run(weight):

@@ -1,4 +1,4 @@
-"""Prefetching of rows at bad indices: what is asked for must end, wherever their addresses lie."""
+"""Prefetching of rows at invalid indices must end for any address."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def expect_error(name, call, integer):
 
 
 def test_a_bad_index_does_not_prefetch_for_ever():
-    """In a process of its own, which ends after a minute; the last call that it names is the endless one."""
+    """In a new process, which ends after a minute; the last call that it names is the endless one."""
     calls = [(integer, name) for integer in ("int32", "int64") for name in ENDLESS]
     lines = [
         f"expect_error('{name}, {integer}', lambda: {ENDLESS[name]}, torch.{integer})"

@@ -16,7 +16,7 @@ from support.reference import DTYPES, POOLING_NAMES, Feature, assert_close_to_re
 from support.reference import embedding_bag as reference
 from support.reference import fused_embedding_bag as fused_reference
 
-# What a bad argument may raise: each has a text that names the operator.
+# The allowed errors of an invalid argument: each has a text that names the operator.
 ALLOWED = (ValueError, TypeError, IndexError, RuntimeError, NotImplementedError, AttributeError)
 INTEGERS = st.sampled_from((torch.int32, torch.int64))
 FLOATS = st.sampled_from(DTYPES)
@@ -41,7 +41,7 @@ def jagged(draw, rows, bags):
 
 
 def laid_out(draw, values):
-    """The same values, with a layout of the test's choosing."""
+    """Returns the same values, with a drawn layout."""
     way = draw(st.sampled_from(("plain", "odd", "strided", "transposed", "expanded")))
     if way == "odd":
         return odd(values)

@@ -1,4 +1,4 @@
-/* Failures are counted and printed, never fatal, so that one run shows them all. */
+/* Failures are counted and printed but not fatal, so that a run shows them all. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "check.h"
 
@@ -103,7 +103,7 @@ static int32_t run_serial(int64_t begin, int64_t end, int64_t grain, range_body 
     return 0;
 }
 
-/* At most MAX_THREADS ranges, none shorter than the grain but the last. */
+/* At most MAX_THREADS ranges; none except the last is shorter than the grain. */
 static int32_t run_threads(int64_t begin, int64_t end, int64_t grain, range_body *body, void *context) {
     int64_t step = (end - begin + MAX_THREADS - 1) / MAX_THREADS;
     if (step < grain) step = grain;

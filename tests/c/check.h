@@ -1,5 +1,5 @@
-/* What every test of the C API shares: checks that count, random numbers, memory between guard pages,
- * elements of every dtype in double precision, executors. */
+/* Shared by all tests of the C API: checks that count, random numbers, memory between guard pages, elements
+ * of every dtype in double precision, executors. */
 #ifndef RECFUSE_TESTS_CHECK_H
 #define RECFUSE_TESTS_CHECK_H
 
@@ -7,8 +7,8 @@
 
 #include "recfuse.h"
 
-/* Counts and prints a failure with its place; the test goes on. Arguments after the condition are a
- * printf text that says what was seen. */
+/* Counts and prints a failure with its location; the test continues. Arguments after the condition are a
+ * printf text that describes the values. */
 #define CHECK(condition, ...) \
     ((condition) ? (void)0 : check_failed(__FILE__, __LINE__, #condition, __VA_ARGS__))
 
@@ -16,10 +16,10 @@ void check_failed(const char *file, int line, const char *condition, const char 
     __attribute__((format(printf, 4, 5)));
 int check_failures(void);
 
-/* How many random cases a test draws, set from the command line. */
+/* Number of random cases of a test, set from the command line. */
 extern int check_rounds;
 
-/* A generator a thread owns (splitmix64): the same seed gives the same case on every machine. */
+/* A random generator of a thread (splitmix64): the same seed gives the same case on every machine. */
 typedef struct randomness {
     uint64_t state;
 } randomness;
@@ -39,7 +39,7 @@ typedef struct region {
 
 region region_new(size_t bytes);
 void region_free(region *memory);
-/* The last or the first `bytes` of a region: a read or write past that edge ends the process. */
+/* Returns the last or the first `bytes` of a region: an access past that edge ends the process. */
 void *region_at_end(const region *memory, size_t bytes);
 void *region_at_start(const region *memory, size_t bytes);
 
@@ -55,9 +55,10 @@ int64_t integer_get(const void *data, int64_t at, rf_int_type type);
 void integer_set(void *data, int64_t at, rf_int_type type, int64_t value);
 size_t integer_size(rf_int_type type);
 
-/* Executors: many ranges on this thread, or one; a pthread a range; one that fails. */
+/* Executors: several ranges on this thread, a single range, a pthread per range, and an executor that fails.
+ */
 extern const rf_executor executor_serial, executor_whole, executor_threads, executor_failing;
-/* One of them that works, or NULL. */
+/* Returns an executor that works, or NULL. */
 const rf_executor *executor_any(randomness *random);
 
 #endif

@@ -22,9 +22,9 @@ static uint16_t format_encode(format16 format, double value) {
     int exponent;
     frexp(value, &exponent);
     exponent -= 1;
-    if (value == 0 || exponent < 1 - bias) exponent = 1 - bias; /* subnormal: the smallest, no leading one */
+    if (value == 0 || exponent < 1 - bias) exponent = 1 - bias; /* subnormal: the smallest exponent */
     const double units = nearbyint(ldexp(fabs(value), mantissa - exponent));
-    /* The leading one, where there is one, and a carry out of the mantissa add to the exponent. */
+    /* The leading 1, if any, and a carry out of the mantissa add to the exponent. */
     const double bits = ldexp(exponent + bias - 1, mantissa) + units;
     return sign | (bits < infinity ? (uint16_t)bits : infinity);
 }

@@ -1,7 +1,7 @@
 """The C API called from C: tests/c and the CPU core compiled together, without torch and without Python.
 
 Plain, under the address and undefined-behaviour sanitizers and under the thread sanitizer, once for each
-instruction set of this CPU; for NEON on other machines with a cross-compiler and an emulator where there are.
+instruction set of this CPU; for NEON on other machines with a cross-compiler and an emulator, if available.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.c_program import COMPILER, PLAIN, ROOT, build_program, flags_of, ru
 
 CROSS_COMPILER = shutil.which("aarch64-linux-gnu-gcc")
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
-# What each instruction set needs, in the words of /proc/cpuinfo.
+# Requirements of each instruction set, in the terms of /proc/cpuinfo.
 CPU_FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"},
     "avx2": {"avx2", "fma", "f16c"},
@@ -38,10 +38,9 @@ def isa_flags() -> dict[str, list[str]]:
 
 
 def build(kind: str) -> Path:
-    """The program: "plain", "address" or "thread". What costs the compiler most of undefined behaviour, about
-    pointers, is checked in what all instruction sets share alone, and the address sanitizer sees it too;
-    kernels that are not run under a sanitizer are the plain ones.
-    """
+    """The program: "plain", "address" or "thread". The most expensive checks of undefined behaviour, those
+    of pointers, cover only the code that all instruction sets share, and the address sanitizer covers
+    it too; kernels that do not run under a sanitizer are the plain kernels."""
     # For workers that watch, however few cores there are.
     flags = PLAIN if kind == "plain" else [*flags_of(kind), "-DRF_LEAST_CORES=1"]
     without = "-fno-sanitize=null,alignment,object-size,pointer-overflow"
@@ -58,7 +57,7 @@ def sources() -> list[Path]:
 
 
 def missing_flags(isa: str) -> set[str]:
-    """What this CPU lacks of an instruction set, as far as Linux says."""
+    """Returns the missing features of this CPU for an instruction set, as far as Linux reports them."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return CPU_FLAGS[isa] - set(next((line for line in lines if line.startswith("flags")), "").split())
 

@@ -68,7 +68,7 @@ RF__CU_NUMBER_LIST(NUMBER)
 RF__CU_RESULT_LIST(RESULT)
 RF__CU_HOST_MEMORY_LIST(HOST_MEMORY)
 """
-# Both sets of declarations in one file: sizes of types that cuda_abi.h names anew, and the layout of structs.
+# Both sets of declarations in one file: sizes of types that cuda_abi.h renames, and the layout of structs.
 LAYOUT = """
 #include <cuda.h>
 #include <nvrtc.h>
@@ -129,7 +129,7 @@ needs_nvrtc_h = pytest.mark.skipif(NVRTC_H is None, reason="no nvrtc.h here")
 
 
 def compile_errors(text: str, abi: Path = ABI) -> str:
-    """What the compiler says of `text` beside CUDA's headers; "" when nothing."""
+    """Returns the compiler's errors for `text` together with CUDA's headers; "" without any."""
     folders = [f"-I{folder}" for folder in (CUDA_H, NVRTC_H, ROOT / "csrc") if folder is not None]
     done = subprocess.run(
         [str(COMPILER), "-std=gnu11", "-fsyntax-only", "-fmax-errors=0", *folders, "-x", "c", "-"],

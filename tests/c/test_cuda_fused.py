@@ -31,7 +31,7 @@ COMMANDS = (
 
 @pytest.fixture(scope="module")
 def cache(cuda_build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels of all commands, compiled by the first one that wants them."""
+    """The kernels of all commands, compiled by the first command that needs them."""
     folder = tmp_path_factory.mktemp("fused_kernels")
     plain = cuda_build("plain").beside_empty_kernels()
     plain.add_nvrtc()

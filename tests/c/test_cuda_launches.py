@@ -16,7 +16,7 @@ COMMANDS += "columns_launch", "columns_refusals", "columns_time"
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first build leaves its kernels to the other."""
+    """The cache that the first build fills for the other."""
     return tmp_path_factory.mktemp("launched_kernels")
 
 

@@ -49,19 +49,19 @@ class Job:
     integer: int = INT32
     weighted: bool = False
     check: bool = True
-    known: bool = KNOWN  # whether lengths of bags are expected, or every bucket of them may come
+    known: bool = KNOWN  # true: lengths of bags are expected; false: any bucket of lengths may occur
     poolings: tuple[int, ...] = (SUM,)
     padding_idx: int = -1
 
     def features(self) -> NDArray[np.int64]:
-        """[features, 7], tables one behind the other."""
+        """[features, 7], with consecutive tables."""
         rows = features_of(workloads.model(self.model))
         rows[:, 4] = [self.poolings[number % len(self.poolings)] for number in range(len(rows))]
         rows[:, 5] = self.padding_idx
         return rows
 
     def schedules(self) -> NDArray[np.int32]:
-        """[1, features, 5]: defaults, with what a bag of each is expected to have."""
+        """[1, features, 5]: defaults, with the expected lookups of a bag of each."""
         model = workloads.model(self.model)
         schedules = np.zeros((1, model.features, 5), np.int32)
         if self.known:
@@ -78,7 +78,7 @@ class Job:
         return _C.fused_embedding_bag_compile(self.arch, call, *kind, self.schedules(), 0, False, mapped)
 
 
-DEFAULTS = "ABDE"  # every class of model C is one of A's
+DEFAULTS = "ABDE"  # every class of model C is a class of A
 JOBS = (
     *(Job(model) for model in DEFAULTS),
     Job("B", dtype=FLOAT16, known=UNKNOWN),
@@ -118,7 +118,8 @@ def test_the_models_without_spills(kernel_cache: Path) -> None:
 
 
 def test_tiles_take_no_more_registers_than_pools(kernel_cache: Path) -> None:
-    """Of float16, rows of which leave most, of every length: with 64, 32 warps of an SM have theirs."""
+    """Of float16, whose rows leave most registers, for every length: with 64 registers 32 warps fit on an
+    SM."""
     result = next(job for job in JOBS if job.dtype == FLOAT16 and job.known == UNKNOWN).compile()
     assert result["classes"] > 30 and result["registers"] <= 64, result["registers"]
 
@@ -126,12 +127,12 @@ def test_tiles_take_no_more_registers_than_pools(kernel_cache: Path) -> None:
 @dataclass(frozen=True)
 class Instruction:
     text: str
-    sets: int  # the barrier that opens when its result is there; 7: none
+    sets: int  # the barrier that the result opens; 7: no barrier
     waits: int  # a bit for each barrier that it waits for
 
     @property
     def asks_for_a_row(self) -> bool:
-        """Of float32: 16 bytes a lane, at an address without a distance."""
+        """Of float32: 16 bytes per lane, at an address without an offset."""
         return re.search(r"\bLDG\.E\.128\.CONSTANT \w+, desc\[\w+\]\[\w+\.64\]$", self.text) is not None
 
     @property
@@ -140,7 +141,8 @@ class Instruction:
 
 
 def disassembled(cubin: Path) -> list[Instruction]:
-    """Bits 105 to 125 of an instruction's 128 are what it waits for, and what opens when it is done.
+    """Bits 105 to 125 of an instruction's 128 are the barriers that it waits for, and the barrier that it
+    opens.
 
     Source: Jia et al., Dissecting the NVIDIA Volta GPU architecture via microbenchmarking, 2018, section 2.1.
     """
@@ -155,7 +157,7 @@ def disassembled(cubin: Path) -> list[Instruction]:
 
 
 def loops_of(instructions: list[Instruction]) -> list[list[Instruction]]:
-    """What lies between branches, where it asks for eight rows and adds some."""
+    """Returns the code between branches that loads eight rows and adds some."""
     blocks: list[list[Instruction]] = [[]]
     for instruction in instructions:
         blocks[-1].append(instruction)
@@ -169,10 +171,11 @@ def loops_of(instructions: list[Instruction]) -> list[list[Instruction]]:
 
 
 def test_rows_in_flight_are_asked_for_before_any_is_waited_for(kernel_cache: Path, tmp_path: Path) -> None:
-    """Where registers or barriers run short, the compiler asks for some rows only when others have come.
+    """If registers or barriers are scarce, the compiler delays the loads of some rows until others have
+    arrived.
 
-    That takes up to a tenth of a model's time, and shows in the instructions alone. The last row may be late,
-    where a lane has eight ids.
+    That costs up to a tenth of a model's time, and shows only in the instructions. The last row may be late
+    if a lane has eight indices.
     """
     for job in JOBS[: len(DEFAULTS)]:
         cached = Path(job.compile()["path"]).read_bytes()
@@ -196,7 +199,7 @@ def test_rows_in_flight_are_asked_for_before_any_is_waited_for(kernel_cache: Pat
 
 
 def test_kernels_for_staged_tables_are_compiled_with_the_others(kernel_cache: Path) -> None:
-    """Those that a call needs whose batch makes it pay: where a GPU can, and tables are narrow enough."""
+    """The kernels for batches that stage tables: on GPUs that can, for tables that are narrow enough."""
     made: dict[str, int] = {}
     jobs = {name: Job(name[0], name[3:] or "sm_90a", weighted=True) for name in ("D", "E", "D, sm_80")}
     for name, job in jobs.items():
@@ -223,7 +226,7 @@ FILES = {
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", FILES)
 def test_each_file_compiles_alone(cuda_program: Program, tmp_path: Path, name: str, arch: str) -> None:
-    """By its macros' defaults, as nvcc would."""
+    """With its macros' defaults, as by nvcc."""
     if name == "fused_staged" and arch == "sm_80":
         pytest.skip("tables are staged from sm_90 on")
     program = cuda_program.beside_own_kernels()
@@ -301,7 +304,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_compiled(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused before the compiler is asked, which is forbidden here."""
+    """Refused before the compiler runs, which is forbidden here."""
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("RECFUSE_JIT", "off")
     changes, kind, words = BAD[name]
@@ -312,7 +315,7 @@ def test_what_cannot_be_compiled(name: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def cached(folder: Path, file: str) -> list[bytes]:
-    """The entries of a file's kernels; each begins with what it was compiled from."""
+    """Returns the entries of a file's kernels; each begins with its source."""
     entries = (path.read_bytes() for path in folder.glob("*.cubin"))
     return [entry for entry in entries if entry[48 : 48 + len(file) + 1] == file.encode() + b"\0"]
 
@@ -320,7 +323,7 @@ def cached(folder: Path, file: str) -> list[bytes]:
 def test_every_variant_that_a_batch_may_ask_for_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether a batch stages tables, and how many rows a table has, decide at the call."""
+    """The call decides whether a batch stages tables; the number of rows of a table is known only then."""
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
     staged = np.zeros((1, 2, 5), np.int32)
     staged[0, 0, 0] = 3

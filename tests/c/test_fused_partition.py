@@ -17,7 +17,7 @@ from support.partition import ADDRESS, BLOCK, MAX, MEAN, SUM, TILE, TOGETHER, TU
 LEAST_TURNS, LEAST_WORK, LEAST_WORK_OF_ALL, SECTOR, BYTES_A_STEP = 3, 8, 4, 32, 3000
 COLUMN_STEPS, LONGER_STEPS = 2, 6
 LONG, LAST, FEW_BAGS = 2, 0.15, 256
-ROWS = 1000  # of a table, if nothing else is said
+ROWS = 1000  # of a table by default
 BUCKET_ENDS = (2, 6, 12, 24, 48, 96, 192)
 POOL, COLUMNS = 1, 2
 
@@ -33,7 +33,7 @@ class Table(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a feature's rows are like, as geometry.c says."""
+    """The layout of a feature's rows, as in geometry.c."""
 
     columns: int
     lanes: int
@@ -42,7 +42,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(table: Table, element: int) -> Shape:
-    """Of the feature whose table, and output columns, begin at this element."""
+    """Returns the shape of a feature whose table and output columns begin at this element."""
     size = 2 if table.dtype else 4
     address = ADDRESS * (table.dtype + 1) + element * size
     bits = address | table.dim * size | (8 if table.dtype else 16)
@@ -83,7 +83,7 @@ class Work:
         return _C.fused_embedding_bag_map(described, offsets, self.sms, False)
 
     def is_columns(self, feature: int) -> bool:
-        """Whether a feature's vectors are lanes of tiles."""
+        """Returns true if a feature's vectors are lanes of tiles."""
         if self.schedules[feature, 0]:
             return bool(self.schedules[feature, 0] == COLUMNS)
         return bool(self.mean(feature) <= BUCKET_ENDS[0])
@@ -94,12 +94,12 @@ class Work:
 
 
 def mean_of_tile(work: Work, tile: np.ndarray) -> float:
-    """Of its longest bags."""
+    """Returns the mean length of its longest bags."""
     return max(work.mean(int(f)) for f, _ in tile if f >= 0)
 
 
 def covers(work: Work, tasks: list[Task], lanes: np.ndarray, of_tiles: set[int]) -> bool:
-    """Whether each part of each bag is in one task, if these are the schedules of tiles."""
+    """Returns true if each part of each bag is in one task, for these schedules of tiles."""
     found: dict[tuple[bool, int, int], Counter[tuple[int, int]]] = {}
     for task in tasks:
         tiled = task.schedule in of_tiles
@@ -124,7 +124,7 @@ def covers(work: Work, tasks: list[Task], lanes: np.ndarray, of_tiles: set[int])
 
 
 def tile_schedules(work: Work, tasks: list[Task], lanes: np.ndarray) -> set[int]:
-    """The schedules of tiles, which make everything covered once; fails where none do."""
+    """Returns the schedules of tiles that cover everything once; fails without any."""
     used = sorted({task.schedule for task in tasks})
     for count in range(len(used) + 1):
         for chosen in itertools.combinations(used, count):
@@ -161,7 +161,7 @@ def check_parts(work: Work, tasks: list[Task]) -> None:
 
 
 def steps(work: Work, task: Task, lanes: np.ndarray, of_tiles: set[int]) -> float:
-    """How long a task takes, as partition/cost.c estimates it for default schedules, narrow rows."""
+    """Returns the time of a task by partition/cost.c's estimate for default schedules and narrow rows."""
     bags = task.last_bag - task.first_bag
     if task.schedule in of_tiles:
         mean = mean_of_tile(work, lanes[task.feature])
@@ -184,7 +184,7 @@ def steps(work: Work, task: Task, lanes: np.ndarray, of_tiles: set[int]) -> floa
 
 
 def target_of(taken: list[float], places: int = 132 * 14) -> float:
-    """Steps that a task should take, of what all take."""
+    """Returns the target steps of a task, from the steps of all."""
     least = min(max(sum(taken) / (places * LEAST_TURNS), LEAST_WORK_OF_ALL), LEAST_WORK)
     return max(sum(taken) / (places * TURNS), least)
 
@@ -282,7 +282,7 @@ def test_long_tasks_come_first() -> None:
 def test_two_warps_share_long_bags_where_there_are_few(
     mean: int, schedule: dict[str, int], apart: bool
 ) -> None:
-    """By their default, or where a schedule asks for one warp: the number of the schedule is another."""
+    """By default, or if a schedule requests one warp: the number of the schedule differs."""
     fields = ("kind", "threads", "distance", "split", "expected")
     given = {"expected": mean * 16, **schedule}
     row = [given.get(name, 0) for name in fields]
@@ -314,7 +314,7 @@ def test_the_last_tasks_are_short() -> None:
 
 @pytest.mark.parametrize("pooled", (0, 5, 100))
 def test_tasks_of_tiles_are_spread_over_the_others(pooled: int) -> None:
-    """Over nine tenths of all, in their order; side by side where there is little else."""
+    """Over nine tenths of all, in their order; adjacent if there is little other work."""
     lengths = np.ones((pooled + 200, 512), np.int64)
     lengths[:pooled] = 20
     tasks, _, of_tiles = check(Work([Table(16)] * (pooled + 200), lengths))
@@ -345,7 +345,7 @@ def test_small_batches_have_few_tasks() -> None:
     ("dim", "lookups", "bags", "each"), ((16, 1, 512, 8), (16, 1, 2048, 16), (64, 4, 64, 4), (64, 4, 1024, 8))
 )
 def test_tasks_are_short_where_all_run_at_once(dim: int, lookups: int, bags: int, each: int) -> None:
-    """As short as can be: of tiles, and of a feature; where there are more they are twice as long."""
+    """The shortest possible, of tiles and of a feature; with more tasks they are twice as long."""
     tasks, _, _ = check(Work([Table(dim)] * 26, np.full((26, bags), lookups)))
     assert max(task.last_bag - task.first_bag for task in tasks) == each
 
@@ -369,7 +369,7 @@ def test_wide_rows_are_cut_into_slices() -> None:
 
 @pytest.mark.parametrize("end", BUCKET_ENDS)
 def test_lengths_choose_the_schedule(end: int) -> None:
-    """A feature's schedule changes where its mean length passes the end of a bucket, and only there."""
+    """A feature's schedule changes only where its mean length passes the end of a bucket."""
     seen = []
     for length in (end - 0.5, end, end + 0.01):
         lengths = np.full((1, 100), int(length))

@@ -1,4 +1,4 @@
-"""Which tables the host has staged, and on which SM; needs no GPU."""
+"""The tables that the host stages, and their SMs; needs no GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lists_of(rows: np.ndarray) -> list[list[Task]]:
 
 
 def model_map(name: str, bags: int, stage: bool = True, kind: int = 0, sms: int = 132) -> Any:
-    """A mapping for a batch of a model, with what each feature has to be expected."""
+    """Returns a mapping for a batch of a model, with the expected lookups of each feature."""
     model = workloads.model(name)
     batch = model.batch(bags, seed=2)
     rows = features_of(model)
@@ -76,7 +76,7 @@ def test_tables_are_not_staged_where_it_does_not_pay(name: str, bags: int, stage
 
 @pytest.mark.parametrize("row", ([0, 64, 0, 0], [0, 0, 0, 4], [0, 32, 8, 2], [0, 1, 0, 0]), ids=str)
 def test_a_schedule_of_ones_own_is_not_staged_by_default(row: list[int]) -> None:
-    """Threads and splits that no staged table has, for one that would be."""
+    """Threads and splits that no staged table has, for a table that would be staged."""
     features = np.array([[0, 512 * 4 * f, 512, 4, SUM, -1, 4 * f] for f in range(300)], np.int64)
     call = [(ADDRESS, 512 * 4 * 300, 0)], features, 0, 4 * 300
     offsets = np.arange(300 * 512 + 1) * 10
@@ -87,7 +87,7 @@ def test_a_schedule_of_ones_own_is_not_staged_by_default(row: list[int]) -> None
 
 
 def test_what_must_be_staged_has_its_kernel_before_what_may_be() -> None:
-    """Features of so many kinds that there is no room for all; in either order."""
+    """Features of so many kinds that not all fit; in either order."""
     kinds = [
         (buffer, dim, pooling, padding)
         for buffer, dims in ((0, (8, 4, 2, 1)), (1, (16, 8, 4, 2)), (2, (16, 8, 4, 2)))

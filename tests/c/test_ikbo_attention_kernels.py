@@ -1,4 +1,4 @@
-"""The kernels of the one-launch attention: what the compiler makes of them. No GPU needed."""
+"""The kernels of the one-launch attention as compiled code. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def test_products_run_on_tensor_cores_one_behind_the_other(
 @pytest.mark.skipif(NVRTC["nvrtc"] is None and "CI" not in os.environ, reason=f"no NVRTC: {NVRTC['missing']}")
 @pytest.mark.parametrize("variant", VARIANTS[:2], ids=lambda variant: "-".join(map(str, variant)))
 def test_nvrtc_keeps_products_apart_too(variant: tuple[int, int, int, int, int, int]) -> None:
-    """NVRTC compiles what users run, and has let products wait (C7511) in code in which nvcc did not."""
+    """Users run code compiled by NVRTC, which has serialised products (C7511) in code in which nvcc did
+    not."""
     defines = " ".join(f"-D{name}={value}" for name, value in zip(NAMES, variant, strict=True))
     log = compile_log("families/ikbo_attention/ikbo_attention_fused.cu", "sm_90a", defines)
     assert re.findall(r"(\d+) bytes spill stores", log) == ["0"], log

@@ -1,6 +1,7 @@
-"""How the one-launch attention groups candidates and cuts work into tiles, without a GPU.
+"""Grouping of candidates and cutting into tiles for the one-launch attention, without a GPU.
 
-The kernel that groups runs on the host as one block of threads in random order, beside a model in Python."""
+The kernel that groups runs on the host as a block of threads in random order, against a model in Python.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from support.c_program import ROOT, make_once
 
 CPP_COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 BLOCK, TILE_ROWS, BUCKETS, NOBODY = 64, 128, 32, -(2**31)
-NEAR = 4096  # users who are counted in shared memory
+NEAR = 4096  # users that are counted in shared memory
 CAND_TO_USER, KV_LENGTHS, KV_OFFSETS = 6, 7, 8  # rf_argument
 NONE, LENGTHS, OFFSETS = range(3)
 KEYS, GRID, GROUPS, MOST_PARTS, SPLIT_TIMES = 128, 132, 2, 8, 2
@@ -61,7 +62,7 @@ class Case(NamedTuple):
     """A call; contents may be bad."""
 
     n_users: int
-    positions: int  # of a user, or of all
+    positions: int  # per user, or of all
     form: int
     contents: list[int]  # lengths or offsets
     map: list[int]
@@ -147,7 +148,7 @@ def integers(values: list[int], wide: bool, keep: list[Any]) -> Integers:
 
 
 def aligned(count: int) -> Any:
-    """So many int32_t, from a multiple of 16 bytes on."""
+    """Returns an array of int32_t, aligned to 16 bytes."""
     memory = (ctypes.c_int8 * (4 * count + 16))()
     return (ctypes.c_int32 * count).from_buffer(memory, -ctypes.addressof(memory) % 16)
 
@@ -212,7 +213,7 @@ def check(library: ctypes.CDLL, case: Case, seed: int) -> None:
 
 
 def makespan(durations: list[float]) -> float:
-    """When the last of GRID workers ends, each of whom takes the next piece when free."""
+    """Returns the end of the last of GRID workers; each takes the next piece when it is free."""
     free = [0.0] * GRID
     for taken in durations:
         heapq.heapreplace(free, free[0] + taken)
@@ -222,7 +223,7 @@ def makespan(durations: list[float]) -> float:
 def check_tiles(
     library: ctypes.CDLL, case: Case, args: Args, plan: tuple[int, int, int], of_user: dict[int, list[int]]
 ) -> None:
-    """Every row of every user and head is in one tile, beside its own keys, of which each is in one part."""
+    """Every row of every user and head is in one tile, together with its keys; each key is in one part."""
     heads = case.kv_heads * case.share
     tiles, whole, parts = plan
     pieces = whole + (tiles - whole) * parts
@@ -231,7 +232,7 @@ def check_tiles(
     assert of_tiles[8 * pieces + 1] == -1
     owner = {item: user for user, owned in of_user.items() for item in owned}
     seen: set[int] = set()
-    end, before = 0, [0]  # of the piece of work before: its last key, and its rows
+    end, before = 0, [0]  # of the previous work item: its last key, and its rows
     for number in range(pieces):
         rows, keys, user, head, key, _, _, split = of_tiles[8 * number : 8 * number + 8]
         found = of_rows[TILE_ROWS * number : TILE_ROWS * (number + 1)]

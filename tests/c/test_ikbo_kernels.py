@@ -1,4 +1,4 @@
-"""The kernels of the one-launch linear layer: what the compiler makes of them. No GPU needed."""
+"""The kernels of the one-launch linear layer as compiled code. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from support.kernels import BFLOAT16, FLOAT16, pipelined, standalone
 
-# dtype, activation, index, rows of a block, blocks of a cluster, slots, joined, weights read as they lie
+# dtype, activation, index, rows of a block, blocks of a cluster, slots, joined, weights in place
 VARIANTS = [
     (FLOAT16, 0, "rf_i64", 224, 2, 5, 0, 0),
     (FLOAT16, 2, "int", 224, 2, 5, 0, 0),
@@ -39,7 +39,7 @@ def test_products_run_on_tensor_cores_one_behind_the_other(
     assert found["HGMMA"] == 8  # two slots of two steps for two halves
     assert {"UTMALDG", "UTMASTG", "LDSM", "USETMAXREG"} <= set(found), found
     rows, direct = variant[3], variant[7]
-    assert ("UBLKCP" in found) != direct  # what packed weights and sums are copied by
+    assert ("UBLKCP" in found) != direct  # the instruction that copies packed weights and sums
     assert f"HGMMA.64x{rows // 2}x16.F32" in text
 
 

@@ -59,7 +59,7 @@ Compile = Callable[[list[Job]], list[dict[str, Any]]]
 
 @pytest.fixture
 def compile_all(kernel_cache: Path, record_property: Callable[[str, object], None]) -> Compile:
-    """Compiles jobs on all cores; prints and records what the compiler says of each."""
+    """Compiles jobs on all cores; prints and records the compiler's report of each."""
 
     def run(jobs: list[Job]) -> list[dict[str, Any]]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -83,7 +83,7 @@ def name_of(one: Job) -> str:
 
 
 def spilling(jobs: list[Job], results: list[dict[str, Any]]) -> list[str]:
-    """Names of what does not fit in registers."""
+    """Returns the names of jobs that spill."""
     return [
         f"{name_of(one)}: {result['spill_bytes']} bytes spilled, {result['stack_bytes']} of stack, with "
         f"{result['registers']} registers; {result['schedule']}"
@@ -139,7 +139,7 @@ def test_every_dim_without_spills(compile_all: Compile, arch: str) -> None:
 
 @pytest.mark.parametrize("size", ((10**6, 1), (7500, 50), (600, 50), (100_000, 100_000)), ids=str)
 def test_batches_of_any_size_without_spills(compile_all: Compile, size: tuple[int, int]) -> None:
-    """Where one bag, or many tiny ones, ask for other threads: rows from one vector to several slices."""
+    """A single bag and many tiny bags, which need other threads: rows from one vector to several slices."""
     lookups, bags = size
     jobs = [
         job(arch, dim, dtype, lookups=lookups, bags=bags, **options)
@@ -207,9 +207,8 @@ def test_every_field_of_a_schedule(compile_all: Compile) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_short_bags_without_spills(compile_all: Compile, arch: str) -> None:
-    """Of one lookup each and of some by default: few bags, a turn a warp, and many, in eight turns: one of
-    the three a dim, another one for each architecture.
-    """
+    """Bags of one lookup, and of several by default: few bags, a turn a warp, and many, in eight turns.
+    Each architecture compiles another of the three cases per dim."""
     states = ({}, {"pooling": MEAN, "padded": True}, {"padded": True, "rows": 1 << 32}, {"pooling": MEAN})
     jobs = []
     for number, dim in enumerate(DIMS):
@@ -222,7 +221,7 @@ def test_short_bags_without_spills(compile_all: Compile, arch: str) -> None:
     results = compile_all(jobs)
     assert spilling(jobs, results) == []
     for one, result in zip(jobs, results, strict=True):
-        if one["lookups"] == one["bags"]:  # of more, wide rows are not for several bags a warp
+        if one["lookups"] == one["bags"]:  # with more lookups, wide rows do not have several bags a warp
             assert set(re.sub(r"[0-9=]", "", result["schedule"]).split()) == {"block", "bags"}
             block = int(re.search(r"block=(\d+)", result["schedule"])[1])
             row_bytes = 8 if one.get("rows", 0) >= 1 << 31 else 4
@@ -253,7 +252,8 @@ def test_which_calls_are_of_short_bags(kernel_cache: Path) -> None:
 
 
 def test_how_many_rows_are_in_flight_and_in_order_of_parts(kernel_cache: Path) -> None:
-    """Of halves eight only where a bag has a warp at most; parts where a warp has enough bytes for each."""
+    """Eight rows of halves only if a bag has at most a warp; parts only if a warp has enough bytes for
+    each."""
     large = {"rows": 10**6, "lookups": 64 * 32768, "bags": 32768}
     for changes, expected in (
         ({}, "distance=8 threads=32 parts=4"),

@@ -1,8 +1,8 @@
-"""The hand-declared prototypes of csrc/torch/torch_abi.h against the torch that is installed.
+"""The hand-written prototypes of csrc/torch/torch_abi.h against the installed torch.
 
-torch's headers say, function by function, since which version it may be called: with TORCH_TARGET_VERSION
-set they declare what that version has and nothing else. So one compilation against them settles types and
-versions, whichever torch is installed.
+torch's headers state for each function the first version that has it: with TORCH_TARGET_VERSION set they
+declare exactly the functions of that version. So one compilation against them checks types and versions, for
+any installed torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ needs_cxx = pytest.mark.skipif(CXX is None, reason="no C++ compiler to read torc
 
 
 def compile_errors(folder: Path, lists: str, target: tuple[int, int], abi: Path = ABI) -> str:
-    """What the C++ compiler says of `lists` against torch's headers for version `target`; "" when nothing."""
+    """Returns the C++ compiler's errors for `lists` against torch's headers for version `target`; ""
+    without any."""
     source = folder / "abi.cpp"
     source.write_text(HEADERS + HOLDS.format(abi=abi) + lists)
     command = [
@@ -69,7 +70,7 @@ CUDA_HEADER = "#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 @pytest.mark.skipif(CXX is None, reason="no C++ compiler to read torch's headers with")
 @pytest.mark.parametrize("wrong", [False, True])
 def test_prototypes_of_what_is_found_at_run_time(tmp_path: Path, wrong: bool) -> None:
-    """Functions of libtorch_cuda, whose header is there without it too."""
+    """Functions of libtorch_cuda, whose header exists without it too."""
     text = HOLDS.format(abi=ABI) + "RF__TORCH_CUDA_LIST(HOLDS)\n"
     if wrong:
         text = text.replace("result parameters>", "long parameters>")
@@ -109,7 +110,7 @@ def test_newer_functions_are_not_in_the_oldest_torch(tmp_path: Path) -> None:
 
 @needs_cxx
 def test_every_wrong_prototype_is_found(tmp_path: Path) -> None:
-    """With one more parameter each, all lines of the list are refused: the check above looks at each."""
+    """With one more parameter each, all lines of the list are refused: the check above covers each."""
     prototype = re.compile(r"(\bX\([\w *]+?,\s*\w+,[\s\\]*\()(void\))?")
     wrong = prototype.sub(lambda found: f"{found[1]}long extra{')' if found[2] else ', '}", ABI.read_text())
     abi = tmp_path / "torch_abi.h"

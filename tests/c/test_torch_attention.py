@@ -1,7 +1,7 @@
-"""ikbo_attention's portable path for GPUs, without one: its kernels run on the host.
+"""ikbo_attention's portable path for GPUs, without a GPU: its kernels run on the host.
 
-torch's two operators are the test's: what they are given is checked against what they demand (types,
-alignment, sequences), and where they leave something undefined, they leave NaN here.
+The test replaces torch's two operators. They check their requirements (types, alignment, sequences), and
+write NaN to results that torch leaves undefined.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def check_sequences(
 
 
 def sequences(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, keys: Tensor, lengths: Tensor, scale: float):
-    """Of each: its number, rows, output and log-sum-exp; nothing of those without rows."""
+    """Yields for each its number, rows, output and log-sum-exp; nothing for those without rows."""
     for at in range(len(lengths)):
         rows = slice(int(starts[at]), int(starts[at + 1]))
         there = slice(int(keys[at]), int(keys[at]) + int(lengths[at]))
@@ -134,7 +134,8 @@ def ops() -> Iterator[Any]:
 
 
 def laid_out(tensor: Tensor, may_share: bool = True) -> Tensor:
-    """The same elements with some strides and some address, NaN between them; or the first item for all."""
+    """Returns the same elements with some strides and address, with NaN between them; or the first item
+    for all."""
     form = random.choice(("plain", "plain", "permuted", "framed", "odd", "every other", "shared"))
     if form == "permuted":
         order = random.sample(range(tensor.dim()), tensor.dim())
@@ -156,7 +157,8 @@ def laid_out(tensor: Tensor, may_share: bool = True) -> Tensor:
 
 
 def random_users(users: int, positions: int, integers: torch.dtype):
-    """Arguments about keys; the good ones they stand for; positions of all, 0: not jagged; are they bad?"""
+    """Returns arguments about keys; the valid values that they stand for; positions of all, 0: not jagged;
+    and whether they are invalid."""
     form, bad = random.randint(0, 2), random.random() < 0.3
     if form == 0:
         return {}, {}, 0, False
@@ -184,7 +186,7 @@ def keys_of(user: int, k: Tensor, good: dict[str, Tensor]) -> slice:
 
 
 def expected(q: Tensor, k: Tensor, v: Tensor, users: list[int], good: dict[str, Tensor], scale: float | None):
-    """The reference, an item at a time; users of -1 are none."""
+    """The reference, an item at a time; users of -1 have no keys."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float64)
     for at, user in enumerate(users):

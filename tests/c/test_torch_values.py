@@ -1,4 +1,4 @@
-"""What an operator in C can take from torch and give it (csrc/torch), by a library of the test."""
+"""All kinds of values that an operator in C exchanges with torch (csrc/torch), by a library of the test."""
 
 from __future__ import annotations
 

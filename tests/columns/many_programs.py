@@ -1,7 +1,7 @@
-"""Compares many random programs of columns with their reference, beside what the tests try.
+"""Compares many random programs of columns with their reference, more than the tests do.
 
-``PYTHONPATH=python:tests python tests/columns/many_programs.py 100000``. Program n is that of seed n, so that
-one that fails can be run alone.
+``PYTHONPATH=python:tests python tests/columns/many_programs.py 100000``. Program n has seed n, so that a
+failing program can be repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dicts of plain tensors, which are read at once; what is no plain tensor is read as before."""
+"""Dicts of plain tensors, which are read at once; dicts with other values take the slow path."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def batch(size=6, index=torch.int64):
 
 @pytest.fixture
 def read(monkeypatch):
-    """A module, and a list with an entry a batch whose addresses it reads: what was read of it."""
+    """A module, and a list to which each batch whose addresses it reads adds an entry."""
     module, found = EmbeddingColumns(SPECS), []
     reader = module._addresses
 
@@ -152,7 +152,7 @@ def test_gradients_and_recorded_programs_get_the_tensors(read):
 
 
 def test_entries_are_kept_while_they_are_read(read):
-    """Another thread takes them out of the dict meanwhile."""
+    """Another thread removes them from the dict at the same time."""
     module, _ = read
     given, stop = batch(4000), threading.Event()
     want = module.to_torch()(given).detach()
@@ -202,7 +202,7 @@ def test_the_operator_takes_no_address():
                 module._whole.at(weights, found._replace(number=number), "on")
         with pytest.raises(ValueError, match="inputs is a batch of 6 samples on the CPU"):
             module._whole.at(weights, found._replace(batch=7), "on")
-        number = module._reader.addresses(batch()).number  # whose owner is gone
+        number = module._reader.addresses(batch()).number  # its owner has been freed
         with pytest.raises(ValueError, match="no batch that is being read"):
             module._whole.at(weights, found._replace(number=number), "on")
 
@@ -234,7 +234,7 @@ def test_a_storage_that_shrank_is_refused(name, elements):
 
 
 def pairs(seed, count=5, size=7):
-    """Jagged entries of two types, with values behind the last offset, and offsets of two types."""
+    """Jagged entries of two types, with values past the last offset, and offsets of two types."""
     draw, found = torch.Generator().manual_seed(seed), {}
     for number in range(count):
         lengths = torch.randint(0, 4, (size,), generator=draw)

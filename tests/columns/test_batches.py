@@ -1,4 +1,4 @@
-"""The forms of batches that columns take, packed batches, and what they refuse."""
+"""The forms of batches that columns accept, packed batches, and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def columns():
 
 
 def check(columns, batch, given, dense=None):
-    """The same, to the bit, as with tuples; and close to the reference."""
+    """Bit-identical to tuples, and close to the reference."""
     with torch.no_grad():
         want = columns(mapping(given))
         assert torch.equal(columns(batch, dense), want)

@@ -128,7 +128,7 @@ def test_every_figure_runs(columns, tmp_path, capsys):
     assert [point["subject"] for point in record["transfers"]] == ["3 bucketize", "E"]
     parts = [(point["model"], point["part"]) for point in record["host_tables"]]
     assert parts == [("E", "columns"), ("E", "whole model")]
-    assert record["read_bandwidth_bytes_per_s"] == 1e9  # as on the CPU
+    assert record["read_bandwidth_bytes_per_s"] == 1e9  # the value of the CPU
     for plot in ("columns_micro.png", "columns_models.png"):
         assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
     text = " ".join(capsys.readouterr().out.split())
@@ -174,7 +174,7 @@ def test_an_element_that_is_not_written_ends_the_run(columns, monkeypatch, capsy
 
 
 def test_a_trial_run_on_the_cpu(columns, tmp_path, monkeypatch):
-    """What --quick measures; without the compiler, for which a test has no time."""
+    """The measurements of --quick, without the compiler, which is too slow for a test."""
     options = ["--device", "cpu", "--quick", "--figures", "micro,strings", "--contestants", "torch;recfuse"]
     record = results(columns, tmp_path, *options)
     assert record["arguments"]["part"] == "400" and record["arguments"]["num_batches"] == "2"

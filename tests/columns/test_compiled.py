@@ -1,4 +1,4 @@
-"""Columns under torch.compile and torch.export, and what torch's checks of operators say."""
+"""Columns under torch.compile and torch.export, and torch's checks of operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = (5, 3, 17, 4096)
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled():
-    """The compiler counts how often a function is compiled, whatever module it is of."""
+    """The compiler counts compilations per function, over all modules."""
     torch.compiler.reset()
 
 
@@ -160,7 +160,7 @@ def test_torch_fx_is_refused():
 
 
 def test_another_module_of_the_same_class_has_its_own_program():
-    """What was compiled for one module is not taken for another one's batches of another form."""
+    """The code compiled for one module is not used for another module's batches of another form."""
     specs = [Identity("a", 5, 2, pooling="sum"), Identity("b", 7, 2, pooling="sum")]
     modules = [EmbeddingColumns(specs) for _ in range(2)]
     jagged = torch.tensor([4, 1, 2]), torch.tensor([0, 1, 3])

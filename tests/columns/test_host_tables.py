@@ -1,4 +1,5 @@
-"""Tables that stay on the host: without a GPU the two parts are computed on the CPU and compared with one."""
+"""Tables that stay on the host: without a GPU both parts are computed on the CPU and compared with a
+single module."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from support.columns.inputs import COLUMNS, mapping, parts
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled():
-    """The compiler counts how often a function is compiled, whatever module it is of."""
+    """The compiler counts compilations per function, over all modules."""
     torch.compiler.reset()
 
 
@@ -129,7 +130,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def test_who_looks_rows_up(monkeypatch):
-    """By a batch's rows where it is on the host, by its samples where on the GPU alone; in graphs the GPU."""
+    """A batch on the host is looked up by its rows; if only its samples are on the GPU, or in graphs, the
+    GPU does it."""
     columns = [
         Identity("a", 9, 4, placement="host"),
         Identity("b", 9, 4, placement="host", pooling="sum"),
@@ -181,7 +183,7 @@ def test_who_looks_rows_up(monkeypatch):
 
 
 def test_streams_that_read_a_table_are_made_known_once(monkeypatch):
-    """By a copy from its memory, which torch remembers; again where the table has other memory."""
+    """By a copy from its memory, which torch records; again after the table has moved to other memory."""
     columns = [
         Identity("a", 9, 4, placement="host"),
         Identity("c", 9, 8),
@@ -223,7 +225,7 @@ def test_a_cross_looks_up_each_pair_of_values():
 @pytest.mark.parametrize("dtype", (HALF, BRAIN, torch.float32))
 @pytest.mark.parametrize("host_dtype", (HALF, BRAIN, torch.float32))
 def test_tables_whose_rows_would_be_rounded_otherwise(dtype, host_dtype):
-    """Threads that no call waits for pool to float32, which must be what a call of theirs alone gives."""
+    """Threads for which no call waits pool to float32, which must equal their result in a separate call."""
     columns = [Identity("a", 9, 4, dtype=dtype), Identity("b", 9, 4, dtype=host_dtype, placement="host")]
     module = EmbeddingColumns(columns).requires_grad_(False)
     indices = torch.zeros(host.MOST_ROWS + 1, dtype=torch.int64)
@@ -326,7 +328,7 @@ def test_errors_have_the_columns_names():
 
 
 def test_large_tables_stay():
-    """By their size, or as the column says; a GPU's part is what is left."""
+    """By their size, or by the column's placement; the GPU gets the rest."""
     columns = [
         Identity("small", 100, 4),
         Identity("large", 1000, 16),
@@ -348,13 +350,13 @@ def test_large_tables_stay():
 
 
 class _Fake(torch.Tensor):
-    """A tensor that says it is on a GPU."""
+    """A tensor that reports a GPU as its device."""
 
     is_cuda = True
 
 
 def test_moves_leave_the_hosts_tables_where_they_are():
-    """What `cuda()` and `to()` hand to every tensor does nothing to them but change the dtype."""
+    """`cuda()` and `to()` only change the dtype of these tensors."""
     module = EmbeddingColumns(placed(("tags",)))
     host = [module.packed_weights()[at] for at in module._host_matrices]
     seen = []
@@ -373,7 +375,7 @@ def test_moves_leave_the_hosts_tables_where_they_are():
 
 
 def test_page_locked_memory(monkeypatch):
-    """Where there is no room for it a warning says so, and the table stays as it is."""
+    """If there is too little memory a warning says so, and the table does not change."""
     table = torch.ones(3, 4)
     assert page_locked(table) is table
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,4 +1,4 @@
-"""The operators as programs without modules call them: layouts of tensors, and what is refused."""
+"""The operators called without modules: layouts of tensors, and refusals."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_checks_of_torch():
 
 
 def test_a_program_that_changes_is_checked_again():
-    """Calls remember what they found right: any other word, or another form of inputs, is looked at anew."""
+    """Calls remember valid programs: any other word, or another form of inputs, is checked again."""
     given = call()
     embedding_columns(**given)
     good, refused = given["program"].clone(), 0

@@ -35,7 +35,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_packed_batch_is_saved_and_loaded(way):
-    """Values of float32, int32 and int64 are views of one buffer, which torch.save alone refuses."""
+    """Values of float32, int32 and int64 are views of one buffer, which torch.save itself refuses."""
     columns = EmbeddingColumns(
         [
             Bucketize("age", boundaries=[18, 30], embedding_dim=8),

@@ -51,7 +51,7 @@ def test_random_programs(draw, gradients):
 
 
 def test_random_programs_of_a_seed():
-    """Beside hypothesis' own: most of these are compared, and some of each kind are refused."""
+    """In addition to hypothesis' cases: most of these are compared, and some of each kind are refused."""
     ends = [check_case(random_case(draw), draw, True) for draw in map(random.Random, range(100))]
     assert ends.count("compared") > 70
     assert {"IndexRangeError", "ArgumentTypeError"} <= set(ends)
@@ -84,7 +84,7 @@ def test_forms_without_end_keep_a_bounded_memory(monkeypatch, kept, gradients):
 @pytest.mark.parametrize("right", (False, True))
 @pytest.mark.parametrize("boundaries", BOUNDARIES, ids=len)
 def test_every_boundary(boundaries, right):
-    """The value itself, its neighbours and all odd floats, in the bucket that torch.bucketize says."""
+    """The value itself, its neighbours and all special floats, in the bucket of torch.bucketize."""
     near = [
         float(np.nextafter(np.float32(one), np.float32(to)))
         for one in boundaries

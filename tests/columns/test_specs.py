@@ -1,4 +1,4 @@
-"""Specifications of columns: what they refuse, and how they come from JSON and go there."""
+"""Specifications of columns: refusals, and conversion from and to JSON."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_many_vocabularies_take_linear_time():
     program = _C.embedding_columns_program(*none, steps, np.zeros(0, np.float32), np.arange(number // 2))
     assert time.process_time() - begun < 5
     alone = _C.embedding_columns_program(*none, steps[::2], np.zeros(0, np.float32), np.arange(number // 2))
-    assert len(program) - len(alone) == 3 * number // 2  # steps alone: words are there once
+    assert len(program) - len(alone) == 3 * number // 2  # only the steps: words are stored once
 
 
 def test_files_that_are_none(tmp_path):

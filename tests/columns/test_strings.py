@@ -19,7 +19,7 @@ except ImportError:
     xxhash = None
 
 MOST = 2**64 - 1
-# Of the reference implementation of xxHash, with the seeds 0 and 2^64 - 1.
+# From the reference implementation of xxHash, with the seeds 0 and 2^64 - 1.
 KNOWN = {
     "": (0xEF46DB3751D8E999, 0x298F4C84B24F5380),
     "a": (0xD24EC4F1A98C6E5B, 0x60C43759873ECE62),
@@ -38,7 +38,7 @@ def known(texts, seed=0):
 
 
 def is_lists(found, lists, seed=0):
-    """Whether they are the hashes of known strings, sample by sample."""
+    """Returns true if they are the hashes of known strings, sample by sample."""
     lengths = torch.tensor([len(one) for one in lists], dtype=torch.int64)
     assert found.values.dtype == found.offsets.dtype == torch.int64
     assert torch.equal(found.offsets, torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))))

@@ -1,4 +1,5 @@
-"""Gradients of the tables: dense, sparse, by optimizers in the backward; and what has none."""
+"""Gradients of the tables: dense, sparse, by optimizers in the backward pass; and values without
+gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def trained(module, batches, optimizer):
 @pytest.mark.parametrize("columns", (SUMS, COLUMNS), ids=("sums", "all"))
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizers_in_the_backward(kind, columns):
-    """As torch's with the reference; also of a table that two calls pool, by sum and by max."""
+    """As torch's with the reference; also for a table that two calls pool, by sum and by max."""
     both = Identity("largest", 50, 16, feature="tags", pooling="max", table="tags", invalid="drop")
     module = EmbeddingColumns(columns if columns is SUMS else [*columns, both])
     before = module.tables["tags"].weight.detach().clone()

@@ -1,4 +1,4 @@
-"""One truth: whatever way a weight is changed, eager, compiled and exported calls answer with it."""
+"""However a weight is changed, eager, compiled and exported calls use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.columns.inputs import COLUMNS, mapping, parts
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled():
-    """The compiler counts how often a function is compiled, whatever module it is of."""
+    """The compiler counts compilations per function, over all modules."""
     torch.compiler.reset()
 
 
@@ -91,7 +91,7 @@ WAYS = {
 
 
 def reference_of(module):
-    """As the module is now."""
+    """Returns the reference of the module's present state."""
     return module.to_torch()
 
 

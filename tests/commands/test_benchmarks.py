@@ -132,7 +132,7 @@ WRONG = [
     ("show", [__file__], "not a result file"),
 ]
 IKBO_FIGURES = ["main", "batches", "small", "ratios", "shapes", "host"]
-# Options beside --device, and values that the run sees: given ones stay as they are.
+# Options in addition to --device, and the values that the run gets; explicit values do not change.
 QUICK = [
     (
         "embedding_bag",

@@ -169,7 +169,7 @@ def test_a_collections_plan_by_any_batch(compiled, plan_file: Path, kind: str | 
 
 
 def test_staged_tables_of_a_plan(compiled, tmp_path: Path) -> None:
-    """Tables that are staged in large batches alone, with a mapping and without."""
+    """Tables that only large batches stage, with a mapping and without."""
     plan = dataclasses.replace(
         collection_plan.plan_for(collection_plan.collection_of()),
         schedules=[""], schedule_of=[0] * 20, expected=[160] * 20, warps=0,

@@ -1,4 +1,4 @@
-"""`recfuse compile`: what it says is in the cache is there, and no option is dropped without a word."""
+"""`recfuse compile`: the kernels that it reports are in the cache, and no option is dropped silently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_PATH = os.fsdecode(b"caf\xe9")  # not UTF-8
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A stand-in for the compiler, which keeps as many kernels as it is told."""
+    """A stand-in for the compiler, which keeps a given number of kernels."""
     kept: set[Any] = set()
 
     def prepare(room: int) -> None:
@@ -67,7 +67,7 @@ def test_an_option_without_its_subject_is_refused(compiler, capsys, columns, opt
 
 
 def test_a_folder_that_is_no_text(monkeypatch, capsys, tmp_path):
-    """Compiles, or takes from the cache, into a folder whose name is not UTF-8."""
+    """Compiles, or reads the cache, in a folder whose name is not UTF-8."""
     if _C.jit_status()["nvrtc"] is None:
         pytest.skip("there is no NVRTC")
     folder = tmp_path / NO_PATH

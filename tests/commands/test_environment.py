@@ -1,4 +1,4 @@
-"""What a process is told of its surroundings: instruction sets, other processes, names of the package."""
+"""The surroundings of a process: instruction sets, other processes, names of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line where its output is closed, full or not read, and where an interrupt comes."""
+"""The command line when its output is closed, full or not read, and when it is interrupted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_output_that_nothing_takes_is_an_error_of_one_line(command: str, status: int, words: str) -> None:
-    """Of all commands alike; with standard error closed, messages do not go to standard output."""
+    """For all commands; with standard error closed, messages do not go to standard output."""
     result = shell(command, PYTHONUNBUFFERED="")
     lines = [line for line in result.stderr.splitlines(keepends=True) if "warning: Not a quiet" not in line]
     assert (result.returncode, "".join(lines)) == (status, words), result.stdout

@@ -37,7 +37,7 @@ def _whole(parallel: DistributedModelParallel) -> dict[str, torch.Tensor]:
     values |= {f"{table} {name}": value for table, each in states.items() for name, value in each.items()}
     own = {name: (tuple(value.size()), parts_of(value)) for name, value in values.items()}
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, own)  # of a table on one rank the others have no state
+    dist.all_gather_object(ranks, own)  # if a table is on one rank, other ranks have no state
     found: dict[str, torch.Tensor] = {}
     for name, (size, parts) in itertools.chain.from_iterable(each.items() for each in ranks):
         whole = found.setdefault(name, torch.zeros(size))
@@ -64,7 +64,7 @@ def _cross(saver: str, loader: str, plans: tuple[str, str], folder: str) -> Any:
 
 
 def _load_saved(path: str) -> Any:
-    """Loads what two processes have saved, with both kernels, and trains on."""
+    """Loads a checkpoint of two processes, with both kernels, and continues training."""
     found = []
     for loader in KERNELS:
         parallel = sharded(loader, "row", ADAGRAD)

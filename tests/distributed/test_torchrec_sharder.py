@@ -1,4 +1,5 @@
-"""recfuse's kernels inside TorchRec's DistributedModelParallel, beside FBGEMM's: several processes, gloo."""
+"""recfuse's kernels inside TorchRec's DistributedModelParallel, compared with FBGEMM's: several processes,
+gloo."""
 
 from __future__ import annotations
 

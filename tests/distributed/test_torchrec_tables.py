@@ -1,4 +1,4 @@
-"""``TableBatchedEmbeddingBags`` beside FBGEMM's module of the same interface."""
+"""``TableBatchedEmbeddingBags`` compared with FBGEMM's module of the same interface."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Copied(Fused):
 
 
 def problems() -> Iterator[tuple[Copied, bool]]:
-    """With whether it is weighted."""
+    """Yields problems and whether they are weighted."""
     for number, dtype in enumerate(DTYPES):
         specs = [(7 + dim % 5, dim, dtype) for dim in DIMS]
         yield Copied(Problem(specs, every_mode(specs))), False
@@ -47,7 +47,7 @@ def problems() -> Iterator[tuple[Copied, bool]]:
 
 
 def train(rows: list[int], optimizer: Any) -> None:
-    """A backward pass over tables of so many rows: gradients, or the updates of an optimizer."""
+    """A backward pass over tables of that many rows: gradients, or the updates of an optimizer."""
     collection = recfuse.nn.FusedEmbeddingBagCollection(
         [(size, (4, 8)[number % 2]) for number, size in enumerate(rows)]
     ).to("cuda")
@@ -93,7 +93,7 @@ def main() -> int:
                     continue
                 wrong += 1
                 print("bad contents were not found", file=sys.stderr)
-    # initcheck takes page-locked memory that the host has written for memory that nobody has.
+    # initcheck regards page-locked memory that the host has written as uninitialised.
     if sys.argv[1:] != ["initcheck"]:
         for rows, optimizer in (
             ([9] * 2, None),

@@ -67,7 +67,7 @@ def main(tool: str) -> int:
     count = wrong = 0
     for number, case in enumerate(CASES):
         for path in ("packed", "fused"):
-            if tool == "initcheck" and path == "packed":  # which does not see what torch's kernels write
+            if tool == "initcheck" and path == "packed":  # it does not see the writes of torch's kernels
                 continue
             torch.manual_seed(number)
             random.seed(number)

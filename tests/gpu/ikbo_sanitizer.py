@@ -36,7 +36,7 @@ def main(tool: str) -> int:
     for case in CASES:
         problem = Problem(case, DEVICE)
         paths = set(kernels_of(problem))
-        if tool != "initcheck":  # which does not see what torch's matmuls write
+        if tool != "initcheck":  # it does not see the writes of torch's matmuls
             paths |= {"decomposed", "broadcast"}
         for path in sorted(paths):
             count += 1

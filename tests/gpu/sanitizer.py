@@ -3,8 +3,8 @@
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=python:tests
     compute-sanitizer --tool memcheck python3 tests/gpu/sanitizer.py
 
-Or racecheck, initcheck. Exits with 1 where a result is wrong. Whatever our kernels read has come by copies
-from the CPU, which initcheck sees also where it leaves torch's own kernels out.
+Or racecheck, initcheck. Exits with 1 if a result is wrong. All data that our kernels read are copied from the
+CPU, because initcheck sees copies even if it skips torch's kernels.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _schedules() -> Iterator[Case]:
 
 
 def _narrow() -> Iterator[Case]:
-    """Few threads a bag, whose lists are short; and the defaults where bags are short."""
+    """Few threads per bag, with short lists; and the defaults for short bags."""
     for dim, schedule in ((4, "threads=1 segment=1 block=32"), (8, "threads=2 segment=2"),
                           (1, "threads=1 segment=4 parts=2"), (16, "threads=4 segment=8 parts=16"),
                           (3, "threads=16 segment=16 block=256 station=l1")):  # fmt: skip
@@ -98,7 +98,7 @@ def _narrow() -> Iterator[Case]:
 
 
 def _memory() -> Iterator[Case]:
-    """Tables that begin anywhere, with rows that lie apart."""
+    """Tables that begin at any address, with gaps between rows."""
     for lead, gap, dtype in ((1, 0, FLOAT32), (2, 0, FLOAT32), (0, 3, FLOAT32), (3, 4, FLOAT32),
                              (1, 0, FLOAT16), (2, 2, FLOAT16), (4, 0, BFLOAT16), (0, 1, BFLOAT16),
                              (5, 3, FLOAT16), (8, 8, BFLOAT16)):  # fmt: skip
@@ -117,13 +117,13 @@ def _bags() -> Iterator[Case]:
         yield case.but(lengths=())
         yield case.but(lengths=(3000,))
         yield case.but(lengths=(1,) * 1000)
-    yield PLAIN.but(rows=2, lengths=(700, 1, 0, 90))  # the same row all the time
+    yield PLAIN.but(rows=2, lengths=(700, 1, 0, 90))  # always the same row
     yield PLAIN.but(rows=1, lengths=(700, 1, 0, 90), mode="max")
     yield PLAIN.but(dim=0)
 
 
 CASES = [*_types(), *_dims(), *_schedules(), *_narrow(), *_memory(), *_bags()]
-# Complete schedules: then the kernel does not depend on what hypothesis draws.
+# Complete schedules, so that the kernel does not depend on hypothesis' choices.
 DRAWN = [
     Case(schedule="station=register distance=4 threads=64 block=256 parts=1 segment=64"),
     Case(dim=64, dtype=FLOAT16, mode="max", padding=3, index=torch.int32, offset=torch.int32,
@@ -157,7 +157,7 @@ def test_unchecked_bounds_change_nothing(case: Case) -> None:
        st.integers(4, 300), st.integers(0, 9), st.booleans(), st.integers(0, 2**31))  # fmt: skip
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_bags(case: Case, lengths: list[int], rows: int, behind: int, last: bool, seed: int) -> None:
-    """Also without the last offset, and with lookups behind it."""
+    """Also without the last offset, and with lookups past it."""
     problem = Problem(case.but(rows=rows, lengths=tuple(lengths)), seed)
     inputs = problem.on_device
     if last:
@@ -179,7 +179,7 @@ def test_lookups_behind_the_last_offset_are_not_looked_at() -> None:
 @pytest.mark.parametrize("mode", gpu.MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nan_and_infinity(mode: str, dtype: torch.dtype) -> None:
-    """Where they come first in a bag, or last, or alone; a maximum keeps a NaN that comes first."""
+    """As first, last or only value of a bag; a maximum keeps a NaN that comes first."""
     for schedule in ("", "threads=128 block=128 parts=4"):
         problem = Problem(Case(dim=24, dtype=dtype, mode=mode, rows=12, schedule=schedule))
         special = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0, -0.0, 0.0, 65504.0, -1e-7])
@@ -358,7 +358,7 @@ SOME = (
 
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_the_same_bits_whatever_else_runs(case: Case) -> None:
-    """Twenty runs on three streams, with other work in between and beside them."""
+    """Twenty runs on three streams, with other work between and concurrent."""
     problem = Problem(case)
     first = problem.run()
     gpu.synchronize()
@@ -377,7 +377,7 @@ def test_the_same_bits_whatever_else_runs(case: Case) -> None:
 
 @pytest.mark.parametrize("bags", (10, 132, 1000, 20_000))
 def test_launches_that_overlap_see_what_came_before(bags: int) -> None:
-    """Each output is the next one's table, and its memory is used again: back to back, and one by one."""
+    """Each output is the next call's table, and its memory is reused: back to back, and one by one."""
     table = torch.randn(bags, 64, device=gpu.DEVICE)
     indices = torch.randint(0, bags, (8 * bags,), device=gpu.DEVICE)
     offsets = torch.arange(0, 8 * bags, 8, device=gpu.DEVICE)

@@ -81,7 +81,7 @@ def test_any_expectation_is_allowed() -> None:
 
 
 def test_bad_mappings() -> None:
-    """Whatever is in it: an error, or no harm."""
+    """Any contents: an error, or no harm."""
     one = Fused(ones(), schedules=[SCHEDULES["default"]] * FEATURES)
     given = torch.tensor(GOOD), torch.tensor(OFFSETS)
     good = one.map(given[1])

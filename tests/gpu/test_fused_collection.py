@@ -24,7 +24,7 @@ FEATURES = 6  # of SPECS, and of SUMS
 
 
 class Learned:
-    """How often batches were looked at to learn from them."""
+    """Counts the batches that were read for calibration."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from recfuse.nn import tuning
@@ -159,13 +159,13 @@ def test_mappings_of_the_loaders_thread() -> None:
     with pytest.raises(ValueError, match="40 bags, this batch has 6 features and 6 bags"):
         collection(*batch(collection), mapping=mappings[0])
     collection.set_plan(torch.tensor([[1, 0, 0, 0, 0]] * FEATURES, dtype=torch.int32), 16)
-    check(collection, *moved(batches[0]), mapping=mappings[0])  # it brings the schedules that it was made for
+    check(collection, *moved(batches[0]), mapping=mappings[0])  # it contains its schedules
     check(collection, *moved(batches[0]), mapping=collection.map(batches[0][1]))
 
 
 @pytest.mark.skipif(gpu.DEVICE.type != "cuda", reason="needs CUDA")
 def test_kernels_compiled_ahead_run_where_compiling_is_forbidden(tmp_path: Path) -> None:
-    """Those of a plan, also for calls that bring a mapping."""
+    """Those of a plan, also for calls with a mapping."""
     plan, kernels = tmp_path / "plan.json", tmp_path / "kernels"
     collection = on_gpu()
     given = [batch(collection, 40) for _ in range(2)]
@@ -190,7 +190,7 @@ def test_kernels_compiled_ahead_run_where_compiling_is_forbidden(tmp_path: Path)
 
 
 def test_mappings_are_dropped_at_once() -> None:
-    """Their page-locked memory is used again by the next one, which must not be before it was copied."""
+    """Their page-locked memory is reused by the next mapping, which must wait for the copy."""
     collection = on_gpu()
     batches = [lookups_of(collection, 30, longest) for longest in (2, 7, 20)]
     given = [moved(one) for one in batches]

@@ -1,4 +1,5 @@
-"""Tiles of the fused operator on a GPU: bags of one lookup or none, some longer, bad contents among them."""
+"""Tiles of the fused operator on a GPU: bags of at most one lookup, some longer, invalid contents among
+them."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ pytestmark = gpu.MARKS
 
 DIMS = (4, 8, 16, 32, 128, 3, 1, 17, 300, 64, 4, 4, 8)
 ROWS = 23
-ONE_LOOKUP = [2, 0, 0, 0, 16]  # columns, with what is expected
+ONE_LOOKUP = [2, 0, 0, 0, 16]  # columns, with the expected lookups
 BAGS = (1, 4, 5, 9, 64, 300)
 
 
 def problem_of(dtype: torch.dtype = torch.float32, modes: tuple[str, ...] = ("sum",)) -> Problem:
-    """Features of many widths, every third one with a row of padding."""
+    """Features of many widths, every third with a padding row."""
     torch.manual_seed(0)
     features = [
         Feature(number, modes[number % len(modes)], 2 if number % 3 == 1 else None)
@@ -34,12 +35,12 @@ def problem_of(dtype: torch.dtype = torch.float32, modes: tuple[str, ...] = ("su
 
 
 def lookups(bags: int, present: float = 0.8) -> tuple[Tensor, Tensor]:
-    """One in each bag, or none."""
+    """At most one per bag."""
     return bags_of((torch.rand(len(DIMS), bags) < present).int().tolist(), [ROWS] * len(DIMS))
 
 
 def without(output: Tensor, bags: set[tuple[int, int]]) -> Tensor:
-    """The same with zeros for these, each by its feature and its number."""
+    """The same with zeros for these bags, each by its feature and its number."""
     output = output.clone()
     for feature, bag in bags:
         column = sum(DIMS[:feature])
@@ -48,7 +49,7 @@ def without(output: Tensor, bags: set[tuple[int, int]]) -> Tensor:
 
 
 def ways_of(problem: Problem) -> tuple[Fused, Fused]:
-    """By tiles, with the work shared out by the size of the batch; and as the GPU shares it out."""
+    """By tiles, with the partition computed from the batch size, and on the GPU."""
     return Fused(problem, schedules=[ONE_LOOKUP] * len(DIMS)), Fused(problem)
 
 

@@ -40,7 +40,7 @@ def sums(dtype: torch.dtype, dims: tuple[int, ...] = DIMS, **options: int) -> Pr
 
 @pytest.fixture(scope="module")
 def problems() -> dict[torch.dtype, dict[str, Fused]]:
-    """By what is known of the batch ahead."""
+    """By the facts that are known before the batch."""
     made = {}
     for dtype in DTYPES:
         problem = heterogeneous(dtype)
@@ -83,7 +83,7 @@ def test_unchecked_bounds_change_nothing(problems, dtype) -> None:
 
 
 def test_batches_of_many_sizes(problems) -> None:
-    """Sizes are rounded where work is shared out ahead."""
+    """The partition rounds sizes."""
     one = problems[FLOAT32]["expected"]
     for bags in (0, 3, 31, 32, 33, 63, 65, 257, 1000):
         one.run_and_check(*one.problem.lookups(bags, 3))
@@ -97,7 +97,7 @@ def test_batches_that_are_not_as_expected(problems) -> None:
 
 @pytest.mark.parametrize("leads", ((1, 0), (0, 1), (1, 3), (3, 2), (2, 1)), ids=str)
 def test_indices_and_offsets_anywhere(problems, leads) -> None:
-    """Four ids are one load of the kernel; what lies before the first is not used."""
+    """The kernel loads four indices at once; those before the first are not used."""
     one = problems[FLOAT32]["expected"]
     for index, offset in itertools.product(INTEGERS, INTEGERS):
         indices, offsets = one.problem.lookups(9)
@@ -260,7 +260,7 @@ def test_nothing_to_do() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nan_and_infinity(dtype: torch.dtype) -> None:
-    """Where they come first in a bag, or last, or alone; a maximum keeps a NaN that comes first."""
+    """As first, last or only value of a bag; a maximum keeps a NaN that comes first."""
     special = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0, -0.0, 0.0, -1e-7, 2.0])
     features = [Feature(n, mode, None) for n, mode in enumerate(gpu.MODES)]
     problem = Problem([(12, 24, dtype)] * 3, features)
@@ -329,7 +329,7 @@ def test_a_large_batch() -> None:
     ids=("more elements than int32", "more rows than int32", "more rows than uint32"),
 )
 def test_large_tables(rows: int, dim: int, gigabytes: float) -> None:
-    """The table behind it lies more than 2^31 elements into the buffer."""
+    """The next table is more than 2^31 elements into the buffer."""
     if reason := gpu.needs_memory(2 * gigabytes):
         pytest.skip(reason)
     middle = rows // 2
@@ -386,7 +386,7 @@ def test_more_lookups_than_int32() -> None:
 
 @pytest.mark.parametrize("bags", (10, 132, 5000))
 def test_launches_that_overlap_see_what_came_before(bags: int) -> None:
-    """Each output is the next one's buffer, and its memory is used again: back to back, and one by one."""
+    """Each output is the next call's buffer, and its memory is reused: back to back, and one by one."""
     dim = 64
     start = torch.randn(bags * 2 * dim, device=gpu.DEVICE)
     features = torch.tensor([[0, 0, bags, 2 * dim, 0, -1, 0]])

@@ -1,4 +1,4 @@
-"""What fused calls keep on a GPU: torch's memory, of one stream, bounded; graphs' stays; no call waits."""
+"""Caches of fused calls on a GPU: torch's memory, per stream, bounded; graphs' data stay; no call waits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_it_is_torchs_memory_and_bounded() -> None:
 
 
 def test_many_batch_sizes_are_bounded() -> None:
-    """A mapping for each, of which the last ones stay."""
+    """A mapping for each; the last ones stay."""
     collection = on_gpu(TABLES).requires_grad_(False)
     check(collection, *batch(collection, 20))
     bags = 64
@@ -74,14 +74,14 @@ def test_streams_that_take_turns_with_more_calls_than_are_kept() -> None:
 
 
 def test_no_call_waits_for_the_gpu() -> None:
-    """New calls, which take the place of old ones, behind a kernel that takes seconds."""
+    """New calls, which replace old calls, after a kernel that takes seconds."""
     one, arguments = Fused(ones()), given()
     for expected in range(1, 2 * MOST_CALLS):
         one.run(*arguments, schedules=schedules(expected))
     unpinned = one.map(torch.tensor(OFFSETS))
     one.run(*arguments, mapping=unpinned.pin_memory())
     gpu.synchronize()
-    # The first launch of a process behind a running kernel waits for that, torch's own kernels' too.
+    # The first launch of a process after a running kernel waits for it, also with torch's own kernels.
     torch.cuda._sleep(100_000_000)
     one.run(*arguments, schedules=schedules(999))
     gpu.synchronize()
@@ -171,7 +171,7 @@ def test_graphs_of_many_batch_sizes() -> None:
 
 
 def test_a_mapping_that_was_changed_is_refused() -> None:
-    """Rows that no task has would be whatever was in memory."""
+    """Rows without a task would have undefined contents."""
     collection = on_gpu(TABLES).requires_grad_(False)
     indices, offsets = lookups_of(collection, 40, 5)
     arguments = moved((indices, offsets))

@@ -29,7 +29,7 @@ WAYS = ("pool", "columns", "one lookup", "default", "device", "mapped", "wide ba
 
 @functools.cache
 def tables(mode: str, way: str) -> Fused:
-    """The same for all calls, since a call raises what earlier ones with its tables left."""
+    """The same tables for all calls, because a call raises the errors of earlier calls with its tables."""
     return Fused(ones(mode), schedules=[SCHEDULES[way]] * FEATURES if way in SCHEDULES else None)
 
 
@@ -37,7 +37,7 @@ def call(
     indices: list[int], offsets: list[int], way: str, dtype: torch.dtype = torch.int64, mode: str = "sum",
     **options: Any,
 ) -> Tensor:  # fmt: skip
-    """One value a bag and feature: what each of its columns has."""
+    """Returns a value per bag and feature, which all of its columns have."""
     one = tables(mode, way)
     if mode == "max" and way in ("wide bags", "split"):
         pytest.skip("a maximum is taken by few threads")
@@ -49,7 +49,7 @@ def call(
     return torch.cat([part[:, :1] for part in parts], 1)
 
 
-# Where, what, and of which feature and bag.
+# The position, the value, and its feature and bag.
 BAD_INDICES = {
     "rows": (1, 10, 0, 0),
     "of another table": (3, 7, 1, 1),
@@ -132,7 +132,7 @@ def test_a_bad_offset_is_named_and_its_bags_are_zeros(name: str, way: str) -> No
         recfuse.check()
         for feature, bag in skipped:
             assert got[bag, feature] == 0
-        if mode == "sum" and name not in ("falls",):  # whose next bag has another begin
+        if mode == "sum" and name not in ("falls",):  # the next bag has another begin
             assert got.tolist() == expected(GOOD, skipped)
     assert call(GOOD, OFFSETS, way).tolist() == RESULT
 
@@ -245,14 +245,14 @@ def test_gradients_survive_random_contents() -> None:
         indices = torch.from_numpy(random.integers(-(2**63), 2**63 - 1, 10)).to(gpu.DEVICE)
         offsets = torch.from_numpy(random.integers(-5, 15, 7)).to(gpu.DEVICE)
         for given in ((indices, offsets), (indices.remainder(4), offsets), (indices, indices[:7])):
-            with contextlib.suppress(IndexError, ValueError):  # of the call before
+            with contextlib.suppress(IndexError, ValueError):  # of the previous call
                 collection(*given).sum().backward()
             gpu.forget_errors()
     assert all(weight.grad.isfinite().all() for weight in collection.parameters())
 
 
 def test_a_dlrm_with_bad_contents() -> None:
-    """A first offset above 0, and rows that do not exist where rows have weights."""
+    """A first offset above 0, and invalid rows with weights."""
     model = DLRM_Net(weighted="learned", sparse=False).to(gpu.DEVICE)
     recfuse.swap(model)
     _, lS_o, lS_i = moved(batch_of(model))
@@ -278,7 +278,8 @@ def test_a_dlrm_with_bad_contents() -> None:
 
 @pytest.mark.parametrize("lead", (1, 2, 3))
 def test_nothing_is_read_or_written_around_the_tensors(lead: int) -> None:
-    """Bad ids and offsets lie around indices and offsets, NaN around tables and their padding rows."""
+    """Invalid indices and offsets surround indices and offsets; NaN surrounds tables and their padding
+    rows."""
     torch.manual_seed(2)
     specs = [(9, dim, torch.float32) for dim in (1, 4, 17, 64, 130)]
     features = [Feature(n, mode, 0) for n, mode in enumerate(("sum", "mean", "max", "sum", "mean"))]
@@ -329,7 +330,7 @@ def test_each_gpu_reports_its_own_errors() -> None:
 
 
 def test_eight_threads_with_new_kernels_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each on a stream of its own; every kernel is asked for by two of them."""
+    """Each on its own stream; two of them request each kernel."""
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
     work = []
     for number in range(8):

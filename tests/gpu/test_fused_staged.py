@@ -48,7 +48,7 @@ def tables(dtype: torch.dtype, count: int = 1, seed: int = 5) -> Problem:
 
 
 def staged(problem: Problem, threads: int = 0) -> Fused:
-    """All tables, by a schedule that says so."""
+    """All tables, by an explicit schedule."""
     return Fused(problem, schedules=[[STAGED, threads, 0, 0, 48]] * len(problem.features))
 
 
@@ -101,7 +101,7 @@ def test_weights_and_unchecked_bounds(problems) -> None:
 
 
 def test_many_tables_one_after_another() -> None:
-    """More than an SM has turns in flight: tables come and go, and lie across the ring's end."""
+    """More tables than turns in flight: they rotate, and wrap around the ring's end."""
     one = staged(tables(FLOAT32, 40))
     for bags in (3, 520):
         indices, offsets = one.problem.lookups(bags, 3)
@@ -111,7 +111,7 @@ def test_many_tables_one_after_another() -> None:
 
 
 def test_lengths_of_all_kinds() -> None:
-    """Bags are listed by length: many of one, each another, one far longer than the others."""
+    """Bags are sorted by length: many equal, all different, one far longer than the others."""
     problem = Problem([(1000, 8, FLOAT32), (1000, 4, FLOAT32)], lead=32, gap=32)
     one = staged(problem)
     for lengths in ([5] * 512, list(range(512)), [0] * 511 + [100_000], [100_000] + [1] * 511, [70_000] * 3):
@@ -240,7 +240,7 @@ def test_a_callers_mapping_cannot_do_harm() -> None:
             bad[row, field] = int(
                 random.choice([-1, 0, 1, 17, 279, 281, 299, 300, 2**31 - 1, -(2**31), *schedules])
             )
-        with contextlib.suppress(RuntimeError):  # what the library sees, it refuses
+        with contextlib.suppress(RuntimeError):  # the library refuses the errors that it detects
             one.run(*given, mapping=bad)
         torch.cuda.synchronize()
     one.run_and_check(*given)

@@ -100,7 +100,7 @@ def test_gradients_are_those_of_the_cpu(sparse: bool, kind: str) -> None:
 
 @pytest.mark.parametrize("sparse", (False, True))
 def test_gradients_of_weights_agree_with_the_cpu(sparse: bool) -> None:
-    """Of the bare operator, with tables of several dtypes."""
+    """Of the operator itself, with tables of several dtypes."""
     specs = [(9, 4, torch.float32), (5, 8, torch.bfloat16), (7, 4, torch.float32), (3, 0, torch.float32)]
     modes = ("mean", "sum", "mean", "sum") if sparse else ("mean", "max", "sum", "max")
     problem = Problem(

@@ -31,7 +31,7 @@ from support.reference import assert_close_to_reference
 pytestmark = gpu.MARKS
 
 RANDOM_CHUNKS, RANDOM_CASES = 10, 120
-"""Random calls: so many tests of so many calls for each dtype."""
+"""Random calls: number of tests, and of calls per test, for each dtype."""
 USUAL_DIMS, OTHER_DIMS = (32, 64, 96, 128, 256), (1, 7, 8, 24, 31, 40, 72, 100, 136, 160, 192, 200, 264)
 AROUND_TILES = (
     1,
@@ -149,7 +149,7 @@ def test_maps_of_any_strides() -> None:
 @HALF_DTYPES
 @pytest.mark.parametrize("form", ("dense", "lengths", "jagged"))
 def test_lengths_around_tiles(form: str, dtype: torch.dtype) -> None:
-    """Tails of keys: what lies behind a user's last key is NaN, or another user's."""
+    """Tails of keys: after a user's last key are NaN, or another user's keys."""
     for positions in AROUND_TILES:
         case = Case(sq=9, dim=128, dtype=dtype, users=6, candidates=40, positions=positions, self_queries=3)
         problem = on_gpu(case.but(lengths=form == "lengths", jagged=form == "jagged"))
@@ -204,7 +204,8 @@ def test_rest_nothing_of_something() -> None:
 
 @HALF_DTYPES
 def test_rest_great_and_steep_scores(dtype: torch.dtype) -> None:
-    """The largest score comes first, last or at every tile anew; weights are all of one key, or all alike."""
+    """The largest score comes first, last or anew in every tile; all weight is on one key, or weights are
+    equal."""
     for peak, order in ((1.0, 1), (1.0, -1), (60.0, 1), (60.0, -1), (0.0, 1)):
         problem = on_gpu(Case(sq=20, dim=128, dtype=dtype, candidates=30, positions=700, peak=peak))
         first = problem.q[0, 0, 0].float()
@@ -222,7 +223,7 @@ def test_rest_great_and_steep_scores(dtype: torch.dtype) -> None:
 @ONLY_HOPPER
 @HALF_DTYPES
 def test_rest_sums_do_not_drift_with_blocks(dtype: torch.dtype) -> None:
-    """Great scores whose maximum stays: what is off by a block must not come back with each of 128 blocks."""
+    """Large scores with a constant maximum: an error per block must not accumulate over 128 blocks."""
     generator = torch.Generator(gpu.DEVICE).manual_seed(0)
     q = torch.full((1, 64, 1, 64), 16.0, device=gpu.DEVICE).to(dtype)
     noise = torch.randint(-2, 3, (1, 16384, 1, 64), device=gpu.DEVICE, generator=generator)

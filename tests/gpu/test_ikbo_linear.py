@@ -1,6 +1,6 @@
-"""ikbo_linear on a GPU, by every path: values, bad contents, graphs, streams, gradients, the compiler.
+"""ikbo_linear on a GPU, by every path: values, invalid contents, graphs, streams, gradients, the compiler.
 
-Paths "small" and "fused" are compared where they take the call.
+Paths "small" and "fused" are compared if they accept the call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def paths_of(problem: Problem) -> list[str]:
 
 
 def check_every_path(problem: Problem) -> list[str]:
-    """Compares each path, and "auto" with what it is."""
+    """Compares each path, and "auto" with the path that it selects."""
     paths = paths_of(problem)
     for path in paths:
         problem.check(problem.run(path=path))
@@ -163,7 +163,7 @@ def test_chains(dtype: torch.dtype, levels: int) -> None:
     "items", ((300, 20_000), (3_000, 3_000), (4_000, 2_000), (15, 3, 20_000), (7, 1, 2, 9_000)), ids=str
 )
 def test_many_turns_of_every_cluster(items: tuple[int, ...]) -> None:
-    """Users in any order: what is held of them changes in nearly every turn."""
+    """Users in any order: the sums in shared memory change in nearly every turn."""
     features = (600, 40, 64, 200)[: len(items) - 1]
     features = (*features, 200)
     problem = on_gpu(
@@ -391,7 +391,7 @@ def test_many_streams_and_threads(path: str) -> None:
 @pytest.mark.parametrize("path", (*PATHS, "small", "auto"))
 def test_memory_does_not_grow(path: str) -> None:
     problem = on_gpu(PAPER)
-    gc.collect()  # what earlier tests have left
+    gc.collect()  # remains of earlier tests
     sizes = []
     for _ in range(3):
         for _ in range(20):
@@ -404,7 +404,7 @@ def test_memory_does_not_grow(path: str) -> None:
 @pytest.mark.skipif(not HOPPER, reason="the one-launch kernels are for compute capability 9.0")
 @pytest.mark.parametrize("path", ("fused", "small"))
 def test_users_of_one_candidate_have_nothing_in_memory(path: str) -> None:
-    """Neither sums nor packed weights, where rows of weights begin at 16 bytes; users of many have both."""
+    """No sums, and no packed weights if their rows are aligned to 16 bytes; users of many have both."""
     for users, aligned in ((16, True), (16, False), (1, True)):
         features = (128, 64) if aligned else (127, 63)
         problem = on_gpu(Case(m=433, n=64, features=features, items=(users, 16), dtype=torch.bfloat16))

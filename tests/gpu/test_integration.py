@@ -80,7 +80,7 @@ def test_a_graph_of_many_launches() -> None:
 
 
 def test_a_stream_sees_what_it_has_written_right_before() -> None:
-    """Another stream than the default one; the lookups come late, the result is read at once."""
+    """On a stream other than the default; the lookups come late, the result is read at once."""
     table = torch.randn(300, 64, device=gpu.DEVICE)
     sets = [on_gpu(300, 50, 9) for _ in range(6)]
     want = [recfuse.embedding_bag(indices, table, offsets, mode="sum") for indices, offsets in sets]
@@ -101,7 +101,7 @@ def test_a_stream_sees_what_it_has_written_right_before() -> None:
 
 @gpu.TWO_GPUS
 def test_two_gpus_in_turns() -> None:
-    """Tensors decide where a call runs, not the current device."""
+    """Tensors determine the device of a call, not the current device."""
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     table, (indices, offsets) = torch.randn(300, 48), ragged(300, 40, 9)
     want = F.embedding_bag(indices, table, offsets, mode="sum", include_last_offset=True)

@@ -1,4 +1,4 @@
-"""Launches that overlap the ones before them see what those have written."""
+"""Launches that overlap with previous launches see their writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = 2000
 
 @pytest.mark.parametrize("bags", (64, 2048))
 def test_a_table_updated_between_calls(bags: int) -> None:
-    """Each call reads the table as the update before it left it, in whatever cache its rows were."""
+    """Each call reads the table after the previous update, in whatever cache its rows were."""
     table = torch.zeros(1000, 64, device=gpu.DEVICE)
     indices = torch.randint(0, 1000, (bags * 20,), device=gpu.DEVICE)
     offsets = torch.arange(0, bags * 20, 20, device=gpu.DEVICE)
@@ -64,7 +64,7 @@ def collection(dims: tuple[int, ...], rows: int) -> recfuse.nn.FusedEmbeddingBag
 
 @pytest.mark.parametrize("lookups", (1, 20))
 def test_a_collection_whose_tables_are_updated_between_calls(lookups: int) -> None:
-    """One call behind the other and behind updates: tasks are read before the call before has ended."""
+    """Calls after each other and after updates: tasks are read before the previous call has ended."""
     dims, rows, bags = (16, 64, 16, 128), 500, 256
     module = collection(dims, rows)
     weights = list(module.packed_weights())
@@ -100,7 +100,8 @@ def test_a_collection_s_indices_written_just_before(lookups: int) -> None:
 
 @pytest.mark.parametrize("anew", (False, True))
 def test_a_backward_pass_of_lookups_written_just_before(anew: bool) -> None:
-    """By the kernel before the forward pass, or anew by the one before the backward, as with checkpoints."""
+    """By the kernel before the forward pass, or again by the kernel before the backward pass, as with
+    checkpoints."""
     tables, rows, dim, bags, lookups = 60, 500, 8, 128, 16
     module = recfuse.nn.FusedEmbeddingBagCollection([(rows, dim)] * tables, device=gpu.DEVICE)
     with torch.no_grad():

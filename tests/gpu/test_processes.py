@@ -123,7 +123,7 @@ def test_a_fork_before_cuda_is_used() -> None:
 
 
 def test_a_fork_after_cuda_was_used() -> None:
-    """An error in the child, and the parent goes on."""
+    """The child gets an error, and the parent continues."""
     script = """
         given = use()[1]
         collection = recfuse.nn.FusedEmbeddingBagCollection([(9, 4), (9, 8)], device="cuda")
@@ -141,7 +141,7 @@ def test_a_fork_after_cuda_was_used() -> None:
 
 
 def test_a_loaders_process_maps_without_a_gpu() -> None:
-    """A forked one, as torch's DataLoader makes it: what it maps is pinned here."""
+    """A forked process, as of torch's DataLoader: its mappings are pinned here."""
     script = """
         collection = recfuse.nn.FusedEmbeddingBagCollection([(9, 4), (9, 8)], device="cuda")
         given = torch.arange(8) % 9, torch.arange(9)
@@ -176,9 +176,8 @@ def test_an_exit_right_after_a_backward_pass_is_clean(end: str) -> None:
 
 
 def _sanitizer(kernels: str) -> tuple[list[str], bool]:
-    """The command, and whether it looks alone at kernels with this in their names; the option for that has
-    had several names.
-    """
+    """Returns the command, and whether it is restricted to kernels whose names contain this; the option
+    for that has had several names."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         pytest.skip("no compute-sanitizer on PATH")
@@ -189,9 +188,9 @@ def _sanitizer(kernels: str) -> tuple[list[str], bool]:
     return [program], False
 
 
-# Ends with an internal error of the tool where torch's kernels are left out.
+# The tool ends with an internal error if it skips torch's kernels.
 NEEDS_ALL_KERNELS = ("racecheck", "ikbo_sanitizer.py")
-# torch's attention of float32, in whose kernels there are hazards, has names that end in "rf_sm80".
+# torch's attention of float32, whose kernels have hazards, has names that end in "rf_sm80".
 OURS = {("racecheck", "ikbo_attention_sanitizer.py"): "rf_ikbo"}
 SANITIZED = "sanitizer.py", "fused_sanitizer.py", "ikbo_sanitizer.py", "ikbo_attention_sanitizer.py"
 

@@ -21,7 +21,7 @@ pytestmark = gpu.MARKS
 
 @functools.cache
 def ten_rows(device: torch.device) -> Tensor:
-    """One table for all calls, since a call raises what earlier ones with its table left."""
+    """One table for all calls, because a call raises the errors of earlier calls with its table."""
     return torch.arange(1.0, 11, device=device)[:, None].expand(10, 16).contiguous()
 
 
@@ -197,7 +197,7 @@ def test_a_run_of_bad_calls_without_waiting() -> None:
         except IndexError as error:
             assert ", for bag 0; allowed is 0 to 9" in str(error)
             raised += 1
-    with pytest.raises(IndexError):  # of the last ones, or of one that none of them has seen
+    with pytest.raises(IndexError):  # of the last ones, or a new one
         for _ in range(2):
             recfuse.check()
             call([0, 1, 77], [0])
@@ -390,7 +390,7 @@ def test_a_device_that_is_not_there() -> None:
 
 
 def test_eight_threads_with_new_kernels_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each on a stream of its own; every kernel is asked for by two of them."""
+    """Each on its own stream; two of them request each kernel."""
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
     dims = (76, 84, 92, 108)
     problems = [gpu.Problem(gpu.Case(dim=dims[number % 4], mode="mean"), number) for number in range(8)]

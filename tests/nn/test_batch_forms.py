@@ -67,7 +67,7 @@ def keyed(number, weighted=False):
 
 
 def made(form):
-    """A module, a function that gives a batch of its form, and one that calls it."""
+    """Returns a module, a function that creates a batch of the form, and a function that calls it."""
     if "tuple" in form:
         module = FusedEmbeddingBagCollection.from_embedding_bags(tables())
         dtype = torch.int32 if "int32" in form else torch.int64

@@ -1,6 +1,5 @@
-"""Checkpoints of packed tables, by the tools that write them: saved by one of {torch's modules, packed ones},
-loaded by the other, they are equal.
-"""
+"""Checkpoints of packed tables, by the tools that write them: saved by torch's modules or packed modules
+and loaded by the other, they are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modules: EmbeddingBag as a drop-in, and the collection whose weights stay packed."""
+"""The modules: EmbeddingBag as a drop-in, and the collection with packed weights."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ def test_lookups_of_no_bag_are_refused(requires_grad, dtype, tables, offsets):
 
 
 def test_a_table_with_include_last_offset_takes_what_torchs_takes():
-    """Of it alone torch's own page says that the last offset may be an earlier end."""
+    """Only for this form torch's page says that the last offset may be an earlier end."""
     bag = nn.EmbeddingBag(20, 4, mode="sum", include_last_offset=True)
     packed = FusedEmbeddingBagCollection.from_embedding_bags([copy.deepcopy(bag)])
     given = torch.arange(10), torch.tensor([0, 2, 4])

@@ -64,7 +64,7 @@ def keyed():
 
 
 class Caller(threading.Thread):
-    """Calls a model until it is told to stop; ``wrong``: what was not one of the answers."""
+    """Calls a model until it is stopped; ``wrong``: results that are not among the answers."""
 
     def __init__(self, call, answers):
         super().__init__()

@@ -23,7 +23,7 @@ def lookups(features: int, bags: int, ends: bool = True) -> Batch:
 
 
 class Joined(torch.nn.Module):
-    """Dense features beside pooled rows, as of a DLRM."""
+    """Dense features concatenated with pooled rows, as in a DLRM."""
 
     def __init__(self) -> None:
         super().__init__()

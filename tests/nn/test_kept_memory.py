@@ -1,4 +1,4 @@
-"""Memory of large sparse gradients on the CPU, which the next ones take over (csrc/core/kept.c)."""
+"""Memory of large sparse gradients on the CPU, which later gradients reuse (csrc/core/kept.c)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import recfuse
 
 DIM = 64
-LARGE = (32 << 20) // (DIM * 4) + 1000  # rows of a gradient whose memory is kept
+LARGE = (32 << 20) // (DIM * 4) + 1000  # rows of a gradient whose memory is cached
 SMAPS = Path("/proc/self/smaps_rollup")
 
 
@@ -29,7 +29,7 @@ def gradient(rows: int, scale: float = 1.0) -> torch.Tensor:
 
 
 def holds(found: torch.Tensor, rows: int, scale: float = 1.0) -> bool:
-    """Whether it is what `gradient` says."""
+    """Returns true if it equals `gradient`."""
     return bool((found.values() == (torch.arange(rows) * scale)[:, None]).all())
 
 
@@ -85,7 +85,7 @@ def test_threads_take_and_give_back_at_once():
                 wrong.append(scale)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))  # raises what one of them does
+        list(pool.map(work, range(4)))  # raises their exceptions
     assert wrong == []
 
 
@@ -99,7 +99,7 @@ def lazily_free() -> int:
 
 def test_the_system_may_take_kept_memory_back():
     before = lazily_free()
-    found = gradient(LARGE)  # of memory that was kept
+    found = gradient(LARGE)  # in cached memory
     taken = lazily_free()
     del found
     assert taken < before - (24 << 20)

@@ -26,7 +26,7 @@ def inputs(two_dimensions, users=USERS, candidates=CANDIDATES, dtype=torch.float
 
 
 def concatenated(layer, x_user, x_cand, cand_to_user):
-    """What the layer stands for."""
+    """The equivalent of the layer."""
     x = torch.cat((x_user[cand_to_user], x_cand), 1)
     if x.dim() == 2:
         return ACTIVATIONS[layer.activation](F.linear(x, layer.weight, layer.bias))
@@ -142,7 +142,7 @@ def test_exported(name, tmp_path):
     )
     assert str(exported.graph).count("recfuse.ikbo_linear") == 1
     torch.export.save(exported, tmp_path / "layer.pt2")
-    before = copy.deepcopy(layer)  # whose parameters the program has
+    before = copy.deepcopy(layer)  # the program has its parameters
     for program in (exported, torch.export.load(tmp_path / "layer.pt2")):
         module = program.module()
         for sizes in ((2, 9), (9, 2), (30, 31)):

@@ -1,4 +1,4 @@
-"""Optimizers across swap and unswap: training goes on as if nothing had happened, or is refused in words."""
+"""Optimizers across swap and unswap: training continues unchanged, or is refused with a message."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def groups_of(model, named=True):
 
 
 class RowWise(optim.Optimizer):
-    """Adagrad with one sum a row; its state is made at the first step."""
+    """Adagrad with one sum per row; the first step creates its state."""
 
     recfuse_row_wise = True
 
@@ -334,7 +334,7 @@ class _Column(optim.SGD):
 
 
 class _Object(optim.SGD):
-    """An optimizer whose state is no tensor."""
+    """An optimizer whose state is not a tensor."""
 
     recfuse_row_wise = True
 

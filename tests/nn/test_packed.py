@@ -1,4 +1,4 @@
-"""Packed tables: what they become, what a table of them still is, and which cannot be packed."""
+"""Packed tables: their Parameters, the properties of a single table, and tables that cannot be packed."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_copy_of_a_tables_weight_is_a_parameter_alone(tmp_path):
 
 def test_a_list_is_found_by_the_names_in_its_state_dict():
     packed = FusedEmbeddingBagList([nn.EmbeddingBag(12, 5) for _ in range(3)])
-    assert torch.equal(getattr(packed, "2").weight, packed[2].weight)  # as distributed checkpoints look it up
+    assert torch.equal(getattr(packed, "2").weight, packed[2].weight)  # as distributed checkpoints find it
     with pytest.raises(AttributeError, match="'3'"):
         getattr(packed, "3")
     with pytest.raises(IndexError, match="no table 3, allowed is -3 to 2"):

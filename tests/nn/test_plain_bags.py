@@ -22,7 +22,7 @@ INDICES, OFFSETS = torch.tensor([3, 5, 3, 1, 0, 5, 5, 2]), torch.tensor([0, 2, 2
 
 @pytest.fixture
 def plain_calls(monkeypatch):
-    """The plain calls that are made."""
+    """Counts the plain calls."""
     made, operator = [], MODULES[0].plain
 
     def watched(*arguments):
@@ -35,7 +35,7 @@ def plain_calls(monkeypatch):
 
 
 def bits(output, weight, grad):
-    """Output and gradient, as bits where they are floats."""
+    """Output and gradient, as bits of floats."""
     (found,) = torch.autograd.grad(output, weight, grad)
     if found.is_sparse:
         assert found.is_coalesced() and found.shape == weight.shape
@@ -243,7 +243,7 @@ def test_batched_gradients_of_a_plain_call():
 )
 @pytest.mark.parametrize("rows, bags", ((300, 40), (300, 900), (1 << 17, 900)))
 def test_sparse_gradients_are_the_dense_ones(rows, bags, dim, dtype):
-    """Of few lookups and of many, near rows and far ones, gradients that fit a core's first cache or not."""
+    """With few lookups and many, near rows and far rows, gradients that fit a core's first cache or not."""
     torch.manual_seed(2)
     indices, offsets = torch.randint(rows, (5 * bags,)), torch.arange(0, 5 * bags, 5)
     weight, grad = torch.zeros(rows, dim, dtype=dtype, requires_grad=True), torch.randn(bags, dim).to(dtype)

@@ -1,4 +1,4 @@
-"""Optimizers whose step depends on the whole Parameter: the same steps after a swap, or an error."""
+"""Optimizers whose step depends on the whole Parameter: equal steps after a swap, or an error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Lamb(optim.Optimizer):
 
 
 class LarsAround(optim.Optimizer):
-    """Scales each gradient by its Parameter, then calls another optimizer, whose groups it has."""
+    """Scales each gradient by its Parameter, then calls another optimizer, with that optimizer's groups."""
 
     def __init__(self, inner):
         super().__init__(inner.param_groups, {})

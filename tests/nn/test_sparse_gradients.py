@@ -18,7 +18,7 @@ def sparse_call(weight):
 
 @pytest.fixture(autouse=True)
 def none_are_few(monkeypatch):
-    """Gradients of these tests are marked as large ones are."""
+    """Gradients of these tests are marked like large gradients."""
     monkeypatch.setattr(gradients, "_FEW_ELEMENTS", 0)
 
 
@@ -32,7 +32,7 @@ def test_a_small_gradient_has_each_row_once(monkeypatch):
 
 @pytest.fixture
 def made_values(monkeypatch):
-    """Where the values of sparse gradients were written."""
+    """Records where the values of sparse gradients were written."""
     places, operator = [], gradients._sparse_weight_grad
 
     def watched(*arguments):
@@ -86,7 +86,7 @@ def test_a_list_of_weights_has_coalesced_gradients_without_copies(made_values):
 
 
 def test_a_gradient_is_marked_behind_what_others_wait_for():
-    """As DistributedDataParallel waits at the end of backward for threads that coalesce gradients."""
+    """DistributedDataParallel waits at the end of backward for threads that coalesce gradients."""
     weight, seen = torch.nn.Parameter(torch.randn(7, 4)), []
 
     def queue(parameter):
@@ -130,5 +130,5 @@ def test_sparse_gradients_of_other_calls_are_left_as_they_are():
     weight.grad = other
     (found,) = torch.autograd.grad(sparse_call(weight).sum(), weight)
     assert found.is_coalesced() and weight.grad is other and not other.is_coalesced()
-    sparse_call(weight * 2).sum().backward()  # of something that is no Parameter
+    sparse_call(weight * 2).sum().backward()  # of a tensor that is not a Parameter
     assert torch.equal(weight.grad.to_dense()[3], torch.full((4,), 6.0))

@@ -1,4 +1,4 @@
-"""Tables that take no part in a step: as in torch they stay as they are, or the step raises."""
+"""Tables that take no part in a step: as in torch they do not change, or the step raises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bags(sparse=False, dtype=None):
 
 
 def pooled(tables, used):
-    """Of all tables in one call; the loss is of those that are used."""
+    """All tables in one call; the loss uses `used`."""
     indices, offsets = zip(*BATCH, strict=True)
     if isinstance(tables, FusedEmbeddingBagList):
         found = tables.pool(list(offsets), list(indices))
@@ -33,7 +33,7 @@ def pooled(tables, used):
 
 
 def one_by_one(tables, used):
-    """Of single tables, each in a call of its own."""
+    """Single tables, each in its own call."""
     return sum(tables[at](*BATCH[at]).square().sum() for at in used)
 
 
@@ -73,7 +73,7 @@ def step(tables, optimizer, loss, used):
 
 
 def pair(make, sparse=False, dtype=None, row_wise=None):
-    """Tables of torch, and packed ones, each with an optimizer."""
+    """Tables of torch, and packed tables, each with an optimizer."""
     plain = nn.ModuleList(bags(sparse, dtype))
     own = copy.deepcopy(plain)
     theirs, ours = make(plain.parameters()), make(own.parameters())
@@ -91,7 +91,7 @@ def same(plain, packed):
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("make", STILL.values(), ids=STILL)
 def test_optimizers_that_zeros_do_not_move_go_on(make, loss, sparse):
-    is_lbfgs = make is STILL["LBFGS"]  # whose products of all Parameters are rounded in another order
+    is_lbfgs = make is STILL["LBFGS"]  # its products of all Parameters are rounded in another order
     plain, theirs, packed, ours = pair(make, sparse and not is_lbfgs, torch.float64 if is_lbfgs else None)
     for used in STEPS:
         step(plain, theirs, loss, used)
@@ -193,7 +193,7 @@ def test_a_matrix_without_a_used_table_has_no_gradient():
 
 
 def test_a_window_ends_with_its_gradient():
-    """A gradient that was thrown away says nothing of the next one, of a table without lookups."""
+    """A discarded gradient has no effect on the next gradient of a table without lookups."""
     _, _, packed, ours = pair(MOVING["AdamW"])
     one_by_one(packed, {0, 2}).backward()
     ours.zero_grad()

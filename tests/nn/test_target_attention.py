@@ -30,7 +30,7 @@ def layer_of(name):
 
 
 def inputs(layer, form, users=USERS, candidates=CANDIDATES):
-    """Arguments by name; histories are NaN where nobody may look."""
+    """Arguments by name; histories are NaN where they must not be read."""
     lengths = torch.tensor([SKV, 0, 1, *torch.randint(1, SKV + 1, (users,)).tolist()][:users])
     draw = lambda *sizes: torch.randn(sizes, dtype=torch.float64)  # noqa: E731
     given = {"x_cand": draw(candidates, SQ, layer.embed_dim)}
@@ -232,7 +232,7 @@ def test_exported(form, tmp_path):
     exported = torch.export.export(layer, (), given, dynamic_shapes=dynamic)
     assert str(exported.graph).count("recfuse.ikbo_attention") == 1
     torch.export.save(exported, tmp_path / "layer.pt2")
-    before = copy.deepcopy(layer)  # whose parameters the program has
+    before = copy.deepcopy(layer)  # the program has its parameters
     for program in (exported, torch.export.load(tmp_path / "layer.pt2")):
         module = program.module()
         for users_now, candidates_now in ((3, 9), (9, 2), (30, 31)):
@@ -340,7 +340,7 @@ def test_bad_layers_and_calls():
 
 
 def test_it_trains():
-    """A candidate's answer is the history's position that it asks for."""
+    """A candidate's result is the position of the history that it selects."""
     torch.manual_seed(3)
     layer = TargetAttention(16, 2)
     keys = torch.eye(8).expand(6, 8, 8)

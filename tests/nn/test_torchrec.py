@@ -37,7 +37,7 @@ def test_collection_takes_keyed_jagged_tensors(keys):
 
 
 def attributes(features):
-    """Of a KeyedJaggedTensor, but for numbers that TorchRec keeps in it of its own accord."""
+    """The attributes of a KeyedJaggedTensor, except for numbers that TorchRec caches in it."""
     return {
         name: value
         for name, value in vars(features).items()
@@ -49,7 +49,7 @@ def attributes(features):
 @pytest.mark.parametrize("keys", (("f1", "f2", "f3"), ("f3", "f1", "f2")))
 @pytest.mark.parametrize("kind", ("swapped", "collection", "columns"))
 def test_a_call_leaves_the_callers_batch_as_it_is(form, keys, kind):
-    """A program that is exported with it takes batches that nobody has called anything with."""
+    """A program exported with it accepts new batches."""
     ours, _ = swapped(nn.Sequential(EmbeddingBagCollection(tables=configs())))
     if kind == "collection":
         ours = FusedEmbeddingBagCollection(configs())

@@ -1,4 +1,4 @@
-"""What a module knows of its features for a GPU: expected lookups, schedules, mappings. Without a GPU."""
+"""A module's knowledge of its features for a GPU: expected lookups, schedules, mappings. Without a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEATURES = 6
 
 @pytest.fixture
 def collection(monkeypatch):
-    """One that takes itself to be on a GPU."""
+    """A collection that regards its device as a GPU."""
     for name in ("on_gpu", "is_planned"):
         monkeypatch.setattr(packed_module, name, lambda weights: True)
     return collection_of()
@@ -30,7 +30,7 @@ def collection(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Schedules, warps and mapping of each call of the operator; () where it has none."""
+    """Schedules, warps and mapping of each call of the operator; () without them."""
     seen = []
     real = packed_module.fused_embedding_bag
 
@@ -44,7 +44,7 @@ def calls(monkeypatch):
 
 @pytest.fixture
 def maps(monkeypatch):
-    """The C library's part of `map`: a row a bag, and what it was asked."""
+    """The C library's part of `map`: a row per bag, and its arguments."""
     seen = []
 
     def fake(described, offsets, *more):
@@ -58,7 +58,7 @@ def maps(monkeypatch):
 
 
 def expected_of(*batches):
-    """By hand."""
+    """Computed by hand."""
     bags = sum((offsets.numel() - 1) // FEATURES for offsets in batches)
     lookups = sum(o[:: (o.numel() - 1) // FEATURES].diff() for o in batches)
     return [max(round(16 * one / bags), 1) for one in lookups.tolist()]
@@ -203,7 +203,7 @@ def test_mapping(collection, calls, maps, dtype):
     assert buffers == [(one.data_ptr(), one.numel(), 0) for one in collection.packed_weights()]
     assert np.array_equal(features, collection.layout.features.numpy()) and (code, stride) == (0, 40)
     assert given.dtype == dtype and given.tolist() == offsets.tolist() and warps == 0
-    assert gpu == [132, False]  # of a GPU that is not known
+    assert gpu == [132, False]  # of an unknown GPU
     assert schedules[:, -1].tolist() == expected_of(offsets)  # learned on the way
     assert torch.equal(collection.map(offsets).tensor, mapping.tensor)
     collection.set_plan(rows_of(1), 24)

@@ -1,4 +1,4 @@
-"""What no candidate reads, of users without candidates and behind a history's end, reaches no result."""
+"""Values that no candidate reads, of users without candidates and past a history's end, affect no result."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_modules_of_linear(kind):
 
 
 def attention_inputs(form, dtype=torch.float64):
-    """Six users, of whom the first four have candidates; the third has no keys."""
+    """Six users; the first four have candidates, the third has no keys."""
     lengths = torch.tensor((9, 3, 0, 5, 9, 4))
     options = {}
     k, v = (torch.randn(6, 9, 2, 8, dtype=torch.float64) for _ in range(2))
@@ -155,7 +155,7 @@ def test_attention(form, dtype):
 @pytest.mark.parametrize("with_queries", (False, True))
 @pytest.mark.parametrize("form", ("dense", "lengths", "jagged"))
 def test_target_attention(form, with_queries):
-    """Gradients as those of a call whose unread positions are zeros, which change nothing."""
+    """Equal to the gradients of a call whose unread positions are zeros."""
     torch.manual_seed(3)
     layer = TargetAttention(16, 4, kv_heads=2, kdim=6, vdim=5, dtype=torch.float64)
     (_, k, v), options = attention_inputs(form)

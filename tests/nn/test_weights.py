@@ -1,7 +1,7 @@
-"""One truth: whatever way a weight is changed, eager, compiled and exported calls answer with it.
+"""However a weight is changed, eager, compiled and exported calls use it.
 
-Each way is applied to a packed module and, as far as it is the same one, to a loop of torch's modules; then
-outputs and gradients are compared, as they were before the change.
+Each way is applied to a packed module and, if possible, to a loop of torch's modules; then outputs and
+gradients are compared, as they were before the change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def batch_of(seed=0):
 
 
 def loop_of(seed=1):
-    """torch's modules: what packed ones are compared with."""
+    """torch's modules, the reference of packed modules."""
     torch.manual_seed(seed)
     return nn.ModuleList([nn.EmbeddingBag(rows, dim, mode=mode) for rows, dim, mode in SPECS])
 

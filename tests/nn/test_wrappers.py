@@ -75,7 +75,7 @@ def of_fully_shard(swapped, folder):
 
 
 def of_the_other(swapped, folder):
-    """The model of a checkpoint that the other one has written."""
+    """Returns the model of a checkpoint that the other kind has written."""
     model, _ = sharded(swapped, seed=11)
     state = {"model": dcp_state.get_model_state_dict(model)}
     dcp.load(state, checkpoint_id=folder)
@@ -132,7 +132,8 @@ WRITES = {
 
 
 def of_a_write(name):
-    """Whether a write to one table of a sharded model is there afterwards, or the error; and the others."""
+    """Returns true if a write to one table of a sharded model took effect, or the error; and the other
+    tables."""
     model, _ = sharded(True)
     before = whole(model)
     error = refused(lambda: WRITES[name](model))
@@ -173,7 +174,7 @@ def of_fully_sharded(use_orig_params, ignored=False):
 
 
 def process(rank, folder):
-    limit = timedelta(minutes=4)  # one that waits for ever fails
+    limit = timedelta(minutes=4)  # a rank that waits forever fails
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD, timeout=limit
     )

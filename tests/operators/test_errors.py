@@ -1,4 +1,4 @@
-"""The classes of errors where torch runs the operators: backward passes, compiled and exported programs."""
+"""The classes of errors when torch runs the operators: backward passes, compiled and exported programs."""
 
 from __future__ import annotations
 

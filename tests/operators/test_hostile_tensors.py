@@ -1,6 +1,5 @@
-"""Each operator with one tensor that is not as it should be: None, on meta, behind a storage that shrank, of
-strides that expand or overlap. Nothing is read that is not there, and no output is memory that nobody wrote.
-"""
+"""Each operator with one invalid tensor: None, on meta, with a storage that shrank, with strides that
+expand or overlap. Nothing is read outside of memory, and no output is uninitialised."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from support.library_cases import freed
 from support.operators import READ_NOTHING, calls, run, tensors_of, with_tensor, with_tensors
 
 UNREAD = "states", "numbers", "anchors"
-"""Arguments for a backward pass, which calls under no_grad() have none of."""
+"""Arguments for a backward pass, which calls under no_grad() do not have."""
 IN_PYTHON = (
     "_features_of",
     "_used_features",
@@ -26,7 +25,7 @@ IN_PYTHON = (
     "_embedding_bag_updated",
     "_fused_embedding_bag_updated",
 )
-"""Private operators that Python computes, of which torch's own functions find what is wrong."""
+"""Private operators computed in Python, for which torch's functions detect errors."""
 PLACES = [(name, place) for name, call in calls().items() for place, _ in tensors_of(call)]
 SEEDS = int(os.environ.get("HOSTILE_TENSORS", "300"))
 NAMED = (*BY_NAME.values(), NotImplementedError, TypeError)
@@ -110,7 +109,7 @@ def test_strides_change_nothing_or_are_refused(name, place, layout):
 
 
 def mutated(source: random.Random, tensor: Tensor, operator: str) -> Tensor | None:
-    """None, or a tensor of another device, dtype, shape or contents, or with less memory than it says."""
+    """Returns None, or a tensor of another device, dtype, shape or contents, or with too little memory."""
     kinds = "none", "meta", "dtype", "dims", "size", "view", "contents", "shrunk"
     # torch's own functions read a storage that shrank.
     kind = source.choice(kinds[:-1] if operator in IN_PYTHON else kinds)

@@ -1,4 +1,5 @@
-"""Offsets of many tables are joined by one call in C where it can, else by torch's functions; both agree."""
+"""Offsets of many tables are joined by one call in C if possible, otherwise by torch's functions; both
+agree."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ WHERE = "recfuse.nn.FusedEmbeddingBagList"
 
 
 def by_torch(monkeypatch, offsets, indices):
-    """What the same call gives without C."""
+    """Returns the result of the same call without C."""
     with monkeypatch.context() as patch:
         patch.setattr(joined, "join_offsets", lambda *_: None)
         return join_tables(offsets, indices, tables=len(offsets), where=WHERE)
 
 
 def batch_of(seed):
-    """Offsets and indices of one of the forms that ``pool`` takes."""
+    """Returns offsets and indices of one of the forms of ``pool``."""
     source = random.Random(seed)
     tables, bags = source.randrange(1, 6), source.randrange(5)
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Lookups after the last offset: no bag has them where torch ignores them, and fused calls refuse them."""
+"""Lookups after the last offset: they belong to no bag if torch ignores them, and fused calls refuse them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ close = torch.testing.assert_close
     ("mode", "weighted"), (("sum", False), ("sum", True), ("mean", False), ("max", False))
 )
 def test_a_bag_ignores_them(mode, weighted):
-    """As torch does without them: its CPU kernels count them to the last bag, other than by sum."""
+    """As torch without them: its CPU kernels add them to the last bag, except for sums."""
     weight = torch.randn(20, 4, requires_grad=True)
     factors = torch.rand(10, requires_grad=True) if weighted else None
     options = {"mode": mode, "include_last_offset": True}

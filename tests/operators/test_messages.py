@@ -1,4 +1,5 @@
-"""What lookups say of bad arguments: the table, the order of arguments, the bag; the same in every dtype."""
+"""The messages of lookups for invalid arguments: the table, the order of arguments, the bag; the same in
+every dtype."""
 
 from __future__ import annotations
 

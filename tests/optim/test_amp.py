@@ -1,4 +1,4 @@
-"""Gradient scalers, clipping and accumulation: of deferred optimizers; direct ones refuse or say so."""
+"""Gradient scalers, clipping and accumulation with deferred optimizers; direct optimizers refuse them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reads gradients between backward() and step() of tables that backward() updates."""
+"""Reads of gradients between backward() and step() of tables that backward() updates."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_gradients_that_are_applied_cannot_be_read(name, make):
     instead = "recfuse.swap without fuse_optimizers" if make is swapped else r"SGD\(\.\.\., deferred=True\)"
     with pytest.raises(ValueError, match=rf"reads the gradient of a Parameter of shape \[9, 4\].*{instead}"):
         READERS[name](model)
-    if name not in ("another optimizer", "a mean over steps"):  # which began with other Parameters
+    if name not in ("another optimizer", "a mean over steps"):  # it was created with other Parameters
         assert all(map(torch.equal, model.parameters(), before))
     gradient = model[0].weight.grad
     assert gradient.shape == (9, 4) and gradient.dtype == torch.float32 and not gradient.is_sparse

@@ -1,4 +1,4 @@
-"""Updates inside backward(): what a backward pass, a hook, a copy or a second call may do to them."""
+"""Updates inside backward(): the effects of a backward pass, a hook, a copy or a second call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates inside the backward graph of a compiled program: the weights change as those of an eager one."""
+"""Updates inside the backward graph of a compiled program: the weights change as in an eager program."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_forms_of_compiled_training(backend, form):
 
 @pytest.mark.parametrize("way", ("direct", "deferred", "swapped", "swapped, scheduled"))
 def test_a_whole_step_is_compiled(way):
-    """With backward() and step() among what the compiler is given."""
+    """The compiler also gets backward() and step()."""
     model = nn.Sequential(nn.EmbeddingBag(9, 4, mode="sum", sparse=True), nn.Linear(4, 1))
     twin = copy.deepcopy(model)
     theirs = torch.optim.Adagrad(twin.parameters(), lr=0.1)
@@ -196,7 +196,7 @@ def test_two_lookups_of_a_table_in_one_program_are_refused(backend):
     both = torch.compile(lambda: (bag(indices) * bag(indices + 1)).sum(), backend=backend, fullgraph=True)
     with pytest.raises(Exception, match=r"two calls of (one compiled program|compiled programs)"):
         both().backward()
-    if backend != "eager":  # which runs the program as it is
+    if backend != "eager":  # it runs the program unchanged
         assert torch.equal(bag.weight, before)
     del optimizer
 
@@ -210,7 +210,7 @@ def test_two_calls_of_programs_in_one_backward_are_refused(backend):
     words = "two calls of (compiled programs|one compiled program) look rows up in (one|the same) Parameter"
     with pytest.raises(ValueError, match=words):
         sum(compiled(*one).square().sum() for one in batches).backward()
-    with pytest.raises(ValueError, match=words):  # the same again: nothing was kept of the pass that failed
+    with pytest.raises(ValueError, match=words):  # again: the failed pass left no state
         sum(compiled(*one).square().sum() for one in batches).backward()
     for one in batches:  # each in a pass of its own
         compiled(*one).square().sum().backward()
@@ -316,7 +316,7 @@ def test_opcheck_of_the_updates(kind):
     features = torch.tensor([[0, 0, 9, 4, 0, -1, 0], [1, 0, 7, 8, 1, 2, 4]])
     indices, offsets = torch.randint(0, 7, (12,)), torch.arange(0, 13, 2)
     numbers = torch.tensor([0.1, 0.0, 1e-8, 0.9, 0.99, 1.0, 1.0, 0.0])
-    # What it writes is not in its schema, which is what test_schema looks for.
+    # Its writes are not in its schema, which test_schema checks.
     call = torch.randn(3, 12), weights, states, features, indices, offsets, None, None, numbers, [], kind
     opcheck(
         OPS.fused_embedding_bag_update.default,

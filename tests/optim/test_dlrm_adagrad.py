@@ -19,9 +19,8 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 
 class RWSAdagrad(Optimizer):
-    """With the formula, the state and the options of dlrm's: a sum of squares a row for sparse gradients, an
-    element for dense ones, which the first step begins.
-    """
+    """With the formula, the state and the options of dlrm's: a sum of squares per row for sparse
+    gradients, per element for dense gradients; the first step initialises it."""
 
     def __init__(self, params, lr=1e-2, eps=1e-10, **options):
         self.defaults = {"lr": lr, "lr_decay": 0.0, "eps": eps, "weight_decay": 0.0}
@@ -116,7 +115,7 @@ def test_a_script_goes_on_as_it_is(dlrm, before, initial):
 
 
 def test_what_is_loaded_before_the_first_step_is_begun_anew(dlrm):
-    """As dlrm's does, whose first step makes new sums."""
+    """As dlrm's, whose first step creates new sums."""
     model = DLRM_Net(sparse=True)
     first = dlrm(model.parameters(), lr=0.1)
     batches = [batch_of(model) for _ in range(5)]

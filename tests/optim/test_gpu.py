@@ -1,6 +1,4 @@
-"""Fused optimizers on a GPU: the steps of the CPU, whole steps in CUDA graphs, scalers, the compiler,
-streams.
-"""
+"""Fused optimizers on a GPU: the CPU's steps, whole steps in CUDA graphs, scalers, the compiler, streams."""
 
 from __future__ import annotations
 
@@ -47,14 +45,14 @@ def pair(specs: Any = SUMS, kind: str = "Adagrad", lr: float = 0.1, **options: A
 
 
 def step(module: Any, optimizer: Any, given: Any) -> None:
-    """A step whose gradients stay small."""
+    """Makes a step whose gradients stay small."""
     optimizer.zero_grad()
     module(*given).sigmoid().sum().backward()
     optimizer.step()
 
 
 def same(pairs: Any) -> None:
-    """The same weights and states."""
+    """Compares weights and states."""
     (ours, own), (theirs, other) = pairs
     for one, reference in zip(ours.parameters(), theirs.parameters(), strict=True):
         close(one.cpu(), reference)
@@ -174,7 +172,7 @@ class Captured:
                 optimizer.step()
 
     def replay(self, given: tuple[Tensor, Tensor]) -> None:
-        """With a batch of 40 bags a feature."""
+        """With a batch of 40 bags per feature."""
         self.indices[: given[0].numel()].copy_(given[0])
         self.offsets.copy_(given[1])
         self.graph.replay()

@@ -95,7 +95,7 @@ def test_the_number_of_the_step_is_not_set_by_hand(collection, kind):
     given, optimizer = lookups_of(collection), getattr(optim, kind)(collection, lr=0.1)
     step(collection, optimizer, given)
     parameter = next(collection.parameters())
-    for _ in range(2):  # with the entry that state_dict() leaves, and without
+    for _ in range(2):  # with the entry of state_dict(), and without
         saved = copy.deepcopy(optimizer.state_dict())
         optimizer.state[parameter]["step"] = 7
         for use in (optimizer.step, optimizer.state_dict):

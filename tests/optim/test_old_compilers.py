@@ -1,6 +1,6 @@
-"""Compiled training with a torch whose compiler does not see optimizers: nothing is moved that torch would
-leave, and errors name the version. Such a compiler is this one without what it tells.
-"""
+"""Compiled training with a torch whose compiler does not see optimizers: no table moves that torch would
+not move, and errors name the version. Such a compiler is simulated by the present compiler without its
+notifications."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def result(rank, sparse, kind, form):
 
 def process(rank, folder):
     where = f"file://{folder}/rendezvous"
-    limit = timedelta(minutes=2)  # one that waits for ever fails
+    limit = timedelta(minutes=2)  # a rank that waits forever fails
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=WORLD, timeout=limit)
     torch.save({case: result(rank, *case) for case in CASES + OTHERS}, os.path.join(folder, f"{rank}.pt"))
     dist.destroy_process_group()

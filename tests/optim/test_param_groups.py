@@ -27,7 +27,7 @@ def bags_with(way, kind="SGD", lrs=(0.5, 0.25)):
 
 
 def changes(bags, optimizer):
-    """How far each table moves in a step."""
+    """Returns the change of each table in a step."""
     before = [bag.weight.detach().clone() for bag in bags]
     optimizer.zero_grad()
     sum(bag(INDICES).sum() for bag in bags).backward()
@@ -106,7 +106,7 @@ def test_a_group_taken_after_the_swap_stays_good(again):
         recfuse.unswap(bags, optimizers=[optimizer])
     elif again == "swap":
         recfuse.swap(bags, optimizers=[optimizer], fuse_optimizers=True)
-    else:  # as in torch, whose groups are new ones then
+    else:  # as in torch, which then creates new groups
         optimizer.load_state_dict(optimizer.state_dict())
         (group,) = optimizer.param_groups
     group["lr"] = 0.25

@@ -1,4 +1,4 @@
-"""States in a state_dict: what is loaded, what is refused, and that a refusal changes nothing."""
+"""States in a state_dict: loading, refusals, and that a refusal changes nothing."""
 
 from __future__ import annotations
 

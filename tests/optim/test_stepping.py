@@ -1,4 +1,4 @@
-"""What step() and zero_grad() do as those of any optimizer of torch: hooks, records, gradients."""
+"""step() and zero_grad() have the effects of torch's optimizers: hooks, records, gradients."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
 
 
 def looked_up(collection, indices, offsets):
-    """Of each matrix, [rows] whether a lookup of the row counts."""
+    """Returns for each matrix, [rows], whether a lookup of the row counts."""
     found = [torch.zeros(weight.shape[0], dtype=torch.bool) for weight in collection.packed_weights()]
     tables = tables_of(collection)
     bags = (offsets.numel() - 1) // len(tables)
@@ -196,7 +196,7 @@ def test_stochastic_rounding_keeps_the_mean_and_repeats_itself(deferred):
 
 @pytest.mark.parametrize("deferred", (False, True))
 def test_stochastic_rounding_goes_on_where_float32_has_no_next_number(deferred):
-    """By bits of the number of the step, which would stay 2^24."""
+    """By bits of the step number, which would stay at 2^24."""
     bag = recfuse.nn.EmbeddingBag(1, 512, mode="sum", dtype=torch.bfloat16)
     nn.init.ones_(bag.weight)
     optimizer = optim.Adam(bag, lr=2.0**-12, stochastic_rounding=True, deferred=deferred)

@@ -1,4 +1,4 @@
-"""swap replaces a model's apply_emb only where its code proves that one call does the same."""
+"""swap replaces a model's apply_emb only if its code proves that one call has the same result."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_function_without_source_is_left():
 
 
 def test_source_that_is_not_what_runs_is_no_proof():
-    """As of a file that was edited after its import, or a function with another's code."""
+    """As in a file that was edited after its import, or a function with another's code."""
 
     def apply_emb(self, lS_o, lS_i, emb_l, v_W_l):
         return DLRM_Net.apply_emb(self, lS_o, lS_i, emb_l, v_W_l)

@@ -1,4 +1,4 @@
-"""What a proof of apply_emb rests on is compared before each call: flags, absent attributes, the code."""
+"""The premises of a proof of apply_emb are compared before each call: flags, absent attributes, the code."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_flag_of_another_type_is_another_flag():
 
 
 def test_code_that_is_replaced_in_place_is_seen():
-    """As IPython's autoreload does."""
+    """As by IPython's autoreload."""
 
     def apply_emb(self, lS_o, lS_i, emb_l, v_W_l):
         return _pooled(self, lS_o, lS_i, emb_l, v_W_l)

@@ -1,4 +1,5 @@
-"""swap(fuse_optimizers=True): a script goes on with torch's optimizer, and its tables with a fused one."""
+"""swap(fuse_optimizers=True): a script continues with torch's optimizer, and its tables with a fused
+optimizer."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 
 class Net(DLRM_Net):
-    """With a bag of its own beside the tables that are pooled in one call."""
+    """With a separate bag in addition to the tables that one call pools."""
 
     def __init__(self, sparse, dtype=torch.float32):
         super().__init__(sparse=sparse)

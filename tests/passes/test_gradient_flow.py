@@ -38,7 +38,7 @@ USES = {
 
 
 class Model(nn.Module):
-    """Three bags, of which the second is used in another way; weighted ones share a weight that learns."""
+    """Three bags; the second is used in another way; weighted bags share a weight that learns."""
 
     def __init__(self, use, weighted, sparse):
         super().__init__()

@@ -1,4 +1,5 @@
-"""Operators whose schema hides a write: the list is whole, and no pass moves a read across such a write."""
+"""Operators whose schema hides a write: the list is complete, and no pass moves a read across such a
+write."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ READS = {
 
 
 def _hidden(schema):
-    """Tensors of a schema that are named as states are, and are not said to be written to."""
+    """Returns the tensors of a schema that have names of states, and are not marked as written."""
     for argument in schema.arguments:
         if argument.name in STATE and not (argument.alias_info and argument.alias_info.is_write):
             yield argument.name
@@ -63,7 +64,7 @@ def test_the_list_has_operators_and_arguments_that_exist():
 
 
 class Watched(TorchDispatchMode):
-    """Compares what an operator is given before and after, and the random state, with its schema."""
+    """Compares the arguments of an operator before and after, and the random state, with its schema."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +101,8 @@ def _same(before, after):
 
 
 def _written_by(op, sample, mode):
-    """Whether a function of torch, which may be composed of operators, changes what it is given in secret."""
+    """Returns true if a function of torch, possibly composed of operators, changes its arguments contrary
+    to its schema."""
     mode.declared.clear()
     before = [(item, item.detach().clone()) for item in _tensors((sample.input, sample.args, sample.kwargs))]
     with torch.no_grad(), mode:
@@ -121,14 +123,14 @@ def test_no_other_operator_writes_or_draws():
         try:
             samples = op.sample_inputs("cpu", torch.float32)
             samples = list(itertools.islice(samples, None if "_norm" in op.name else 2))
-        except Exception:  # needs what this machine has not
+        except Exception:  # requires something that this machine lacks
             continue
         for sample in samples:
             try:
                 if _written_by(op, sample, mode):
                     composed.add("aten::" + op.name.rpartition(".")[2])
                 ran += 1
-            except Exception:  # as some are to raise
+            except Exception:  # some are expected to raise
                 continue
     assert ran > 800
     assert not (composed | mode.found) - set(HIDDEN_WRITES)

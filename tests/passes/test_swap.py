@@ -1,4 +1,4 @@
-"""swap: what it replaces and fuses, what it leaves, and that training goes on as before."""
+"""swap: replaced, fused and remaining modules; and training continues unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is computed for users instead of candidates: users without candidates reach no gradient."""
+"""Computations moved from candidates to users: users without candidates affect no gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAYS = ("eager", "aot_eager", "exported", "decomposed")
 
 
 class Model(nn.Module):
-    """Users' features are copied to candidates, then computed with; as `form` says."""
+    """Copies users' features to candidates, then computes with them, by `form`."""
 
     def __init__(self, form, copy="index"):
         super().__init__()
@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 def batch(copy, unread):
-    """`unread` is what the rows of users without candidates are filled with."""
+    """`unread` fills the rows of users without candidates."""
     x_user, history = torch.randn(USERS, 8), torch.randn(USERS, 7, 8)
     x_user[READ:], history[READ:] = unread, unread
     users = torch.arange(CANDIDATES) % READ

@@ -16,7 +16,7 @@ def test_default_calls_launch_every_kernel_file() -> None:
     listed = kernels(["H100"], "float16")
     files = {kernel[1] for call in listed.values() for kernel in call}
     sources = {path.relative_to(ROOT / "csrc").as_posix() for path in (ROOT / "csrc").rglob("*.cu")}
-    assert sources - files == {"families/pin_rows/pin_rows.cu"}  # which no call that is explained launches
+    assert sources - files == {"families/pin_rows/pin_rows.cu"}  # no explained call launches it
 
 
 def test_differences_name_calls_and_kernels() -> None:

@@ -86,7 +86,8 @@ def test_few_lookups_read_no_whole_tables() -> None:
 
 
 def test_a_block_works_on_a_task_of_the_mapping() -> None:
-    """Bags as long as expected are mapped alike, by the offsets or by what is expected of them."""
+    """Bags as long as expected have the same mapping, computed from the offsets or from the expected
+    lookups."""
     module = recfuse.nn.FusedEmbeddingBagCollection.from_embedding_bags(
         [torch.nn.EmbeddingBag(ROWS, dim, mode="sum") for dim in DIMS]
     )

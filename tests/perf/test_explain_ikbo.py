@@ -40,7 +40,7 @@ def test_many_items_are_one_kernel_of_a_h100() -> None:
 
 def test_few_items_are_small_pieces() -> None:
     launches = recfuse.explain(*linear(1, 4, 64, (64, 64), 64), gpu="H100")
-    (small,) = launches  # joined, and weights as they lie: nothing is packed
+    (small,) = launches  # joined, with weights in place: nothing is packed
     assert small.kernel == "rf_ikbo_small" and small.grid == (4, 1, 1) and small.threads == 256
     assert "-DRF_RANKS=0" in small.defines and launches.workspace_bytes == 0
     assert small.tensor_flops == 2 * 64 * 64 * 4 * (64 + 64)
@@ -112,7 +112,7 @@ def test_training_launches_the_forward_kernels(gpu: str, dtype: torch.dtype) -> 
 
 
 def test_results_of_all_paths_are_zeros() -> None:
-    """Products of torch are not computed: nothing reads what a call that is explained gives."""
+    """torch's products are not computed, because nothing reads the results of an explained call."""
     seen: list[torch.Tensor] = []
     for gpu in "H100", "A100":
         for function, *tensors in linear(), attention():

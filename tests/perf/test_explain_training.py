@@ -17,7 +17,7 @@ from recfuse.perf.reserved import Reserving
 from support.backward.explained import gradient, update
 
 GPUS = ("H100", "H200", "A100", "L4", "B200")
-BAGS, EACH = 64, 8  # of a feature; lookups of a bag
+BAGS, EACH = 64, 8  # per feature; lookups per bag
 BACKWARD = "fused_embedding_bag_backward"
 SPARSE = "fused_embedding_bag_sparse_backward"
 UPDATE = "fused_embedding_bag_update"
@@ -130,7 +130,7 @@ def test_kernels_of_a_dense_gradient() -> None:
 
 
 def test_kernels_of_a_sparse_gradient() -> None:
-    """Rows are counted, then written: two calls, whose number of rows is at most that of lookups."""
+    """Rows are counted, then written: two calls; the number of rows is at most that of lookups."""
     launches = recfuse.explain(*tables((100_000, 64), sparse=True), gpu="H100", training=True)
     counts = [("backward_count_rows", 8, 1, 256), ("backward_sum_rows", 1, 1, 256)]
     assert kernels(launches, SPARSE) == [*ENTRIES, *counts, *ROWS]
@@ -218,7 +218,7 @@ def test_random_calls_write_nothing(make: Callable[[random.Random], tuple[Any, .
 
 @pytest.mark.parametrize("sparse", (False, True))
 def test_gradients_stay_as_they_are(sparse: bool) -> None:
-    """Also of a function, whose Parameters nobody names."""
+    """Also for a function, whose Parameters have no names."""
     table = recfuse.nn.EmbeddingBag(100, 8, mode="sum", sparse=sparse)
     indices, offsets = torch.randint(100, (64,)), torch.arange(0, 64, 8)
     launches = recfuse.explain(lambda: table(indices, offsets), gpu="H100", training=True)

@@ -126,7 +126,7 @@ def test_a_terabyte_is_predicted_without_memory():
 
 
 def test_memory_of_dense_training():
-    """Weights, gradients, two states of Adam, and what foreach takes for one of these."""
+    """Weights, gradients, two states of Adam, and foreach's copy of one of these."""
     rows, dim = 10_000, 32
     table = nn.EmbeddingBag(rows, dim, mode="sum")
     optimizer = torch.optim.Adam(table.parameters())

@@ -25,19 +25,19 @@ import traceback
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.support is
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of tests.support
 
 from recfuse.errors import FileFormatError
 from support.fuzz import corpus, mutations
 
-MOST_SECONDS = 2.0  # of processor time, a case
+MOST_SECONDS = 2.0  # of processor time, per case
 PATIENCE_S = 120  # without a word from the process that reads
 CASES_A_PROCESS = 2000
 _MESSAGE = 3000  # characters, at most
 
 
 def run_case(form: corpus.Form, data: bytes, folder: Path) -> str:
-    """Reads a file; "read" or "refused". Raises for what must not be."""
+    """Reads a file; returns "read" or "refused". Raises for any other outcome."""
     path = folder / form.name
     path.write_bytes(data)
     try:
@@ -58,7 +58,7 @@ def address_space() -> int:
 
 
 def run_process(seed: int, numbers: range, folder: Path, forms: list[corpus.Form], out: int) -> None:
-    """Runs cases in this process; writes a line for each to `out`, and what it reads to the folder."""
+    """Runs cases in this process; writes a line for each to `out`, and its files to the folder."""
 
     def too_long(*_: object) -> None:
         os.write(out, b"failed took more than %g s\n" % MOST_SECONDS)
@@ -89,7 +89,7 @@ def run_process(seed: int, numbers: range, folder: Path, forms: list[corpus.Form
 
 
 def lines_of(pid: int, source: int) -> collections.abc.Iterator[str]:
-    """Of a process, which is killed when it says nothing for long."""
+    """Yields the lines of a process, which is killed when it is silent for long."""
     rest = b""
     while True:
         if not select.select([source], [], [], PATIENCE_S)[0]:
@@ -104,7 +104,7 @@ def lines_of(pid: int, source: int) -> collections.abc.Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints what was found; 1 where something failed."""
+    """Prints the findings; returns 1 if a case failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def keep(where: Path, number: int, name: str, folder: Path, why: str) -> None:
-    """Copies a file that failed, and says why."""
+    """Copies a file that failed, and prints the reason."""
     where.mkdir(parents=True, exist_ok=True)
     target = where / f"{number}-{name}"
     if (folder / name).exists():

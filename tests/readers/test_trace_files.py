@@ -1,4 +1,4 @@
-"""Readers of trace files against good, damaged and hostile ones."""
+"""Readers of trace files with valid, damaged and hostile files."""
 
 from __future__ import annotations
 
@@ -183,9 +183,8 @@ def test_what_unpacks_to_more_than_the_bound_is_refused(tmp_path: Path, name: st
 
 
 def test_hostile_tuples_are_refused_by_one_class(tmp_path: Path) -> None:
-    """Lengths [2^40, 0], expanded, sparse, meta, nested and other tensors; what torch itself would raise, or
-    allocate, does not matter.
-    """
+    """Lengths [2^40, 0], expanded, sparse, meta, nested and other tensors; torch's own errors and
+    allocations do not matter."""
     path, read = tmp_path / "trace.pt", 0
     for contents in hostile_tuples():
         path.write_bytes(contents)
@@ -199,7 +198,7 @@ def test_hostile_tuples_are_refused_by_one_class(tmp_path: Path) -> None:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
         assert peak < 4 << 20
-    assert read == 5  # strided ones, a list, other protocols of pickle: as they are
+    assert read == 5  # strided ones, a list, other protocols of pickle: unchanged
 
 
 def test_tuples_of_any_layout_and_packing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What several test files use; no test file imports another."""
+"""Shared by several test files; no test file imports another."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ from recfuse.plan.table import Table
 
 
 def batches(rows=100, number=3, seed=0, hot=0):
-    """Lookups of ten bags of ten; with `hot`, of so many rows only."""
+    """Lookups of ten bags of ten; with `hot`, only of that many rows."""
     generator = torch.Generator().manual_seed(seed)
     offsets = torch.arange(0, 100, 10)
     return [(torch.randint(0, hot or rows, (100,), generator=generator), offsets) for _ in range(number)]
@@ -55,7 +55,7 @@ def plan_for(module, **changes):
 
 
 def at(*keys: str | int, value: Any = None, drop: bool = False) -> Callable[[Path], None]:
-    """Changes a file of JSON: gives what lies at the keys another value, or drops it."""
+    """Changes a file of JSON: replaces or drops the value at the keys."""
 
     def change(path: Path) -> None:
         record = inner = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What C tests are compiled with, and programs that a session of tests compiles once."""
+"""Compiler flags of C tests, and programs that a session of tests compiles once."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def run(command: Iterable[str | Path], **environment: str) -> subprocess.Complet
 
 
 def make_once(command: Sequence[str | Path], suffix: str, make: Callable[[Path], object]) -> Path:
-    """The file that a command makes, in the folder that all processes of the session share. Its name is a
-    hash of the command; the first process to ask calls `make` with a path to write, the others wait for it.
-    """
+    """Returns the file that a command creates, in the folder that all processes of the session share. Its
+    name is a hash of the command. The first process calls `make` with a path to write; the others wait
+    for it."""
     key = hashlib.sha256("\0".join(map(str, command)).encode()).hexdigest()[:32]
     path = Path(os.environ["RECFUSE_TEST_SESSION"]) / f"{key}{suffix}"
     with open(path.with_suffix(".lock"), "w") as lock:
@@ -65,10 +65,9 @@ def build_program(
     last: Sequence[str] = ("-ldl", "-lm"),
     compiler: str | None = COMPILER,
 ) -> Path:
-    """Compiles every file, two at a time, and links the objects; returns the program. `own`: flags of the
-    files whose names end so, in place of `flags`; `last`: of the linker. Programs share the objects that are
-    compiled from the same file with the same flags.
-    """
+    """Compiles every file, two at a time, and links the objects; returns the program. `own`: flags of
+    files whose names have this suffix, instead of `flags`; `last`: of the linker. Programs share
+    objects compiled from the same file with the same flags."""
     assert compiler is not None
 
     def compile_one(source: Path) -> Path:
@@ -81,9 +80,9 @@ def build_program(
 
 
 def flags_of(kind: str) -> list[str]:
-    """What a key of SANITIZERS is compiled with; skips where an empty program with it does not run."""
+    """Returns the flags of a key of SANITIZERS; skips if an empty program with them does not run."""
     # The least optimization: all checks stay, and the kernels compile in two thirds of the time of -O1. With
-    # lines, but without the variables that nobody looks up.
+    # lines, but without variables, which are not needed.
     flags = ["-Og", "-g1", *SANITIZERS[kind]]
     assert COMPILER is not None
     if kind == "address" and "Free Software Foundation" in run([COMPILER, "--version"]).stdout:

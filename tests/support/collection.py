@@ -1,4 +1,4 @@
-"""A collection of many kinds of tables, its lookups, and what it must give."""
+"""A collection of many kinds of tables, its lookups, and their expected results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def by_hand(collection, indices, offsets, factors=None, weights=None):
 
 
 def assert_packed(collection):
-    """Tables lie in the Parameters, each at a cache line, and do not overlap."""
+    """Tables are in the Parameters, aligned to cache lines, and do not overlap."""
     weights, used = collection.packed_weights(), {}
     assert list(collection.parameters()) == weights
     for spec in {(spec.matrix, spec.first_row): spec for spec in collection.layout.tables}.values():

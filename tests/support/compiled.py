@@ -1,4 +1,4 @@
-"""Calls of embedding_bag for the compiler, and comparing what it made."""
+"""Calls of embedding_bag for the compiler, and comparisons of the results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def with_gradients(sample, wanted):
 
 
 def compare(compiled, plain, module, inputs):
-    """The same output, and the same gradients of the module's parameters."""
+    """Compares the outputs, and the gradients of the module's parameters."""
     for given in inputs:
         module.zero_grad()
         compiled(*given).square().sum().backward()

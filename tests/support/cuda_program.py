@@ -46,7 +46,7 @@ __device__ inline float scaled(float value) { return RF_FACTOR * value; }
 
 
 def nvrtc_folder() -> Path | None:
-    """Where the package nvidia-cuda-nvrtc, or torch's CUDA build, has put NVRTC."""
+    """Returns the folder of NVRTC in the package nvidia-cuda-nvrtc, or in torch's CUDA build."""
     folders = (
         Path(root) / name for root in sys.path for name in ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
     )
@@ -54,7 +54,7 @@ def nvrtc_folder() -> Path | None:
 
 
 def empty_kernels() -> Path:
-    """The package's folder of kernels, where each has its name and no body: compiled in milliseconds."""
+    """Creates the package's folder of kernels, with all names and empty bodies: compiled in milliseconds."""
 
     def make(folder: Path) -> None:
         for source in (ROOT / "csrc").rglob("*.cu"):
@@ -95,11 +95,11 @@ class Program:
         shutil.copy2(driver, self.driver / "libcuda.so.1")
 
     def beside_own_kernels(self) -> Program:
-        """The same build in a folder of its own, with the kernels of the package."""
+        """Returns the same build in its own folder, with the kernels of the package."""
         return self._beside(ROOT / "csrc", "own")
 
     def beside_empty_kernels(self) -> Program:
-        """The same with kernels of these names that do nothing: the fake driver runs none."""
+        """Returns the same with empty kernels of these names: the fake driver runs no code."""
         return self._beside(empty_kernels(), "empty")
 
     def _beside(self, kernels: Path, name: str) -> Program:
@@ -113,7 +113,7 @@ class Program:
         return other
 
     def add_nvrtc(self) -> None:
-        """Puts NVRTC where a package would."""
+        """Adds NVRTC as a package would."""
         folder = nvrtc_folder()
         if folder is None:
             reason = "no NVRTC here; pip install '.[test]' brings it"
@@ -124,7 +124,7 @@ class Program:
             link.symlink_to(folder)
 
     def environment(self, cache: Path | str | None, **extra: str) -> dict[str, str]:
-        """This process's without what leads to a cache or a CUDA of its own."""
+        """Returns this process's environment without variables that lead to another cache or CUDA."""
         drop = ("RECFUSE_", "CUDA_", "XDG_CACHE_HOME", "LD_LIBRARY_PATH")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
         if cache is not None:
@@ -132,7 +132,8 @@ class Program:
         return {**kept, **extra}
 
     def run(self, *arguments: str, cache: Path | str | None, gpu: bool = False, **extra: Any) -> str:
-        """What a command prints; it must end well. Arguments in capitals are environment variables."""
+        """Runs a command, which must succeed; returns its output. Arguments in capitals are environment
+        variables."""
         variables = {name: extra.pop(name) for name in list(extra) if name.isupper()}
         if gpu:
             variables["LD_LIBRARY_PATH"] = str(self.driver)
@@ -148,7 +149,7 @@ class Program:
         return done.stdout
 
     def compile(self, cache: Path | str | None, arch: str = "sm_80", defines: str = "", **extra: Any) -> dict:
-        """Compiles rf_scale; what is known about it, or {"error": text}."""
+        """Compiles rf_scale; returns its properties, or {"error": text}."""
         file, entry = extra.pop("source", ("scale.cu", "rf_scale"))
         text = self.run("compile", file, entry, arch, defines, cache=cache, **extra)
         if not text.startswith("nvrtc="):
@@ -175,7 +176,7 @@ def cuda_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 @pytest.fixture
 def cuda_program(cuda_build: Build) -> Program:
-    """The plain program, with NVRTC beside it."""
+    """The plain program, with NVRTC."""
     found = cuda_build("plain")
     found.add_nvrtc()
     return found

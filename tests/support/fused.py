@@ -1,4 +1,4 @@
-"""Problems of the fused operators, with what the reference says of them."""
+"""Problems of the fused operators, with the results of the reference."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ class Problem:
     """Tables, features over them, and the two arguments that describe both to the operator."""
 
     def __init__(self, specs, features=None, lead=3, gap=5):
-        """specs: (rows, dim, dtype) a table; features: Feature's, by default one sum a table. Tables of one
-        dtype and dim are ranges of rows of one matrix, which begins `lead` elements behind an aligned
-        address; before each lie rows of at least `gap` elements.
-        """
+        """specs: (rows, dim, dtype) per table; features: Feature's, by default a sum per table. Tables of
+        one dtype and dim are ranges of rows of one matrix, which begins `lead` elements after an
+        aligned address; before each are rows of at least `gap` elements."""
         self.tables = [torch.randn(rows, dim).to(dtype) for rows, dim, dtype in specs]
         self.features = features or [Feature(number, "sum", None) for number in range(len(specs))]
         groups = list(dict.fromkeys((dim, dtype) for _, dim, dtype in specs))
@@ -53,7 +52,7 @@ class Problem:
         self.put_tables()
 
     def put_tables(self):
-        """Brings the tables' values into the matrices."""
+        """Writes the tables' values to the matrices."""
         for (group, start, *_), table in zip(self.places, self.tables, strict=True):
             self.weights[group].view(-1)[start : start + table.numel()] = table.reshape(-1)
 

@@ -1,4 +1,5 @@
-"""What the tests on a GPU share: whether there is one, random problems, comparing, and kernels made ahead."""
+"""Shared by the tests on a GPU: the check for a GPU, random problems, comparisons, and kernels compiled
+ahead."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ def _missing() -> str | None:
 
 
 MISSING = _missing()
-"""Why these tests cannot run; None: they can."""
+"""The reason why these tests cannot run; None: they can."""
 MARKS = [
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
     pytest.mark.usefixtures("no_error_left"),
 ]
-"""Of each file of them."""
+"""Marks of each of their files."""
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs in this machine")
 
 
@@ -58,10 +59,10 @@ def synchronize() -> None:
 
 
 def forget_errors() -> None:
-    """Raises what kernels have found so far, and drops it."""
+    """Raises the errors that kernels have recorded so far, and drops them."""
     for device in used():
         left = True
-        while left:  # each call raises what one table's calls left
+        while left:  # each call raises the errors of one table's calls
             try:
                 recfuse.check(device)
                 left = False
@@ -70,24 +71,24 @@ def forget_errors() -> None:
 
 
 def needs_memory(gigabytes: float) -> str | None:
-    """Why a test that takes so much of the GPU's memory cannot run; None: it can."""
+    """Returns the reason why a test of that much GPU memory cannot run; None: it can."""
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(DEVICE)[0] / 2**30
     return None if free >= gigabytes + 1 else f"needs {gigabytes} GiB of GPU memory, {free:.1f} are free"
 
 
 def arch() -> str:
-    """As the compiler calls the GPU."""
+    """Returns the compiler's name of the GPU's architecture."""
     major, minor = torch.cuda.get_device_capability(DEVICE)
     return f"sm_{major}{minor}{'a' if major == 9 else ''}"
 
 
 LENGTHS = (0, 1, 2, 150, 31, 32, 33, 0, 0, 300, 7, 5, 64, 129, 3, 16, 0)
-"""Of bags: empty ones, one, around a warp and around a segment, long ones beside short ones."""
+"""Of bags: empty, one, around a warp and around a segment, long bags next to short ones."""
 
 
 def lookups(rows: int, lengths: Sequence[int], first_row: int = 0) -> tuple[Tensor, Tensor]:
-    """Random row ids from ``first_row`` on, and offsets with the last one, on the CPU."""
+    """Returns random indices from ``first_row`` on, and offsets with the last one, on the CPU."""
     ends = torch.tensor(lengths, dtype=torch.int64).cumsum(0)
     offsets = torch.cat((torch.zeros(1, dtype=torch.int64), ends))
     return torch.randint(first_row, rows, (int(offsets[-1]),)), offsets
@@ -95,7 +96,7 @@ def lookups(rows: int, lengths: Sequence[int], first_row: int = 0) -> tuple[Tens
 
 @dataclass(frozen=True)
 class Case:
-    """One call: the variant of the kernel that it takes, and how its table lies in memory."""
+    """A call: the variant of its kernel, and the memory layout of its table."""
 
     dim: int = 128
     dtype: torch.dtype = torch.float32
@@ -114,11 +115,11 @@ class Case:
     lengths: tuple[int, ...] = LENGTHS
 
     def but(self, **changes: Any) -> Case:
-        """The same with other values of some fields."""
+        """Returns the same with other values of some fields."""
         return replace(self, **changes)
 
     def __str__(self) -> str:
-        """What differs from the first case, for the name of a test."""
+        """Returns the difference from the first case, for the name of a test."""
         plain = Case()
         named = {name: value for name, value in vars(self).items() if value != getattr(plain, name)}
         named.pop("lengths", None)
@@ -127,7 +128,7 @@ class Case:
         return ",".join(f"{name}={text}" for name, text in zip(named, texts, strict=True)) or "plain"
 
     def alignment(self) -> int:
-        """Bytes that rows and output are aligned to, where torch's memory is to 16 or more."""
+        """Bytes to which rows and output are aligned; torch's memory is aligned to at least 16."""
         size = self.dtype.itemsize
         every = 16 | self.dim * size | (self.dim + self.gap) * size | self.lead * size
         return every & -every
@@ -141,7 +142,7 @@ class Case:
 
 
 class Problem:
-    """The tensors of a case: on the CPU, and on the device with NaN all around what may be read."""
+    """The tensors of a case: on the CPU, and on the device surrounded by NaN."""
 
     def __init__(self, case: Case, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -205,7 +206,7 @@ class Problem:
         assert torch.equal(self.run(bounds_check="off"), self.run())
 
     def allowed(self) -> Tensor:
-        """How far a sum or mean may be off."""
+        """Returns the tolerance of a sum or mean."""
         return tolerance(self.expected(True), max(self.case.lengths, default=0), self.case.dtype)
 
 
@@ -218,7 +219,8 @@ def run_and_check(case: Case, seed: int = 0) -> Tensor:
 
 
 def pooled(indices: Tensor, weight: Tensor, offsets: Tensor, mode: str = "sum") -> Tensor:
-    """[bags, dim] float64 on the device, for large problems without NaN; ``offsets`` with the last one."""
+    """Returns [bags, dim] float64 on the device, for large problems without NaN; ``offsets`` with the last
+    one."""
     sizes = offsets.long().diff()
     bag_of = torch.repeat_interleave(sizes)
     kept = indices[: bag_of.numel()].long()
@@ -247,9 +249,9 @@ def sparsely_filled(rows: int, dim: int, picks: list[int]) -> tuple[Tensor, Tens
 
 
 def precompile(cases: Iterable[Case]) -> None:
-    """Has the kernels of cases in the cache on disk, made by as many threads as there are cores.
+    """Compiles the kernels of cases into the cache on disk, with a thread per core.
 
-    What fails here fails again, and is reported, where the case runs.
+    A failure repeats, and is reported, when the case runs.
     """
     if DEVICE.type != "cuda":
         return
@@ -265,7 +267,7 @@ def precompile(cases: Iterable[Case]) -> None:
 
 
 def run_in_threads(work: Callable[[int], Any], count: int = 8) -> list[Any]:
-    """What so many threads return, which begin at once with their number, each on a stream of its own."""
+    """Returns the results of threads that begin at once, each with its number and its own stream."""
     start = threading.Barrier(count)
 
     def run(number: int) -> Any:
@@ -286,7 +288,7 @@ def run_in_threads(work: Callable[[int], Any], count: int = 8) -> list[Any]:
 def run_alone(
     script: str, *arguments: str, environment: dict[str, str] | None = None, timeout: float = 120
 ) -> str:
-    """Runs a script in a process of its own, which can import the tests' modules; returns what it printed."""
+    """Runs a script in a new process, which can import the tests' modules; returns its output."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *arguments],
         capture_output=True, text=True, env=child_environment(environment), timeout=timeout,
@@ -296,7 +298,7 @@ def run_alone(
 
 
 def run_command(*arguments: str) -> str:
-    """Runs recfuse's command line in a process of its own; returns what it printed."""
+    """Runs recfuse's command line in a new process; returns its output."""
     done = subprocess.run(
         [sys.executable, "-m", "recfuse", *arguments],
         capture_output=True, text=True, env=child_environment(), timeout=120,
@@ -306,12 +308,12 @@ def run_command(*arguments: str) -> str:
 
 
 def child_environment(changes: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment of a process that finds what this one has imported."""
+    """Returns the environment of a process that finds this process's imports."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **(changes or {})}
 
 
 def moved(value: Any, device: torch.device | None = None) -> Any:
-    """The same with every tensor in it on the GPU."""
+    """Returns the same with every tensor in it on the GPU."""
     if isinstance(value, Tensor):
         return value.detach().to(device or DEVICE).requires_grad_(value.requires_grad)
     if isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""GPU parts of benchmarks without a GPU: run on CPU tensors, and what NVRTC says of their kernels."""
+"""GPU parts of benchmarks without a GPU: run on CPU tensors, and NVRTC's reports of their kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 def on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, name: str, options: list[str]
 ) -> Iterator[Callable[..., Any]]:
-    """Gives what runs ``name``.py with ``options`` and those that it gets, and returns the exit status."""
+    """Yields a function that runs ``name``.py with ``options`` and its arguments, and returns the exit
+    status."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench, points = import_module(name).bench, import_module("common.points")
     bench.load()
@@ -48,7 +49,7 @@ def on_the_cpu(
 
 
 def compiler_log(source, options):
-    """What NVRTC says of a source; skips where there is no NVRTC."""
+    """Returns NVRTC's report for a source; skips without NVRTC."""
     found = [info.cuda()["libraries"][name]["found"] for name in ("libnvrtc-builtins", "libnvrtc")]
     if None in found:
         pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")

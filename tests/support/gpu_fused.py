@@ -1,4 +1,4 @@
-"""What the tests of fused calls on a GPU share: tables of any alignment, calls, and kernels made ahead."""
+"""Shared by the tests of fused calls on a GPU: tables of any alignment, calls, and kernels compiled ahead."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SUMS = [Table(9, 4), Table(7, 8), Table(5, 4, feature_names=("x", "y")), (6, 3),
 
 
 def shifted(values: Tensor, lead: int) -> Tensor:
-    """The same on the device, ``lead`` elements behind an aligned address; contiguous."""
+    """Returns the same on the device, ``lead`` elements after an aligned address; contiguous."""
     memory = torch.empty(values.numel() + lead, dtype=values.dtype, device=gpu.DEVICE)
     memory[lead:].copy_(values.reshape(-1))
     return memory[lead:].view(values.shape)
 
 
 class Fused:
-    """A problem whose tensors are on the device, with NaN all around the tables."""
+    """A problem whose tensors are on the device, with NaN around the tables."""
 
     def __init__(self, problem: Problem, lead: int = 0, schedules: Any = None, warps: int = 0) -> None:
         self.problem = problem
@@ -49,7 +49,7 @@ class Fused:
         return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
     def call(self) -> tuple[Any, ...]:
-        """As the functions of `_C` take it."""
+        """Returns the arguments of the functions of `_C`."""
         buffers = [(one.data_ptr(), one.numel(), DTYPES.index(one.dtype)) for one in self.weights]
         code = DTYPES.index(self.output_dtype)
         return buffers, self.problem.rows.numpy(), code, self.problem.output_dim
@@ -61,7 +61,7 @@ class Fused:
         return self.schedules.numpy()[None]
 
     def expecting(self, offsets: Tensor) -> Fused:
-        """The same schedules, with the mean lengths of these bags."""
+        """Returns the same schedules, with the mean lengths of these bags."""
         features = len(self.problem.features)
         bags = (offsets.numel() - 1) // features
         rows = torch.from_numpy(self.sets()[0].copy())
@@ -118,9 +118,9 @@ def precompile(
     weighted: Sequence[bool] = (False,),
     check: Sequence[bool] = (True,),
 ) -> None:
-    """Has kernels in the cache on disk, made by as many threads as there are cores.
+    """Compiles kernels into the cache on disk, with a thread per core.
 
-    What fails here fails again, and is reported, where it runs.
+    A failure repeats, and is reported, when the kernel runs.
     """
     if gpu.DEVICE.type != "cuda":
         return
@@ -137,7 +137,7 @@ def precompile(
 
 
 def bags_of(sizes: Sequence[Sequence[int]], rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Random lookups for bags of these lengths, ``[features][bags]``, in tables of so many rows."""
+    """Returns random lookups for bags of these lengths, ``[features][bags]``, in tables of that many rows."""
     lengths = torch.tensor(sizes, dtype=torch.int64)
     offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.reshape(-1).cumsum(0)))
     parts = [
@@ -157,7 +157,7 @@ def batch(collection: FusedEmbeddingBagCollection, bags: int = 6, longest: int =
 
 
 def twin_of(collection: FusedEmbeddingBagCollection) -> FusedEmbeddingBagCollection:
-    """The same on the CPU."""
+    """Returns the same on the CPU."""
     return copy.deepcopy(collection).cpu()
 
 

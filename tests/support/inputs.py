@@ -16,7 +16,7 @@ def ragged(rows: int, bags: int, longest: int, dtype: torch.dtype = torch.int64)
 
 
 def poisoned(values: Tensor, row_gap: int = 3, lead: int = 5) -> Tensor:
-    """The same [rows, dim] values as a strided view, with NaN before, behind and between the rows."""
+    """Returns the same [rows, dim] values as a strided view, with NaN before, after and between the rows."""
     rows, dim = values.shape
     storage = torch.full((lead + rows * (dim + row_gap) + lead,), torch.nan, dtype=values.dtype)
     view = storage[lead : lead + rows * (dim + row_gap)].view(rows, dim + row_gap)[:, :dim]
@@ -25,7 +25,7 @@ def poisoned(values: Tensor, row_gap: int = 3, lead: int = 5) -> Tensor:
 
 
 def odd(values: Tensor) -> Tensor:
-    """The same values at an address that is aligned to one element only."""
+    """Returns the same values at an address that is aligned to one element only."""
     storage = values.new_zeros(values.numel() + 1)
     storage[1:] = values.reshape(-1)
     return storage[1:].view(values.shape)

@@ -24,7 +24,7 @@ NVRTC = _C.jit_status()
 
 
 def nvcc() -> str | None:
-    """The compiler of a toolkit, if there is one."""
+    """Returns the compiler of a toolkit, if any."""
     folders = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
     toolkits = [Path(folder) for folder in folders if folder] + sorted(Path("/usr/local").glob("cuda*"))
     places = (shutil.which("nvcc"), *(shutil.which("nvcc", path=str(one / "bin")) for one in toolkits))
@@ -59,7 +59,7 @@ def standalone(source: str, arch: str, defines: dict[str, str], folder: Path) ->
 
 
 def disassembler() -> str:
-    """The path of nvdisasm; skips where there is none."""
+    """Returns the path of nvdisasm; skips without it."""
     try:
         files = importlib.metadata.files("nvidia-cuda-nvdisasm") or []
     except importlib.metadata.PackageNotFoundError:
@@ -81,7 +81,7 @@ def pipelined(source: str, defines: dict[str, str], folder: Path) -> str:
 
 
 def compile_log(file: str, arch: str, defines: str, folder: Path = KERNELS) -> str:
-    """What NVRTC says of a kernel; fails where it does not compile."""
+    """Returns NVRTC's report for a kernel; fails if it does not compile."""
     ctypes.CDLL(NVRTC["builtins"], ctypes.RTLD_GLOBAL)
     nvrtc = ctypes.CDLL(NVRTC["nvrtc"])
     program = ctypes.c_void_p()
@@ -95,7 +95,7 @@ def compile_log(file: str, arch: str, defines: str, folder: Path = KERNELS) -> s
     assert nvrtcs(nvrtc.nvrtcCreateProgram, *made) == 0
     options = [f"-arch={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v", *defines.split()]
     if (NVRTC["major"], NVRTC["minor"]) >= (12, 9):
-        options.append("--no-cache")  # what it has compiled before it does not report on
+        options.append("--no-cache")  # for cached kernels it reports nothing
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     status = nvrtcs(nvrtc.nvrtcCompileProgram, program, len(options), given)
     size = ctypes.c_size_t()

@@ -68,7 +68,7 @@ def expected_two(arguments: Inputs) -> torch.Tensor:
 
 
 def freed(tensor: torch.Tensor, elements: int = 0) -> torch.Tensor:
-    """The tensor with so many elements left in its storage."""
+    """Returns the tensor with only this many elements left in its storage."""
     tensor.untyped_storage().resize_(elements * tensor.element_size())
     return tensor
 
@@ -94,7 +94,7 @@ LAYOUTS: dict[str, Inputs] = {
 }
 
 
-# What is wrong with each; the Python exception and the beginning of the detail that the text must have.
+# The error of each: the arguments, the Python exception, and the beginning of the detail in its text.
 ONE_TABLE_ERRORS: dict[str, tuple[Inputs, str, str]] = {
     "weight dims": ({"weight": torch.randn(5)}, "ValueError", "weight has 1 dimension"),
     "weight dtype": ({"weight": torch.randn(5, 2).double()}, "TypeError", "weight is float64"),
@@ -216,4 +216,4 @@ FREED = {
     for name, (_, _, detail) in {**ONE_TABLE_ERRORS, **TWO_TABLES_ERRORS}.items()
     if "no memory" in detail
 }
-"""Those whose tensors cannot be copied to a GPU."""
+"""Cases whose tensors cannot be copied to a GPU."""

@@ -1,4 +1,4 @@
-"""A GPU that is made of arithmetic, for tests of what tunes collections; and a collection for it."""
+"""A GPU modelled by formulas, for tests of the tuner of collections; and a collection for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recfuse.tuner.collection import search
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 
 POOL, COLUMNS, STAGED = 1, 2, 3
-BEST_WARPS = 28  # with more and fewer to be tried
+BEST_WARPS = 28  # both more and fewer are candidates
 
 
 def collection_of(dims=(16, 32), each=12, rows=200, mode="sum"):
@@ -40,7 +40,8 @@ def calls(collection, number=3, bags=8, longest=40, seed=0, rows=200, integer=to
 
 
 class FakeGPU:
-    """A device on which the blocks of a feature take what a formula says, and a launch what its blocks do."""
+    """A device on which a formula gives the time of a feature's blocks, and a launch takes the time of its
+    blocks."""
 
     def __init__(self):
         self.noise = 0.003
@@ -138,7 +139,7 @@ def install(monkeypatch):
 
 
 def best_rows(device, collection):
-    """What the formula likes best, of the candidates."""
+    """Returns the candidates with the least time by the formula."""
     problem = FusedProblem.of(collection, calls(collection))
     bench, rows = FusedBench(problem), problem.defaults()
     for feature in range(len(rows)):

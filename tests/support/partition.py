@@ -8,7 +8,7 @@ import numpy as np
 
 BLOCK, TILE, TURNS, TOGETHER = 64, 32, 14, 8
 SUM, MEAN, MAX = 0, 1, 2
-ADDRESS = 1 << 20  # of a buffer that nothing reads
+ADDRESS = 1 << 20  # of a buffer that is never read
 
 
 class Task(NamedTuple):
@@ -33,7 +33,8 @@ def parts(rows: np.ndarray) -> tuple[list[Task], np.ndarray]:
 
 
 def features_of(model: Any) -> np.ndarray:
-    """A model's, int64 [features, 7]: sums without padding, tables one behind the other in one buffer."""
+    """Returns a model's features, int64 [features, 7]: sums without padding, consecutive tables in one
+    buffer."""
     rows = np.zeros((model.features, 7), np.int64)
     sizes = [-(-count * dim // 64) * 64 for count, dim in zip(model.rows, model.dims, strict=True)]
     rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 5] = np.cumsum(sizes) - sizes, model.rows, model.dims, -1

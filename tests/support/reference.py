@@ -88,9 +88,9 @@ def fused_embedding_bag(
 
 
 def tolerance(magnitude: Tensor, lookups: int, dtype: torch.dtype) -> Tensor:
-    """How far a result may lie from the reference: float32 sums of up to ``lookups`` terms, one rounding.
+    """Returns the tolerance of a result: float32 sums of up to ``lookups`` terms, one rounding.
 
-    ``magnitude`` is the reference of the absolute values: what the sum's rounding errors are relative to.
+    ``magnitude`` is the reference of the absolute values, to which rounding errors of the sum are relative.
     """
     summing = torch.finfo(torch.float32).eps * (lookups + 2) * magnitude
     rounding = torch.finfo(dtype).eps * magnitude + torch.finfo(dtype).smallest_normal
@@ -98,7 +98,8 @@ def tolerance(magnitude: Tensor, lookups: int, dtype: torch.dtype) -> Tensor:
 
 
 def assert_close_to_reference(actual: Tensor, expected: Tensor, allowed: Tensor | float) -> None:
-    """Elementwise |actual - expected| <= allowed; NaN and infinities stand where the reference has them."""
+    """Checks elementwise |actual - expected| <= allowed; NaN and infinities must be where the reference
+    has them."""
     assert actual.shape == expected.shape, (
         f"shape is {list(actual.shape)}, reference has {list(expected.shape)}"
     )

@@ -2,7 +2,7 @@
 
 `recfuse.explain` lists the kernels of default calls of every operator, forward and training, for an H100 and
 an A100. NVRTC compiles them, which needs no GPU. Both checkouts share one cache of kernels: a kernel whose
-sources are equal is compiled once. The exit status is 1 where the machine code of a call differs.
+sources are equal is compiled once. The exit status is 1 if the machine code of a call differs.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def record(arguments: argparse.Namespace) -> None:
 
 
 def recorded(checkout: Path, arguments: argparse.Namespace, cache: str) -> dict[str, list[list[str]]]:
-    """Return what `record` prints with a checkout's package."""
+    """Returns the output of `record` with a checkout's package."""
     options = ["--gpu", *arguments.gpu, "--only", arguments.only, "--jobs", str(arguments.jobs)]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "python"), "RECFUSE_CACHE_DIR": cache}
     done = subprocess.run(
@@ -230,7 +230,8 @@ def recorded(checkout: Path, arguments: argparse.Namespace, cache: str) -> dict[
 
 
 def differences(old: dict[str, list[list[str]]], new: dict[str, list[list[str]]]) -> list[str]:
-    """Return a line for each call and each kernel, in its place in the call, whose machine code differs."""
+    """Returns a line for each call and each kernel, by its position in the call, whose machine code
+    differs."""
     lines = []
     for name in dict.fromkeys((*old, *new)):
         before, after = old.get(name, []), new.get(name, [])
@@ -243,7 +244,7 @@ def differences(old: dict[str, list[list[str]]], new: dict[str, list[list[str]]]
 
 
 def main() -> int:
-    """Compare two checkouts, or record this process's package where none is given."""
+    """Compares two checkouts, or records this process's package without arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("checkouts", nargs="*", type=Path, metavar="OLD NEW", help="built checkouts")
     parser.add_argument("--gpu", nargs="+", default=["H100", "A100"], help="(default: H100 A100)")

@@ -23,7 +23,7 @@ def run(*arguments):
 
 @pytest.fixture(scope="module")
 def printed_info():
-    """By a process of its own, for a narrow terminal."""
+    """By a new process, for a narrow terminal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "30")
         return run("info")
@@ -200,7 +200,7 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     options += ["--plan", str(tmp_path / "plan.json"), "--out", str(cache)]
     assert cli.main(["compile", "--arch", "sm_80", "--arch", "sm_90a", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(asked) == len(set(asked)) == 2 * (5 + 4)  # tables, and what pins rows
+    assert len(lines) == len(asked) == len(set(asked)) == 2 * (5 + 4)  # tables, and pinning
     assert lines[0] == (
         "sm_80 table of 500,000 x 6 float32, sum, int64, 2,048 bags of 150, rf_embedding_bag 0: "
         "40 registers, 0 bytes spilled, 12,345 bytes, cached, 0.50 s"
@@ -224,7 +224,7 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
 
 
 def test_compile_of_what_training_takes(capsys, monkeypatch, tmp_path):
-    """Of each table, or each plan, for each optimizer: its form, and what there is no table for."""
+    """For each table or plan and each optimizer: its form, and the message if there is no table for it."""
     asked = set()
 
     def compile(*kernel):
@@ -254,7 +254,7 @@ def test_compile_of_what_training_takes(capsys, monkeypatch, tmp_path):
 
 
 def test_a_missing_nvrtc_is_one_line(capsys, monkeypatch, tmp_path):
-    """In the words of the C source, which is where the command line knows it by."""
+    """In the words of the C source, which the command line recognises."""
     source = (ROOT / "csrc/gpu/jit/nvrtc_find.c").read_text()
     words = re.search(r'rf__fail\(\s*RF_ERR_UNSUPPORTED,\s*((?:"[^"]*"\s*)+)', source)
     message = "".join(re.findall(r'"([^"]*)"', words[1])).replace("\\n", "\n")

@@ -1,4 +1,4 @@
-"""The flow of the GPU benchmarks, on CPU tensors: everything but the GPU itself and what it alone can run."""
+"""The flow of the GPU benchmarks, on CPU tensors: everything that needs no GPU."""
 
 import argparse
 import contextlib

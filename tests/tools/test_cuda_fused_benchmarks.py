@@ -59,7 +59,7 @@ def tiny_model(name, seed=0):
 
 
 class FakePlan:
-    """A plan that leaves everything as it is."""
+    """A plan without effect."""
 
     def apply(self, collection):
         rows = torch.zeros(len(collection.feature_dims), 5, dtype=torch.int32)
@@ -75,7 +75,7 @@ class FakePlan:
 
 
 def fake_map(described, offsets, sms, stages):
-    """A mapping with two tasks for each feature, and a tile behind them."""
+    """A mapping with two tasks for each feature, followed by a tile."""
     features = len(described[1])
     bags = (len(offsets) - 1) // features
     head = [1, 2 * features, 1, 0, 0, bags, features, 77]
@@ -102,7 +102,7 @@ def fused(monkeypatch):
 
 
 def install(monkeypatch):
-    """What stands in for a GPU."""
+    """The replacement of a GPU."""
     peers, tuning = module("fused_embedding_bag.runs"), module("fused_embedding_bag.tuning")
     ceiling, setting = module("fused_embedding_bag.limits"), module("fused_embedding_bag.setting")
     monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
@@ -206,7 +206,7 @@ def test_the_bytes_of_a_limit_are_those_of_the_batch(fused, monkeypatch):
 
 
 def made_setting(monkeypatch, *options):
-    """What a run works on."""
+    """The subject of a run."""
     parser, arguments = module("fused_embedding_bag").bench.parse([*TINY, *options])
     arguments.device = "cpu"
     return module("fused_embedding_bag.setting").FusedSetting(parser, arguments)

@@ -1,4 +1,4 @@
-"""The baseline of the fused benchmark that tunes each feature alone, on a GPU that is made of arithmetic."""
+"""The baseline of the fused benchmark that tunes each feature separately, on a GPU modelled by formulas."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_the_least_work_is_the_paper_s(benchmark):
 
 
 def varlen(q, k, v, q_cuts, k_cuts, most_q, most_k):
-    """A variable-length attention for forms whose own one needs a GPU."""
+    """A variable-length attention for forms whose own function needs a GPU."""
     problem = module("ikbo_attention.problem")
     rows, keys = q_cuts.tolist(), k_cuts.tolist()
     assert q_cuts.dtype == torch.int32 and rows[-1] == len(q) and keys[-1] == len(k) == len(v)
@@ -159,7 +159,7 @@ def test_a_wrong_output_is_said_and_ends_in_status_1(benchmark, monkeypatch, cap
 
 
 def test_a_row_that_is_not_written_is_seen(benchmark, monkeypatch, capsys):
-    """Of a candidate whose output is not compared with float64."""
+    """For a candidate whose output is not compared with float64."""
     forms, problem = module("ikbo_attention.forms"), module("ikbo_attention.problem")
     monkeypatch.setattr(problem, "_CHECKED", 2)
     right = forms.recfuse_form

@@ -135,7 +135,7 @@ def test_a_wrong_output_ends_the_run(ikbo, monkeypatch, capsys):
 
 
 def test_an_element_that_is_not_written_ends_the_run(ikbo, monkeypatch, capsys):
-    """Of a candidate whose output is not compared with float64."""
+    """For a candidate whose output is not compared with float64."""
     forms = module("ikbo_linear.forms")
     right = forms.accumulated
 

@@ -183,7 +183,7 @@ def test_dlrm_trains(run, tmp_path, capsys):
     timings = record["measured"]["medium"]["timings"]
     assert set(timings) == {"nn.EmbeddingBag", "recfuse, torch.optim", "recfuse"}
     assert record["differences"]["medium"] < 1e-5
-    verdict = output.rstrip().splitlines()[-1]  # how much faster is the machine's affair
+    verdict = output.rstrip().splitlines()[-1]  # how much faster depends on the machine
     assert "nn.EmbeddingBag in a loop, training" in verdict and "outputs identical" in verdict
 
 

@@ -19,13 +19,13 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MOST_WORDS = 1200
 HEADLINES = sorted((ROOT / "benchmarks").glob("*/README.md"))
-OTHERS = {"serving.md", "training.md"}  # tested beside what they describe
+OTHERS = {"serving.md", "training.md"}  # tested with their subjects
 EXAMPLES = [page for page in (README, *DOCS) if BLOCK.search(page.read_text()) and page.name not in OTHERS]
 HEADINGS = ["When it wins, and when not", "Shapes", "Errors", "Figures", "Source"]
 FAMILIES = sorted(set(re.findall(r"^\| \[`\w+`\]\((docs/\w+\.md)\)", README.read_text(), re.MULTILINE)))
 
-# What counts as a measured figure: a number with a unit of time, speed, memory or comparison, and one with a
-# fraction. Versions are none.
+# A measured figure is a number with a unit of time, speed, memory or comparison, or a number with a fraction.
+# Versions are not.
 VERSION = re.compile(
     r"(?:torch|FBGEMM|C?Python|capability|CUDA)(?: >=| from)? \d+(?:\.\d+)*(?: (?:and|or) \d+\.\d+)?"
 )
@@ -33,7 +33,7 @@ TIMES, UNIT = "x|%", r"times|%|[µumn]?s|seconds?|minutes?|hours?|[TG]?FLOP/s|[G
 FIGURE = re.compile(
     rf"(?<![\w.,^])(?:\d+(?:,\d{{3}})*(?:\.\d+)?(?:{TIMES}|\s(?:{UNIT}))(?![\w-])|\d+\.\d+(?![\w.]))"
 )
-CONSTANTS = {  # of the code, not measured: page, text, file that has it, and how it is written there
+CONSTANTS = {  # of the code, not measured: page, text, its file, and its form there
     ("docs/columns.md", "64 MiB"): ("python/recfuse/nn/columns/json.py", "MOST_BYTES = 64 << 20"),
     ("docs/predicting.md", "80 %"): ("python/recfuse/perf/models/regimes.py", "QUANTILE_80 = 1.2816"),
     ("docs/tuning.md", "1 %"): ("python/recfuse/tuner/__init__.py", "more than 1 % faster"),
@@ -49,7 +49,7 @@ def name(path):
 
 
 def prose(text, tables):
-    """A page without code, without links' targets, and without what is written from the result files."""
+    """Returns a page without code, targets of links, and text generated from the result files."""
     text = tables.MARK.sub(" ", text)
     text = re.sub(r"^```.*?^```", " ", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^    .*$", " ", text, flags=re.MULTILINE)
@@ -82,7 +82,7 @@ def test_figures_come_from_result_files(page, tables):
 
 @pytest.mark.parametrize("page", HEADLINES, ids=name)
 def test_headlines_of_the_benchmarks_come_from_result_files(page, tables):
-    """What stands in **bold** on a page is a claim; other figures of its text are notes on its tables."""
+    """Text in **bold** on a page is a claim; other figures of its text are notes on its tables."""
     claims = re.findall(r"\*\*(.+?)\*\*", prose(page.read_text(), tables), re.DOTALL)
     assert [claim for claim in claims if FIGURE.search(VERSION.sub(" ", claim))] == []
 
@@ -162,7 +162,7 @@ def test_the_examples_of_a_page_run(page, capsys, monkeypatch, tmp_path):
     names = {"__name__": "page"}
     for number, example in enumerate(BLOCK.findall(text)):
         example = example.replace("path/to/librecfuse.so", recfuse.library_path())
-        file = f"{page.name}, example {number}"  # with its source, as a cell of a notebook has one
+        file = f"{page.name}, example {number}"  # with its source, like a cell of a notebook
         linecache.cache[file] = len(example), None, example.splitlines(keepends=True), file
         exec(compile(example, file, "exec"), names)
     printed = capsys.readouterr().out

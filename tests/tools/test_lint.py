@@ -36,7 +36,7 @@ NM = shutil.which("nm")
 LIST = "families.h"
 BELOW = {"include", "core", "device", LIST}  # device: here the headers that host C and kernels both read
 FAMILIES = {path.name for path in (ROOT / "csrc" / "families").iterdir() if path.is_dir()}
-# Families that a family uses: the CPU's pooling kernels lie with the fused bag.
+# Other families that a family uses: the CPU's pooling kernels are in the folder of the fused bag.
 USES = {
     "embedding_bag": {"fused_embedding_bag"},
     "fused_backward": {"fused_embedding_bag"},
@@ -134,7 +134,7 @@ def test_there_are_files_to_lint() -> None:
 def test_no_cpp_files() -> None:
     cpp = {".cc", ".cpp", ".cxx", ".hpp", ".hh", ".hxx"}
     found = {name(path) for path in project_files() if path.suffix in cpp}
-    assert found <= {"examples/serving/serve.cpp"}  # what a user writes: libtorch's interface is C++
+    assert found <= {"examples/serving/serve.cpp"}  # user code: libtorch's interface is C++
 
 
 @pytest.mark.parametrize("path", C_FILES, ids=name)
@@ -255,7 +255,7 @@ def test_files_of_a_family_include_downwards(family: str) -> None:
 ELEMENTS = ("csrc/core/row_format.h", "csrc/gpu/device/codes.h", "csrc/gpu/device/element.cuh")
 BYTES_BY_HAND = (
     r"\bRF_(?:B?FLOAT)\d+\s*\?\s*\d",  # dtype == RF_FLOAT32 ? 4 : 2
-    r"\brf_?_elements?_bytes\((?:[^()]|\([^()]*\))*\)\s*\*",  # bytes of an element times so many
+    r"\brf_?_elements?_bytes\((?:[^()]|\([^()]*\))*\)\s*\*",  # bytes of an element times a count
     r"\*\s*(?:\(\w+\)\s*)*rf_?_elements?_bytes\(",
     r"(?:dim|dims|columns|stride|pitch)\)*\s*\*\s*(?:\(\w+\)\s*)?sizeof\s*\((?:float|double|\w+_t|rf_\w+)\)",
     r"\bsizeof\s*\((?:float|double)\)\s*\*\s*[\w.>-]*(?:dim|dims|columns|stride|pitch)\b",
@@ -302,7 +302,7 @@ def definitions(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_no_circle_of_calls() -> None:
-    """Files of C are in an order: none calls a function of one that calls it, directly or through others."""
+    """Files of C have an order: no file calls a function of a file that calls it, directly or indirectly."""
     sources = [path for path in C_FILES if path.suffix == ".c" and room_of(path) != "torch/stub"]
     owner = {
         function[1]: path
@@ -389,7 +389,7 @@ def test_public_pointers_say_their_shape() -> None:
     assert [field for field in fields if not re.search(r"/\* .*\[", field)] == []
 
 
-# Headers of csrc/python need Python's; what is included once for each vector width is no header of its own.
+# Headers of csrc/python need Python's; files included once per vector width are not headers.
 ALONE = [
     path
     for path in C_FILES
@@ -440,7 +440,8 @@ def test_the_library_exports_the_public_names_alone(library: str) -> None:
 
 
 def shared_functions(of: str = "") -> list[str]:
-    """Internal functions that recfuse._C calls in the library, of headers whose path ends so."""
+    """Returns the internal functions of the library that recfuse._C calls, declared in headers with this
+    suffix."""
     headers = [path.read_text() for path in C_FILES if path.suffix == ".h" and name(path).endswith(of)]
     return [
         found for text in headers for found in re.findall(r"^RF__SHARED [\w ]+?\*?(rf__\w+)\(", text, re.M)

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and are kept with what they print and draw."""
+"""The notebooks run from top to bottom, and are stored with their outputs."""
 
 import base64
 import importlib
@@ -50,7 +50,7 @@ def cells(path):
 
 
 def check(name, outputs):
-    """What a notebook has to print and draw, here and in its file."""
+    """Checks the outputs of a notebook, here and in its file."""
     text = "".join("".join(output.get("text", "")) for output in outputs)
     for expected in SAYS[name]:
         assert re.search(expected, text), expected
@@ -60,8 +60,8 @@ def check(name, outputs):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(render, path, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "")  # given back behind the test
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # beside other processes two threads wait for each other
+    monkeypatch.setenv("PYTHONPATH", "")  # restored after the test
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # if other processes run, two threads wait for each other
     notebook = render.executed(path, tmp_path)
     render.nbformat.validate(notebook)
     check(path.stem, render.outputs(notebook))

@@ -1,4 +1,4 @@
-"""What a build of the package holds, what its libraries need, and what importing it costs."""
+"""The contents of a build of the package, the needs of its libraries, and the cost of its import."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_readelf = pytest.mark.skipif(shutil.which("readelf") is None, reason="no r
 
 
 class Builds(NamedTuple):
-    """What a release consists of."""
+    """The files of a release."""
 
     sources: set[str]  # files of the checkout that it was built from
     wheel: Path
@@ -54,7 +54,8 @@ def wheel(builds: Builds) -> Path:
 
 
 def linked_files() -> set[str]:
-    """What NVRTC and C programs read, relative to the package: of folders that are links in a checkout."""
+    """Returns the files for NVRTC and C programs, relative to the package: of folders that are links in a
+    checkout."""
     patterns = (
         "kernels/**/*.cu*",
         "kernels/**/*_args.h",
@@ -79,7 +80,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 def test_wheel_holds_what_its_kernels_include(wheel: Path) -> None:
-    """NVRTC is given the folder `kernels`, and finds there what a kernel's source names."""
+    """NVRTC gets the folder `kernels`, and finds the includes of a kernel's source there."""
     with zipfile.ZipFile(wheel) as archive:
         sources = {name for name in archive.namelist() if name.startswith("recfuse/kernels/")}
         kernels = [name for name in sources if name.endswith((".cu", ".cuh", "_args.h"))]
@@ -189,7 +190,7 @@ def test_the_module_has_no_second_copy_of_the_library() -> None:
 
 
 def test_import_loads_what_operators_and_modules_need() -> None:
-    """Beside torch, the standard library and numpy; tools are imported at their first use."""
+    """In addition to torch, the standard library and numpy; tools are imported at their first use."""
     script = """if True:
         import sys, numpy, torch
         before = set(sys.modules)

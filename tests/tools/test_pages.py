@@ -12,7 +12,7 @@ README = ROOT / "README.md"
 BENCHMARKS = ROOT / "benchmarks"
 PAGES = sorted(BENCHMARKS.glob("**/*.md"))
 DOCS = sorted((ROOT / "docs").glob("**/*.md"))  # one a topic
-WRITTEN_APART = {"benchmarks/PAPERS.md", "benchmarks/performance_model/README.md"}  # by scripts of their own
+WRITTEN_APART = {"benchmarks/PAPERS.md", "benchmarks/performance_model/README.md"}  # by their own scripts
 SHORT = [*(page for page in PAGES if page.name == "README.md"), *DOCS]
 
 
@@ -99,7 +99,7 @@ def test_a_page_is_short(page):
 
 
 def anchors(page):
-    """What a heading can be linked by."""
+    """Returns the anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""The pictures of the pages are drawn from the result files as they are, and by one command."""
+"""The pictures of the pages are drawn from the present result files, by one command."""
 
 import importlib
 import re
@@ -25,13 +25,13 @@ def plots(pictures):
 
 
 def kept_digest(path):
-    """Of what the picture was drawn from, as its file says."""
+    """Returns the digest of a picture's data, from its file."""
     return re.search(rb"(?:Description\0|<dc:description>)([0-9a-f]{32})", path.read_bytes())[1].decode()
 
 
 @pytest.fixture
 def digests(pictures, plots, monkeypatch, tmp_path):
-    """Digests of what pictures would be drawn from today, by path; nothing is drawn."""
+    """Returns digests of the present data of pictures, by path; nothing is drawn."""
 
     def of(paths):
         found = {}

@@ -15,8 +15,8 @@ MODULES = {
     for path in PACKAGE.rglob("*.py")
 }
 
-# What each room may import besides itself; a module beside the rooms is one of its own. Of the whole package,
-# "recfuse", only `__init__` is meant: it may import all, and nothing imports it.
+# The imports that each room may have besides itself; a module outside of the rooms is a room. In the whole
+# package, "recfuse" means only `__init__`: it may import all, and nothing imports it.
 LEAVES = {"errors", "_codes", "_arguments", "_files", "_progress", "_storage"}
 BELOW = {
     "errors": set(),

@@ -1,5 +1,5 @@
-"""The example of serving: what is exported runs without the Python package, in Python and in C++, with the
-weights that it holds or with new ones; and the C library runs without torch."""
+"""The example of serving: the exported program runs without the Python package, in Python and in C++, with
+its own weights or with new ones; and the C library runs without torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLE = ROOT / "examples" / "serving"
 PACKAGE = Path(recfuse.__file__).parent
 TOOLS = ("make", os.environ.get("CC", "cc"), os.environ.get("CXX", "g++"))
 MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
-# Compiled quickly: headers would be compiled ahead for two files.
+# Compiled quickly: precompiled headers do not pay for two files.
 QUICK = {
     "aot_inductor.compile_wrapper_opt_level": "O0",
     "aot_inductor.precompile_headers": False,
@@ -48,7 +48,7 @@ def run(*command: str | Path, environment: dict[str, str] | None = None) -> subp
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With what export.py writes, and the compiled programs; all are made at once."""
+    """With the files of export.py and the compiled programs; all are created at once."""
     folder, printed = tmp_path_factory.mktemp("serving"), io.StringIO()
     with subprocess.Popen(
         make(folder), env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve_python(folder: Path, *weights: Path) -> str:
-    """By serve.py in a process whose Python does not know the package."""
+    """By serve.py in a process whose Python does not have the package."""
     given = [recfuse.library_path(), folder, folder / "output.pt", *weights]
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = run_python(EXAMPLE / "serve.py", *given, env=alone)

@@ -16,7 +16,7 @@ def test_candidates_take_turns_in_a_rotating_order_on_the_same_inputs():
     result = timing.compare(candidates, inputs=[(n,) for n in range(4)], rounds=3)
     warm_up, measured = calls[:6], calls[6:]
     assert {name for name, _ in warm_up} == set("abc")
-    # Each turn: an untimed call on the previous input, then the timed one.
+    # Each turn: an untimed call on the previous input, then the timed call.
     assert measured == [
         (name, number % 4)
         for round_, order in enumerate(["abc", "bca", "cab"])
@@ -45,7 +45,7 @@ def test_sweeper_reads_more_than_the_last_level_cache():
 
 
 class HostStandIn:
-    """A host's clock that goes on where a call says so."""
+    """A host's clock that calls advance."""
 
     immediate = True
 
@@ -115,7 +115,7 @@ def test_stages_of_timed_calls_are_kept(host):
 
 
 class DeviceStandIn:
-    """A device that is asked for work in order, and where every kind of work takes its own time."""
+    """A device that executes work in order, with a duration for every kind of work."""
 
     immediate = False
 

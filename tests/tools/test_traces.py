@@ -1,4 +1,4 @@
-"""Synthetic traces and their statistics against the published ones."""
+"""Synthetic traces and their statistics compared with the published statistics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from recfuse import _C
 from recfuse.data import traces
 
-# The production traces: what the paper says of each level and what its files hold, with how far a
-# synthetic trace may be off: 10 %, and half a unit of the last published digit.
+# The production traces: the paper's figures of each level and the contents of its files, with the tolerance
+# of a synthetic trace: 10 %, and half a unit of the last published digit.
 PUBLISHED = {
     "medium": {
         "lookups": 429_951,

@@ -1,6 +1,5 @@
-"""Plans of collections: saved and read back, refused where they are damaged, applied, and compared with what
-is there now; and the commands that make and use them.
-"""
+"""Plans of collections: saved and read back, refused if damaged, applied, and compared with the present
+state; and the commands that create and use them."""
 
 from __future__ import annotations
 
@@ -288,7 +287,7 @@ def test_compile_refuses_what_there_is_no_kernel_for(capsys, monkeypatch, tmp_pa
 
 @pytest.fixture
 def tuned(monkeypatch):
-    """What `recfuse.tune` is called with by the command."""
+    """Records the arguments of `recfuse.tune` in the command."""
     asked = []
 
     def tune(module, batches, budget, **options):

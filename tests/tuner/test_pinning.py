@@ -1,4 +1,4 @@
-"""Pinned rows: which ones, when they are refreshed and let go; nothing at all on the CPU."""
+"""Pinned rows: their choice, refresh and release; no effect on the CPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Stream:
 
 @pytest.fixture
 def log(monkeypatch):
-    """CPU tensors count as being on a GPU with an L2 of 4 KiB; what is asked of it is written down."""
+    """CPU tensors count as being on a GPU with an L2 of 4 KiB; its requests are recorded."""
     events, streams, state = [], [], SimpleNamespace(now="main", capturing=False)
 
     @contextlib.contextmanager
@@ -262,7 +262,7 @@ class PinRowsParams(ctypes.Structure):
     ),
 )
 def test_bad_arguments_of_a_c_program(changes, words):
-    """Refused before a GPU is looked for, so also where there is none."""
+    """Refused before a GPU is looked for, so also without a GPU."""
     library = ctypes.CDLL(recfuse.library_path())
     library.rf_last_error.restype = ctypes.c_char_p
     good = {"weight": 64, "rows": 5, "row_bytes": 8, "row_pitch": 8, "hot_rows": 64, "n_hot_rows": 1}

@@ -1,4 +1,4 @@
-"""Plans: saved and read back, refused where they are damaged, applied, and held against what is there now."""
+"""Plans: saved and read back, refused if damaged, applied, and compared with the present state."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ def test_a_file_that_is_replaced_keeps_its_mode(path, mode):
 
 
 def test_a_plan_whose_time_is_zero_is_printed():
-    """As somebody's own code may make it."""
+    """As user code may create it."""
     for kind in ("table", "collection"):
         plan = made(kind)[1]
         plan.best_us = 0.0

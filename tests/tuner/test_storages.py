@@ -1,4 +1,4 @@
-"""A tensor whose storage shrank is refused by the tuner, by mappings and by lists of rows."""
+"""The tuner, mappings and lists of rows refuse a tensor whose storage shrank."""
 
 from __future__ import annotations
 

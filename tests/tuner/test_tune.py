@@ -1,4 +1,4 @@
-"""The tuner: on the CPU as it is, on a GPU that is made of arithmetic."""
+"""The tuner: unchanged on the CPU, on a GPU modelled by formulas."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def calls(hotness="medium", rows=2000, number=3, batch=64, pooling=16):
 
 
 class FakeGPU:
-    """A device on which a schedule takes what a formula says; compiled by filling in what is left open."""
+    """A device on which a formula gives the time of a schedule; compiling completes its open fields."""
 
     def __init__(self):
         self.best = Schedule("shared", 12, 128, 256, 48, 4, 64)
         self.pinning = 1.0  # factor on the time when rows are pinned
         self.short = 70.0  # microseconds of several bags a warp
-        self.failing = "nothing"  # what is in the texts of those that do not run
+        self.failing = "nothing"  # text in the schedules that do not run
         self.asked: list[str] = []
         self.timed: list[str] = []
         self.l2 = 32 << 10
@@ -270,7 +270,7 @@ def test_compiling_leaves_no_thread_behind(monkeypatch, error):
         monkeypatch.setattr(Compiler, "result", interrupt)
         with pytest.raises(error):
             compile_all({number: partial(slow, number) for number in range(100)})
-        for thread in threading.enumerate():  # an interrupt does not wait for what is being compiled
+        for thread in threading.enumerate():  # an interrupt does not wait for running compilations
             if thread.name.startswith("recfuse-compile"):
                 thread.join(timeout=60)
         assert len(begun) < 100

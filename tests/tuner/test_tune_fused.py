@@ -1,4 +1,4 @@
-"""The tuner of collections, on a GPU that is made of arithmetic; one file because all of it runs on that."""
+"""The tuner of collections, on a GPU modelled by formulas; one file because all of it runs on that."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(device, collection, tmp_
     monkeypatch.setattr(_C, "fused_embedding_bag_measure", stop)
     with pytest.raises(KeyboardInterrupt):
         tune(collection, resume=path)
-    for thread in threading.enumerate():  # an interrupt does not wait for what is being compiled
+    for thread in threading.enumerate():  # an interrupt does not wait for running compilations
         if thread.name.startswith("recfuse-compile"):
             thread.join(timeout=60)
     assert not [one for one in threading.enumerate() if one.name.startswith("recfuse-compile")]
@@ -238,7 +238,7 @@ def test_a_gain_of_less_than_a_percent_is_not_taken(device, collection, monkeypa
 
 
 def test_a_launch_is_refined_by_what_helps_it_whole(device, collection, monkeypatch):
-    """Cycles that mislead: the local stage likes one row in flight best, the whole kernel four."""
+    """Misleading cycles: the local stage prefers one row in flight, the whole kernel four."""
     measure = device.measure
 
     def misled(*arguments):

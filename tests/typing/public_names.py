@@ -1,4 +1,4 @@
-"""What type checkers make of the public names; read by mypy and pyright, never run."""
+"""The types of the public names; read by mypy and pyright, never run."""
 
 from __future__ import annotations
 

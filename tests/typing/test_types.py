@@ -1,4 +1,4 @@
-"""Types: the stub of the module in C says what it has, and checkers know the public names."""
+"""Types: the stub matches the module in C, and checkers know the public names."""
 
 from __future__ import annotations
 

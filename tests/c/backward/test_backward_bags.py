@@ -1,6 +1,7 @@
-"""Winners of maxima and gradients of sample weights: the GPU's kernels beside the CPU's functions.
+"""Winners of maxima and gradients of sample weights: the GPU's kernels against the CPU's functions.
 
-They run on the host as blocks of threads, in random order."""
+The kernels run on the host as blocks of threads, in random order.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def test_winners(name: str, integer: torch.dtype) -> None:
     tables = sum(len(sizes) for _, _, sizes in GROUPS[name])
     modes = [Feature(n, ("max", "sum", "max", "mean")[n % 4], (None, 0)[n % 2]) for n in range(tables)]
     problem = Groups(GROUPS[name], [*modes, Feature(0, "max", 1)])
-    for weight in problem.weights:  # equal values, and what compares with nothing
+    for weight in problem.weights:  # equal values, and NaNs
         weight[weight.isnan()] = 9.0
         weight[torch.rand_like(weight, dtype=torch.float32) < 0.3] = 0.5
         weight[torch.rand_like(weight, dtype=torch.float32) < 0.05] = torch.nan

@@ -1,6 +1,7 @@
-"""Whole gradients and updates of fused calls as a GPU computes them, without one, against the reference.
+"""Whole gradients and updates of fused calls by the GPU's code, simulated on the host, against the reference.
 
-The host's code runs with a driver whose kernels are blocks of threads on the host, in random order."""
+The host's code runs with a driver whose kernels are blocks of threads on the host, in random order.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +149,7 @@ class Simulated(Call):
         assert status == 0, self.library.rf_last_error().decode()
 
     def gradients(self, sparse: bool, by_freq: bool = False) -> list[Any]:
-        """Sparse ones of all weights at once."""
+        """Sparse gradients of all weights at once."""
         count = len(self.weights)
         params = (Gradient * count)()
         for at, weight in enumerate(self.weights):
@@ -247,8 +248,8 @@ def test_a_row_that_all_lookups_want(call_of: Any) -> None:
 
 
 def test_segments_of_several_chunks(call_of: Any) -> None:
-    """Tables of 2,000 rows are sorted one by one in a pass each, those of 1,000 two by two; some lookups do
-    not count, and whole bags are empty."""
+    """Each table of 2,000 rows is sorted in a separate pass, tables of 1,000 in pairs; some lookups do not
+    count, and whole bags are empty."""
     torch.manual_seed(7)
     for rows in ((2000, 2040, 1, 2000), (1000, 1000, 1000, 1000)):
         padded = [Feature(table, "sum", (None, 3)[table % 2]) for table in range(4)]
@@ -268,7 +269,7 @@ def test_bad_contents_do_no_harm(rows: tuple[int, ...], name: str, call_of: Any)
     indices, offsets = problem.lookups(9)
     BAD[name](indices, offsets)
     if name == "below":
-        offsets[9] = -1  # where a table's lookups begin
+        offsets[9] = -1  # begin of a table's lookups
     call = call_of(problem, torch.randn(9, 24), indices, offsets)
     if name in ("negative", "beyond", "largest"):
         call.check_gradients()
@@ -279,7 +280,7 @@ def test_bad_contents_do_no_harm(rows: tuple[int, ...], name: str, call_of: Any)
 
 @pytest.mark.parametrize("name", ("small tables", "a large table"))
 def test_a_call_begins_with_its_first_lookup(name: str, call_of: Any) -> None:
-    """The first bag has no lookups where its offset is not 0, as in the forward pass."""
+    """The first bag has no lookups if its offset is not 0, as in the forward pass."""
     torch.manual_seed(5)
     tables = sum(len(sizes) for _, _, sizes in SPECS[name])
     problem = Groups(
@@ -310,7 +311,7 @@ def test_without_decay_a_weight_that_is_not_finite_stays_as_it_is(call_of: Any) 
 
 @pytest.mark.parametrize("each", (1, 3, 100))
 def test_bags_that_are_as_long_as_one_another(each: int, call_of: Any) -> None:
-    """And nearly so: nothing is looked for where all lookups of a table are where they would be then."""
+    """And nearly equal: no search is made if all lookups of a table are where equal bags would have them."""
     torch.manual_seed(9)
     bags = 7000 // each
     problem = Groups(
@@ -319,7 +320,7 @@ def test_bags_that_are_as_long_as_one_another(each: int, call_of: Any) -> None:
     )
     indices = torch.cat([torch.randint(rows, (bags * each,)) for rows in (17_000, 40, 5000)])
     offsets = torch.arange(3 * bags + 1) * each
-    ends = [{last // each + 1: last - (last // each + 1) * each} for last in (2047, 4095)]  # of a chunk
+    ends = [{last // each + 1: last - (last // each + 1) * each} for last in (2047, 4095)]  # per chunk
     for moved in ({}, *ends, {bags // 2: 1}, {bags - 1: 1, bags: 1, 3 * bags - 1: 1}, {bags + 5: -1}):
         other = offsets.clone()
         for at, by in moved.items():

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first command that wants a kernel leaves it to the others."""
+    """The cache that the first command with a kernel fills for the others."""
     return tmp_path_factory.mktemp("backward_kernels")
 
 
@@ -55,9 +55,8 @@ for kernel in eval(sys.argv[2]):
 def test_what_is_compiled_ahead_is_all_that_training_takes(
     cuda_build: Build, tmp_path: Path, rows: int, optimizer: str
 ) -> None:
-    """The tables of test_backward.c, from the kernels of `recfuse compile` to calls where nothing is
-    compiled. They are compiled in a process where the module and the library lie beside the empty kernels.
-    """
+    """The tables of test_backward.c, from the kernels of `recfuse compile` to calls that compile nothing.
+    Another process compiles them, with the module and the library next to the empty kernels."""
     program = cuda_build("plain").beside_empty_kernels()
     program.add_nvrtc()
     module = program.path.with_name(Path(_C.__file__).name)

@@ -1,4 +1,4 @@
-"""The backward's kernels compile for what they may be asked for, without spilling. Needs no GPU."""
+"""The kernels of the backward pass compile for all possible options, without spilling. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FILES = {
 }
 
 
-# Bytes that may be spilled: once a chunk or a task; and what is seldom needed of a feature.
+# Bytes that may spill: once per chunk or task, or in rare cases.
 FEW = {("sort/sort.cu", arch): 32 for arch in ("sm_80", "sm_90a")}
 FEW |= {("small/small_rows.cu", arch): 16 for arch in ("sm_80", "sm_90a")}
 FEW |= {("small/lists.cu", "sm_80"): 128, ("small/lists.cu", "sm_90a"): 160}

@@ -1,6 +1,7 @@
-"""The small path of the backward, without a GPU: lists.cu and small_rows.cu beside a model.
+"""The small path of the backward pass, without a GPU: lists.cu and small_rows.cu against a model.
 
-They run on the host as blocks of threads, in random order."""
+They run on the host as blocks of threads, in random order.
+"""
 
 from __future__ import annotations
 
@@ -83,10 +84,10 @@ class Problem:
     bags: int = 40
     longest: int = 9
     wide: bool = False  # 64 bits
-    bad: str = ""  # what is wrong with the lookups
-    hot: float = 0.0  # of the lookups that are of row 1
+    bad: str = ""  # kind of invalid lookups
+    hot: float = 0.0  # share of the lookups of row 1
     few: int = 10**9  # rows that are looked up
-    run: int = 0  # lookups at the beginning that alone are of row 0
+    run: int = 0  # leading lookups, which are the only lookups of row 0
     shared: int = LEAST_SHARED
     seed: int = 0
 
@@ -150,13 +151,13 @@ def aligned(shape: Any, dtype: Any) -> NDArray[Any]:
 
 @dataclass
 class Listed:
-    lists: list[list[list[int]]]  # of each feature and row
+    lists: list[list[list[int]]]  # by feature and row
     factors: NDArray[np.float32]
     memory: dict[str, NDArray[Any]]
 
 
 def lists_of(features: NDArray[Any], tasks: NDArray[Any]) -> NDArray[Any]:
-    """What lists.cu does, of tasks that have all columns."""
+    """Returns the output of lists.cu for tasks with all columns."""
     lists = np.zeros(tasks.size, LIST)
     for name in ("start", "factors", "first", "last"):
         lists[name] = tasks[name]
@@ -259,7 +260,7 @@ def test_lists(name: str, pooling: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_bad_offsets_do_no_harm(seed: int) -> None:
-    """Every lookup that is listed is in its bag; features whose offsets are good are complete."""
+    """Every listed lookup is in its bag; features with valid offsets are complete."""
     problem = replace(PROBLEMS["few"], bad="offset, index", wide=seed % 2 == 1, seed=20 + seed, bags=90)
     features = features_of(problem, MEAN, padded=True)
     want, _ = expected_lists(problem, features)
@@ -277,7 +278,7 @@ def test_bad_offsets_do_no_harm(seed: int) -> None:
 
 
 def rounded(values: NDArray[Any], dtype: int) -> NDArray[Any]:
-    """As memory of a dtype."""
+    """Returns values in the memory of a dtype."""
     if dtype == FLOAT32:
         return values.astype(np.float32)
     if dtype == FLOAT16:

@@ -1,4 +1,4 @@
-"""How the rows of small tables are shared out among blocks, without a GPU."""
+"""The distribution of the rows of small tables over blocks, without a GPU."""
 
 from __future__ import annotations
 

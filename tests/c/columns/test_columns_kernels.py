@@ -1,4 +1,4 @@
-"""The kernels of embedding columns compile for what they may be asked for, without spilling. Needs no GPU."""
+"""The kernels of embedding columns compile for all possible options, without spilling. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recfuse import cli
 from support.kernels import ARCHS, BFLOAT16, FLOAT16, FLOAT32, NVRTC, compile_log, disassembler, standalone
 
 FOLDER = "families/embedding_columns"
-MOST_REGISTERS = {0: 80, 1: 100}  # with tasks of bags; for as many blocks as the kernel asks for
+MOST_REGISTERS = {0: 80, 1: 100}  # with tasks of bags; for the number of blocks that the kernel requests
 
 pytestmark = pytest.mark.skipif(
     NVRTC["nvrtc"] is None and "CI" not in os.environ, reason=f"no NVRTC: {NVRTC['missing']}"
@@ -27,7 +27,7 @@ def forward(bags: int, dtype: int, output: int, units: int = 48, check: int = 1)
 
 
 def compiled(file: str, arch: str, every: list[str]) -> list[tuple[str, int, int]]:
-    """Of each its options, bytes that are spilled, and registers."""
+    """Returns the options, spilled bytes and registers of each."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         logs = list(pool.map(lambda defines: compile_log(f"{FOLDER}/{file}", arch, defines), every))
     found = []
@@ -48,7 +48,7 @@ def test_without_spills(arch: str) -> None:
 
 
 def test_tables_of_several_types() -> None:
-    """All of it in one kernel, which may spill what it seldom needs."""
+    """All in one kernel, which may spill in rare cases."""
     ((_, spilled, _),) = compiled("embedding_columns.cu", "sm_90a", [forward(1, -1, FLOAT32, units=2016)])
     assert spilled <= 32
 
@@ -61,7 +61,7 @@ def test_lookups_spill_what_they_seldom_need(arch: str) -> None:
 
 
 def test_rows_are_loaded_one_behind_another(tmp_path: Path) -> None:
-    """Eight loads of 16 bytes, between which nothing waits for one of them."""
+    """Eight loads of 16 bytes, without a wait between them."""
     standalone(f"{FOLDER}/embedding_columns.cu", "sm_90a", {"RF_BAGS": "0"}, tmp_path)
     command = [disassembler(), "-c", str(tmp_path / "out.cubin")]
     code = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,6 +1,7 @@
-"""Embedding columns as a GPU computes them, without one, beside the CPU's.
+"""Embedding columns by the GPU's code, simulated on the host, against the CPU's.
 
-The host's code runs with a driver whose kernels are blocks of threads on the host, in random order."""
+The host's code runs with a driver whose kernels are blocks of threads on the host, in random order.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ def test_types(gpu: Any, cpu: Any, name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_long_bags(gpu: Any, cpu: Any, seed: int) -> None:
-    """Of thousands of lookups beside empty ones; also of pairs."""
+    """Thousands of lookups and empty bags together; also pairs."""
     problem = Maker(seed, batch=12, longest=150, long=0.2, dims=(1, 4, 8, 70)).make(14)
     compare(on_gpu(gpu, problem), on_cpu(cpu, problem), problem)
 
@@ -176,7 +177,7 @@ def test_bags_with_bad_offsets_are_empty(gpu: Any, cpu: Any, name: str) -> None:
 
 
 def test_a_first_nan_stays_the_maximum(gpu: Any, cpu: Any) -> None:
-    """Also of a long bag, whose rows many threads share."""
+    """Also in a long bag, whose rows many threads share."""
     for length in (5, 700):
         problem = Problem(3)
         values = np.concatenate([np.zeros(length, int), np.full(length, 1), np.arange(length) % 4])
@@ -202,7 +203,7 @@ def test_a_table_of_many_rows_and_nothing_at_all(gpu: Any, cpu: Any) -> None:
 
 
 def test_many_tensors(gpu: Any, cpu: Any) -> None:
-    """The kernels of more parameters: dense inputs that come first, jagged ones, a dense one behind them."""
+    """Kernels with more parameters: dense inputs first, jagged inputs, a dense input last."""
     for count in (30, 200, 1000):
         problem = Problem(11)
         draw = np.random.default_rng(count)

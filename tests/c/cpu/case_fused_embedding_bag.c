@@ -7,14 +7,14 @@
 
 enum { MOST_FEATURES = 12, MOST_FUSED_BAGS = 40, UNTOUCHED = 0xa5 };
 
-/* A call and the arrays that its parameters point to. */
+/* A call and the arrays of its parameters. */
 typedef struct fused_call {
     rf_fused_embedding_bag_params params;
     rf_buffer buffers[MOST_BUFFERS];
     rf_feature features[MOST_FEATURES];
 } fused_call;
 
-/* Tables one after another in their buffers, with gaps of NaN; some features share the table before. */
+/* Tables are consecutive in their buffers, with gaps of NaN; some features share the previous table. */
 static void draw_features(randomness *random, arena *memory, fused_call *call) {
     rf_fused_embedding_bag_params *params = &call->params;
     const bool no_rows = random_chance(random, 0.03), summed = random_chance(random, 0.4);
@@ -51,7 +51,7 @@ static void draw_features(randomness *random, arena *memory, fused_call *call) {
     }
 }
 
-/* The features' columns in a random order, side by side. */
+/* The features' columns are adjacent, in a random order. */
 static void lay_columns(fused_call *call) {
     int64_t column = 0;
     for (int64_t f = 0; f < call->params.n_features; f++) {

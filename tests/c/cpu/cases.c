@@ -1,4 +1,4 @@
-/* What the cases of both operators share. */
+/* Shared by the cases of both operators. */
 #include "cases.h"
 
 #include <math.h>

@@ -1,9 +1,9 @@
-/* A plain loop over the definition: nothing here is shared with the kernels. */
+/* Plain loops over the definition, independent of the kernels. */
 #include "reference.h"
 
 #include <math.h>
 
-/* One output column: its value, and the sum of magnitudes that bounds the error of a float32 sum. */
+/* An output column: its value, and the sum of magnitudes, which bounds the error of a float32 sum. */
 typedef struct column {
     double value, magnitude;
     int64_t count;
@@ -56,6 +56,6 @@ void reference_check_bag(const table *from, const bag *of, const void *output, r
         CHECK(same, "%s: column %lld of %lld, %s table, pooling %d, %lld lookups: %.9g, not %.9g", label,
               (long long)at, (long long)from->dim, dtype_name(from->dtype), (int)from->pooling,
               (long long)(of->to - of->from), got, want.value);
-        if (!same) return; /* one column a bag is enough to read */
+        if (!same) return; /* one column per bag suffices */
     }
 }

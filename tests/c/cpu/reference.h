@@ -1,19 +1,19 @@
-/* The specification of one bag, in double precision, and the comparison with what a kernel wrote. */
+/* The specification of a bag in double precision, and the comparison with the output of a kernel. */
 #ifndef RECFUSE_TESTS_REFERENCE_H
 #define RECFUSE_TESTS_REFERENCE_H
 
 #include "check.h"
 
-/* A table and the way its rows are pooled. */
+/* A table and its pooling. */
 typedef struct table {
     const void *data; /* [rows, dim] of dtype, rows `stride` elements apart, any alignment */
     int64_t rows, dim, stride;
     rf_dtype dtype;
     rf_pooling pooling;
-    int64_t padding_idx; /* -1: none */
+    int64_t padding_idx; /* -1: no padding */
 } table;
 
-/* Lookups from..to - 1 of a list: one bag. */
+/* The lookups [from, to) of a list: one bag. */
 typedef struct bag {
     const void *indices;
     rf_int_type index_type;

@@ -1,16 +1,18 @@
-/* Calls the C API directly, without torch or Python, and holds it to a double-precision reference.
+/* Calls the C API directly, without torch or Python, and compares it with a reference in double precision.
  *
  *     test_api [--rounds N] [TEST...]
  *
- * Prints the instruction set in use and a line a test; exits 1 when a check failed. The instruction
- * set is that of RECFUSE_CPU_ISA, so one run covers one. */
+ * Prints the instruction set and a line per test; exits with 1 if a check failed. RECFUSE_CPU_ISA selects the
+ * instruction set, so a run covers one.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
 
-/* Every test, in the order they run. `first_use` must come first: it races the choice of the ISA. */
+/* All tests in their order. `first_use` must come first, because it races the selection of the instruction
+ * set. */
 #define TEST_LIST(X)               \
     X(first_use)                   \
     X(status)                      \

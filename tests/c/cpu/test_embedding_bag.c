@@ -71,7 +71,7 @@ static void check_every_half(rf_dtype dtype, float factor) {
     region_free(&output_memory);
 }
 
-/* Sums are in float32: 5,000 ones do not stall where the dtype's own steps become too wide. */
+/* Sums are in float32: sums of 5,000 ones do not stall at the precision of the dtype. */
 static void check_long_sum(rf_dtype dtype, int64_t ones, double want) {
     unsigned char one[4], sum[4];
     static int64_t zeros[5000];
@@ -109,7 +109,7 @@ void test_embedding_bag_exact(void) {
     check_long_sum(RF_BFLOAT16, 4096, 4096);
 }
 
-/* The same call gives the same bits each time, on one thread and on several. */
+/* Equal calls give bit-identical results, on one thread and on several. */
 void test_embedding_bag_repeats(void) {
     enum { ROWS = 50, DIM = 100, BAGS = 64, LOOKUPS = BAGS * 37 };
     static float weight[ROWS * DIM], output[2][BAGS * DIM];
@@ -142,7 +142,7 @@ void test_embedding_bag_repeats(void) {
         }
 }
 
-/* A hint only: any range is accepted, and the contents stay. */
+/* A hint: any range is accepted, and the contents do not change. */
 void test_huge_pages(void) {
     region memory = region_new(1 << 22);
     memset(memory.data, 7, memory.bytes);

@@ -1,4 +1,4 @@
-/* Statuses, and what the operators say about bad arguments and bad contents. */
+/* Statuses and messages of the operators for invalid arguments and contents. */
 #include <stdio.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ void test_status(void) {
     CHECK(strcmp(rf_version(), RECFUSE_VERSION) == 0, "%s", rf_version());
 }
 
-/* The message must hold every word of `words` (separated by '|'). */
+/* The message must contain all words of `words` (separated by '|'). */
 static void expect(rf_status got, rf_status want, const char *words, const char *change, int line) {
     CHECK(got == want, "line %d: %s: \"%s\" instead of \"%s\": %s", line, change, rf_status_text(got),
           rf_status_text(want), rf_last_error());
@@ -46,7 +46,7 @@ static const float weight[2 * ROWS * DIM] = {1, 2, 3, 4, 5, 6, 7, 8};
 static const float samples[LOOKUPS] = {1, 1, 1, 1, 1, 1};
 static float output[BAGS * DIM * FEATURES];
 
-/* A valid call, changed by a statement, must end in a status whose message has the words. */
+/* A valid call, modified by a statement, must return a status and a message with these words. */
 #define EMBEDDING_BAG(want, words, change)                                                               \
     do {                                                                                                 \
         int64_t indices[] = {0, 1, 2, 3, 0, 1};                                                          \
@@ -110,7 +110,7 @@ void test_embedding_bag_errors(void) {
     EMBEDDING_BAG(RF_ERR_INDEX, "0", call.rows = 0; call.weight = NULL);
 }
 
-/* Enough work for several threads, on an executor that runs none. */
+/* Enough work for several threads, on an executor that runs no range. */
 void test_executor_failure(void) {
     enum { WIDE = 256, MANY = 512 };
     static float rows[ROWS * WIDE], pooled[MANY * WIDE];

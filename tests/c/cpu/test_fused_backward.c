@@ -14,7 +14,7 @@ enum {
     WIDEST = MOST_FEATURES * MOST_DIM
 };
 
-/* One gradient and all that it is made from; the other weight of the call is not its own. */
+/* A gradient and its inputs; the other weight of the call does not belong to it. */
 typedef struct gradient_case {
     rf_fused_backward_params params;
     rf_fused_embedding_bag_params call;
@@ -96,7 +96,7 @@ static void draw_contents(randomness *random, arena *memory, gradient_case *draw
     }
 }
 
-/* The forward's view of the same call. */
+/* Describes the same call for the forward pass. */
 static void describe_call(gradient_case *drawn) {
     const rf_fused_backward_params *params = &drawn->params;
     drawn->call = (rf_fused_embedding_bag_params){.buffers = drawn->weights,
@@ -113,13 +113,13 @@ static void describe_call(gradient_case *drawn) {
                                                   .output_stride = params->output_dim};
 }
 
-/* A lookup's row, or -1 where it does not count. */
+/* Returns the row of a lookup, or -1 if it does not count. */
 static int64_t counted_row(const rf_fused_backward_params *params, const rf_feature *feature, int64_t i) {
     const int64_t row = integer_get(params->indices, i, params->index_type);
     return row == feature->padding_idx ? -1 : row;
 }
 
-/* The row of [from, to) whose element in a column is greatest, the first of equals; -1: none. */
+/* Returns the row of [from, to) with the largest element in a column, the first of equals, or -1. */
 static int64_t winner_of(const gradient_case *drawn, const rf_feature *feature, int64_t from, int64_t to,
                          int64_t column) {
     const rf_buffer *weight = &drawn->weights[feature->buffer];
@@ -140,7 +140,7 @@ static void add(gradient_case *drawn, int64_t row, int64_t column, double value)
     drawn->sizes[row * drawn->params.dim + column] += fabs(value);
 }
 
-/* What one bag gives to its rows, and whether its winners are right. */
+/* Adds the gradients of a bag to its rows, and checks its winners. */
 static void expect_bag(gradient_case *drawn, int64_t f, int64_t bag, const char *label) {
     const rf_fused_backward_params *params = &drawn->params;
     const rf_feature *feature = &params->features[f];
@@ -409,7 +409,7 @@ void test_fused_backward_errors(void) {
     BACKWARD(RF_ERR_VALUE, "pooling", features[0].pooling = 7);
     BACKWARD(RF_ERR_VALUE, "winners", features[0].pooling = RF_MAX);
     BACKWARD(RF_ERR_VALUE, "padding_idx", features[0].padding_idx = 2);
-    /* The failure of whoever gives memory is the call's. */
+    /* The call returns the error of the allocator. */
     int64_t index = 0, offsets[] = {0, 1};
     const float grad[] = {1};
     const rf_feature feature = {0, 0, 1, 1, RF_SUM, -1, 0};

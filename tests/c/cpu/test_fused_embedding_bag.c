@@ -11,7 +11,7 @@ void test_fused_embedding_bag_random(void) {
     arena_free(&memory);
 }
 
-/* Few rows and many lookups: where a kernel may read the whole table first. One-hot bags beside it. */
+/* Few rows and many lookups, for which a kernel may read the whole table first; also one-hot bags. */
 void test_fused_embedding_bag_reuse(void) {
     enum { ROWS = 64, WIDE = 32, NARROW = 4, BAGS = 96, LENGTH = 40, LOOKUPS = BAGS * (LENGTH + 1) };
     static float weight[ROWS * (WIDE + NARROW)], output[BAGS * (WIDE + NARROW)];

@@ -8,7 +8,8 @@
 
 enum { MOST_BAGS = 20, MOST_LENGTH = 12, MOST_ROWS = 30, MOST_DIM = 300, FEATURES = 3 };
 
-/* One call: two matrices, the second with two features of one table. Weights and states against guard pages. */
+/* A call with two matrices; the second has two features of one table. Weights and states end at guard pages.
+ */
 typedef struct update_case {
     rf_fused_update_params params;
     rf_update_matrix matrices[2];
@@ -16,7 +17,7 @@ typedef struct update_case {
     int64_t indices[FEATURES * MOST_BAGS * MOST_LENGTH], offsets[FEATURES * MOST_BAGS + 1];
     float numbers[RF_UPDATE_NUMBERS], grad[MOST_BAGS * FEATURES * MOST_DIM];
     float sums[MOST_ROWS * MOST_DIM];
-    double before[3][MOST_ROWS * MOST_DIM]; /* the weight and its states */
+    double before[3][MOST_ROWS * MOST_DIM]; /* weight and states */
 } update_case;
 
 static void draw(randomness *random, update_case *drawn) {
@@ -73,7 +74,7 @@ static int states_of(rf_optimizer optimizer) {
     return optimizer == RF_SGD ? 0 : optimizer == RF_ADAM ? 2 : 1;
 }
 
-/* Memory for one matrix, with numbers; regions [3]: of its weight and states. */
+/* Allocates a matrix with random values; regions [3]: of its weight and states. */
 static void give_memory(randomness *random, const region *regions, rf_optimizer optimizer,
                         rf_update_matrix *matrix) {
     const int64_t elements = matrix->rows * matrix->dim, of_state = state_elements(optimizer, matrix);
@@ -86,7 +87,7 @@ static void give_memory(randomness *random, const region *regions, rf_optimizer 
     }
 }
 
-/* The step of one row in double precision: before and after are [dim] of weight and states. */
+/* Makes the step of a row in double precision: before and after are [dim] of weight and states. */
 static void step_row(const rf_update *update, int64_t dim, const float *sum, double *weight, double *first,
                      double *second) {
     const double lr = update->numbers[RF_UPDATE_LR], decay = update->numbers[RF_UPDATE_WEIGHT_DECAY];
@@ -180,7 +181,7 @@ static void update_case_run(randomness *random, const region *regions, update_ca
                     looked_up[feature->weight_offset / matrix->dim + row] = true;
             }
         }
-        drawn->matrices[1 - m].weight = NULL; /* left as it is */
+        drawn->matrices[1 - m].weight = NULL; /* does not change */
         status = rf_fused_embedding_bag_update_cpu(params, executor);
         CHECK(status == RF_OK, "%s: %s", label, rf_last_error());
         check_matrix(drawn, m, looked_up, label);

@@ -1,11 +1,11 @@
-/* rf_hash_strings_cpu: known hashes, strings that end or begin where memory does, and errors. */
+/* rf_hash_strings_cpu: known hashes, strings that begin or end at guard pages, and errors. */
 #include <string.h>
 
 #include "check.h"
 
 enum { PATTERN_BYTES = 200, MOST_STRINGS = 5000, REGION_BYTES = 1 << 18 };
 
-/* Of the first `bytes` of the pattern, as the reference implementation of xxHash gives them. */
+/* Hashes of the first `bytes` of the pattern, from the reference implementation of xxHash. */
 static const uint64_t other_seed = UINT64_MAX - 2;
 static const struct {
     int64_t bytes;
@@ -70,7 +70,7 @@ void test_hash_strings_integers(void) {
     }
 }
 
-/* Many strings at once, each a beginning of the pattern; the offsets too lie where memory ends. */
+/* Many strings at once, each a prefix of the pattern; the offsets end at a guard page too. */
 void test_hash_strings_random(void) {
     static int64_t hashes[MOST_STRINGS + 1];
     static int chosen[MOST_STRINGS];
@@ -109,7 +109,7 @@ void test_hash_strings_random(void) {
     region_free(&bytes);
 }
 
-/* A good call, changed by a statement, ends in a status whose message has the words. */
+/* A valid call, modified by a statement, returns a status and a message with these words. */
 #define HASH(want, words, change)                                                                            \
     do {                                                                                                     \
         const char *bytes = "abcdef";                                                                        \
@@ -140,7 +140,7 @@ void test_hash_strings_errors(void) {
     HASH(RF_ERR_VALUE, "offsets is NULL with 3 strings", from = NULL);
     HASH(RF_ERR_VALUE, "hashes is NULL with 3 strings", to = NULL);
     HASH(RF_ERR_VALUE, "bytes is NULL with 3 strings of 6 bytes", bytes = NULL);
-    /* Of several bad strings the first is named, whichever thread meets one first. */
+    /* The first of several invalid strings is named, for any order of threads. */
     many[MOST_STRINGS - 1] = -1, many[4000] = 1, many[1500] = 5;
     HASH(RF_ERR_VALUE, "string 1500 lies from offset 5 to 0",
          (executor = &executor_threads, from = many, to = hashed, count = MOST_STRINGS));

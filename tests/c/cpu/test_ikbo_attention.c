@@ -1,4 +1,4 @@
-/* What ikbo_attention does on the host: checks of arguments and contents, candidates by user, and chunks. */
+/* The host part of ikbo_attention: checks of arguments and contents, candidates by user, and chunks. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,8 @@
 
 enum { MOST_CANDIDATES = 60, MOST_USERS = 9 };
 
-/* The chunks of candidates that are in order: every number once, rising, none too long, each candidate in its own. */
+/* The chunks of ordered candidates: each number once, ascending, none too long, each candidate in its own
+ * chunk. */
 static void check_chunks(const rf_attention_items *items) {
     const int64_t chunks = rf_attention_chunks(items);
     int64_t begins[MOST_CANDIDATES + MOST_USERS + 3], users[MOST_CANDIDATES + MOST_USERS + 3];
@@ -60,7 +61,7 @@ void test_ikbo_attention_groups(void) {
                 sorted[i] = (int32_t)u;
             }
         }
-        /* The last users may be no users at all, as where a map was bad. */
+        /* The last users may be invalid, as after an invalid map. */
         rf_attention_items items = {.users = sorted,
                                     .count = count,
                                     .n_users = users - 1,
@@ -94,7 +95,7 @@ void test_ikbo_attention_keys(void) {
     }
 }
 
-/* A good call, changed by a statement, is refused by a check with a message that has the words. */
+/* A check refuses a valid call, modified by a statement, with a message that has these words. */
 #define REFUSED(check, want, words, change)                                                       \
     do {                                                                                          \
         float numbers[64] = {0};                                                                  \
@@ -134,7 +135,7 @@ void test_ikbo_attention_errors(void) {
     BAD(RF_ERR_VALUE, "must be positive", call.scale = (double)NAN);
     BAD(RF_ERR_VALUE, "normal number of float32", call.scale = 1e-40);
     BAD(RF_ERR_VALUE, "normal number of float32", call.scale = 1e40);
-    BAD(RF_ERR_VALUE, "up to 1.7", call.scale = 2e38); /* times log2(e) it is none */
+    BAD(RF_ERR_VALUE, "up to 1.7", call.scale = 2e38); /* times log2(e) it overflows */
     BAD(RF_ERR_VALUE, "-1 candidates of 1 queries", call.candidates.count = -1);
     BAD(RF_ERR_VALUE, "fit int64", call.candidates.queries = INT64_MAX / 4);
     BAD(RF_ERR_VALUE, "q of candidates is NULL", call.candidates.q = NULL);

@@ -10,7 +10,7 @@ enum { MOST_ITEMS = 9, MOST_ELEMENTS = 700, REGION_BYTES = 1 << 16 };
 
 typedef struct problem {
     rf_ikbo_add_params params;
-    double *before; /* [count, m, n]: what `out` was */
+    double *before; /* [count, m, n]: `out` before the call */
 } problem;
 
 static void fill(randomness *random, void *data, int64_t count, rf_dtype dtype) {
@@ -92,7 +92,8 @@ void test_ikbo_add_random(void) {
     for (int i = 0; i < 4; i++) region_free(&memory[i]);
 }
 
-/* A good call, changed by a statement, ends in a status whose message has the words; `out` stays as it was. */
+/* A valid call, modified by a statement, returns a status and a message with these words; `out` does not
+ * change. */
 #define ADD(want, words, change)                                                                             \
     do {                                                                                                     \
         float out[4] = {1, 2, 3, 4};                                                                         \

@@ -34,7 +34,7 @@ void test_first_use(void) {
         CHECK(names[i] && names[0] && strcmp(names[i], names[0]) == 0, "thread %d saw another ISA", i);
 }
 
-/* A call that fails because its only index, `index`, is not below `rows`. */
+/* Makes a call fail, because its only index `index` is not below `rows`. */
 static rf_status fail_with(int64_t index, int64_t rows) {
     const float weight[4] = {0};
     float output[1];
@@ -69,7 +69,7 @@ static void *run_cases(void *argument) {
         embedding_bag_case(&random, &memory, random_dtype(&random), pooling, random_dim(&random));
         fused_embedding_bag_case(&random, &memory);
     }
-    /* The message stays until this thread's next failure, whatever the others do. */
+    /* The message stays until this thread's next failure, whatever other threads do. */
     CHECK(strstr(rf_last_error(), number), "no %s in: %s", number, rf_last_error());
     arena_free(&memory);
     return NULL;

@@ -1,4 +1,5 @@
-/* csrc/core/threads/workers.h: no job is overlooked, however long threads have had none, and they begin in order. */
+/* csrc/core/threads/workers.h: no job is lost, even after threads were idle for long, and jobs begin in
+ * order. */
 #define _GNU_SOURCE /* usleep */
 #include <pthread.h>
 #include <string.h>
@@ -9,14 +10,14 @@
 
 enum { CALLERS = 3, JOBS = 8, TASKS = 5, WORKERS = 3, PATIENCE = 20000 /* ms */ };
 
-/* One caller's jobs of a round. */
+/* The jobs of one caller in a round. */
 typedef struct round {
     rf__job jobs[JOBS];
     struct handed {
         struct round *of;
         int32_t number, tasks; /* atomic: that were run */
     } handed[JOBS];
-    int32_t n_begun, n_ended, n_early; /* atomic; early ones began out of order */
+    int32_t n_begun, n_ended, n_early; /* atomic; early jobs began out of order */
 } round;
 
 static void run(void *context, int64_t task) {
@@ -31,7 +32,7 @@ static void end(void *context) {
     __atomic_fetch_add(&one->of->n_ended, 1, __ATOMIC_SEQ_CST);
 }
 
-/* With one thread alone jobs also begin one after the other. */
+/* With a single thread jobs also begin one after another. */
 static void hand_over(randomness *random, rf__crew crew, round *all) {
     memset(all, 0, sizeof *all);
     for (int i = 0; i < JOBS; i++) {

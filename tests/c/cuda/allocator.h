@@ -1,4 +1,4 @@
-/* An allocator of device memory, of streams, that notes what it gives. */
+/* An allocator of device memory of streams that records its blocks. */
 #ifndef RECFUSE_TESTS_ALLOCATOR_H
 #define RECFUSE_TESTS_ALLOCATOR_H
 
@@ -17,12 +17,12 @@ typedef struct block {
 typedef struct allocations {
     pthread_mutex_t lock;
     block blocks[MOST_BLOCKS];
-    int n_blocks, lasting, brief; /* blocks that were made */
+    int n_blocks, lasting, brief; /* allocated blocks */
     int live; /* that were not released yet */
-    rf_status status; /* what the next allocation gives */
+    rf_status status; /* status of the next allocation */
 } allocations;
 
-extern allocations given; /* under its lock, where there are threads */
+extern allocations given; /* guarded by its lock if there are threads */
 extern const rf_cuda_allocator noting_allocator;
 
 /* Calls of the driver, up to now, that may wait for the device. */

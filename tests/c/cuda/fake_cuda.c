@@ -47,7 +47,7 @@ static struct {
 } counts[MOST_NAMES];
 static pid_t started_in;
 static struct {
-    const char *name; /* NULL: none */
+    const char *name; /* NULL: no failure */
     void (*run)(void);
 } hook;
 static bool watching;
@@ -122,7 +122,7 @@ static bool quarantine(uintptr_t begin, size_t bytes) {
     return kept;
 }
 
-/* Whether one of the first words of a launch's argument points to what was freed. */
+/* Returns true if one of the first words of a launch's argument points to freed memory. */
 static bool uses_freed(void **arguments) {
     enum { WORDS = 11 }; /* no kernel of fused calls has fewer */
     bool any = false;
@@ -164,7 +164,7 @@ rf__cu_result fake_cuda_call(const char *name) {
 rf__cu_result cuInit(unsigned int flags) {
     CALL(cuInit);
     if (getenv("FAKE_CUDA_HELPER") != NULL) {
-        usleep(100000); /* so that other threads come to wait for this one */
+        usleep(100000); /* so that other threads wait for this thread */
         const pid_t helper = fork();
         if (helper == 0) _exit(0);
         waitpid(helper, NULL, 0);
@@ -182,7 +182,7 @@ rf__cu_result cuGetErrorName(rf__cu_result error, const char **name) {
 
 rf__cu_result cuGetErrorString(rf__cu_result error, const char **text) {
     *text = NULL;
-    if (error == 999) return INVALID_VALUE; /* a number that the driver does not know */
+    if (error == 999) return INVALID_VALUE; /* not a result of the driver */
     *text = "a text of the fake";
     return RF__CU_SUCCESS;
 }
@@ -195,7 +195,7 @@ rf__cu_result cuDeviceGetCount(int *count) {
 
 rf__cu_result cuDeviceGet(rf__cu_device *device, int ordinal) {
     CALL(cuDeviceGet);
-    *device = 10 + ordinal; /* a handle need not be the ordinal */
+    *device = 10 + ordinal; /* a handle may differ from the ordinal */
     return ordinal < DEVICES ? RF__CU_SUCCESS : INVALID_DEVICE;
 }
 
@@ -240,7 +240,7 @@ rf__cu_result cuThreadExchangeStreamCaptureMode(rf__cu_capture_mode *mode) {
     return RF__CU_SUCCESS;
 }
 
-/* As if a stream were always captured somewhere: what is no part of a graph needs the relaxed mode. */
+/* As if another stream were always captured: calls outside of a graph need the relaxed mode. */
 #define CALL_RELAXED(name)                                                                  \
     do {                                                                                    \
         CALL_IN_CONTEXT(name);                                                              \
@@ -302,7 +302,7 @@ rf__cu_result cuMemsetD32Async(rf__cu_pointer memory, unsigned int value, size_t
                                rf__cu_stream stream) {
     CALL_IN_CONTEXT(cuMemsetD32Async);
     if (stream == &capturing) return CAPTURE_UNSUPPORTED;
-    /* Atomic, since a kernel of another stream may look at the word meanwhile. */
+    /* Atomic, because a kernel of another stream may read the word at the same time. */
     for (size_t i = 0; i < count; i++)
         __atomic_store_n((unsigned int *)(uintptr_t)memory + i, value, __ATOMIC_SEQ_CST);
     return RF__CU_SUCCESS;
@@ -322,7 +322,7 @@ rf__cu_result cuMemcpyDtoHAsync_v2(void *to, rf__cu_pointer from, size_t bytes, 
     return RF__CU_SUCCESS;
 }
 
-/* The caller waits, as the work behind it in the stream would. */
+/* The caller waits, instead of the following work of the stream. */
 rf__cu_result cuStreamWaitValue32_v2(rf__cu_stream stream, rf__cu_pointer word, uint32_t value,
                                      unsigned int flags) {
     CALL_IN_CONTEXT(cuStreamWaitValue32_v2);

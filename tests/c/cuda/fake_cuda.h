@@ -1,24 +1,25 @@
-/* A driver without a GPU, for tests of what recfuse does with one: two devices of compute capability 9.0 and
- * 8.0, memory of the host, modules that must be ELF files. It holds callers to a current context.
+/* A driver without a GPU, for tests of calls on a GPU: two devices of compute capability 9.0 and 8.0, memory
+ * of the host, modules that must be ELF files. It requires a current context.
  *
- * FAKE_CUDA_FAIL=name:code makes that function fail with that result, FAKE_CUDA_FAIL=name:code:count only
- * its first calls. FAKE_CUDA_HELPER=1 makes cuInit slow, and start another process, as the real one may.
- * In a child of the process that called cuInit every call fails, as with the real one. */
+ * FAKE_CUDA_FAIL=name:code makes that function fail with that result, FAKE_CUDA_FAIL=name:code:count only its
+ * first calls. FAKE_CUDA_HELPER=1 makes cuInit slow, and makes it start another process, as the real cuInit
+ * may. In a child of the process that called cuInit every call fails, as with the real driver.
+ */
 #ifndef RECFUSE_TESTS_FAKE_CUDA_H
 #define RECFUSE_TESTS_FAKE_CUDA_H
 
 #include "gpu/driver/cuda_abi.h"
 
-/* How often a function was called. */
+/* Returns the number of calls of a function. */
 int fake_cuda_calls(const char *name); /* NULL: of all functions */
-/* Blocks of device memory, streams and modules that were made and are still there. */
+/* Returns the number of live blocks of device memory, streams and modules. */
 int fake_cuda_live(void);
 /* Contexts on this thread's stack. */
 int fake_cuda_depth(void);
-/* A stream on which a capture is going on. */
+/* Returns a stream that is being captured. */
 rf__cu_stream fake_cuda_capturing_stream(void);
 
-/* What this thread's last launch, and its last tensor map, were given. */
+/* The arguments of this thread's last launch, and of its last tensor map. */
 typedef struct fake_launch {
     rf__cu_launch_config config;
     rf__cu_launch_attribute attributes[8]; /* [config.n_attributes] */
@@ -35,9 +36,11 @@ const fake_tensor_map *fake_cuda_last_tensor_map(void);
 
 /* Calls `run` once, when `name` is called next, on the caller's thread and before anything is done. */
 void fake_cuda_hook(const char *name, void (*run)(void));
-/* From now on freed memory is not used again, and a launch whose first argument points to some fails with 700. */
+/* From now on freed memory is not reused, and a launch whose first argument points to freed memory fails with
+ * 700. */
 void fake_cuda_watch(void);
-/* Whether events are still to come, but for those that cuEventSynchronize was called with since they were recorded. */
+/* Sets whether events are pending, except those for which cuEventSynchronize was called since they were
+ * recorded. */
 void fake_cuda_busy(int busy);
 
 /* Counts a call; the result it must fail with, or 0. */

@@ -4,7 +4,7 @@
 
 enum { STEP = 1024, PLACES = 4096, NUMEL = 1 << 20 };
 
-static _Alignas(256) char memory[STEP * PLACES]; /* of tables; no lock: only its addresses are used */
+static _Alignas(256) char memory[STEP * PLACES]; /* of tables; no lock, because only its addresses are used */
 static _Alignas(256) char output[256];
 
 static void columns_set(fused_case *made) {
@@ -61,7 +61,7 @@ static rf_fused_schedule random_schedule(randomness *random, const rf_feature *f
     if (random_chance(random, 0.3)) one.expected = 0;
     if (random_chance(random, 0.5)) return one;
     one.kind = random_chance(random, 0.3) ? RF_FUSED_KIND_COLUMNS : RF_FUSED_KIND_POOL;
-    /* Tables of few bytes, whole vectors and a place to copy from. */
+    /* Tables of few bytes, with whole vectors and a source of copies. */
     if (feature->pooling != RF_MAX && feature->dim == 8 && feature->rows > 0 && feature->rows % 8 == 0 &&
         feature->weight_offset % 8 == 0 && random_chance(random, 0.9)) {
         one.kind = RF_FUSED_KIND_STAGED;

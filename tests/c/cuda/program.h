@@ -1,4 +1,4 @@
-/* What the commands of the program share: threads, and the fake driver, as the program under test finds it. */
+/* Shared by the commands of the program: threads, and the fake driver as loaded by the program under test. */
 #ifndef RECFUSE_TESTS_PROGRAM_H
 #define RECFUSE_TESTS_PROGRAM_H
 
@@ -25,13 +25,13 @@ extern const int n_driver_commands;
 extern const command staging_commands[]; /* of test_staging.c */
 extern const int n_staging_commands;
 
-/* Runs the command that argv names; the exit status, NO_COMMAND where there is none of that name. */
+/* Runs the command that argv names. Returns the exit status, or NO_COMMAND for an unknown name. */
 int command_run(const command *commands, int n_commands, int argc, char **argv);
 
 /* On THREADS threads at once. */
 void run_threads(void *(*body)(void *), void *argument);
 
-/* The functions of fake_cuda.h, in the library that the loader found. */
+/* The functions of fake_cuda.h in the loaded library. */
 int driver_calls(const char *name);
 int driver_live(void);
 int context_depth(void);

@@ -1,5 +1,5 @@
-/* What updates of fused calls keep on a device, with the driver that has no GPU: what is made once, for which stream, how
- * much of it there is, and that nobody waits for the device. */
+/* Caches of updates of fused calls on a device, with the fake driver: what is created once, for which stream,
+ * its bound, and that no call waits for the device. */
 #define _GNU_SOURCE /* alarm */
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum { MOST_CALLS = 256, MANY = 400, FEATURES = 4, ROWS = 1000, SECONDS = 60 };
 
-/* An update of four tables of two matrices; nobody reads what pointers lead to. */
+/* An update of four tables of two matrices; the arrays are never read. */
 typedef struct update_case {
     rf_feature features[FEATURES];
     rf_update_matrix matrices[2];
@@ -20,7 +20,7 @@ typedef struct update_case {
 
 static _Alignas(256) char memory[1 << 16];
 
-/* `number` says which features; those of `large` tables take the general path. */
+/* `number` selects the features; those of `large` tables take the general path. */
 static void case_make(update_case *made, int number, bool large) {
     memset(made, 0, sizeof *made);
     const int64_t rows = large ? 20000 : ROWS;
@@ -60,7 +60,7 @@ static void run_number(int number, const rf_cuda_allocator *allocator, const rf_
     run(&one, allocator, stream);
 }
 
-/* backward_kept: what was described is used again, unless something that it depends on is another. */
+/* backward_kept: a description is reused unless one of its inputs changes. */
 static void backward_kept(char **arguments) {
     (void)arguments;
     update_case one;
@@ -118,7 +118,7 @@ static void backward_kept(char **arguments) {
     CHECK(given.lasting == lasting + 1, "%d more", given.lasting - lasting);
 }
 
-/* backward_bounded: the calls used last stay, of each device and stream its own; nobody waits meanwhile. */
+/* backward_bounded: the most recent calls stay, per device and stream; no call waits meanwhile. */
 static void backward_bounded(char **arguments) {
     (void)arguments;
     static int places[2]; /* stand for streams: nothing is done with them; no lock */
@@ -140,7 +140,7 @@ static void backward_bounded(char **arguments) {
     CHECK(waits() == before && driver_calls("cuMemAlloc_v2") == blocks, "%d waits", waits() - before);
 }
 
-/* backward_graphs: what graphs read is made once, is no stream's, and stays. */
+/* backward_graphs: data that graphs read are created once, belong to no stream, and stay. */
 static void backward_graphs(char **arguments) {
     (void)arguments;
     const rf_cuda_stream capture = {0, capturing_stream()};
@@ -164,12 +164,13 @@ static void flood(void) {
     for (int i = 0; i < MANY; i++) run_number(500 + i, NULL, &streams[0]);
 }
 
-/* backward_held: what launches read is there until all are in the stream, whatever others do. */
+/* backward_held: data that launches read stay until all launches are in the stream, whatever other threads
+ * do. */
 static void backward_held(char **arguments) {
     (void)arguments;
     alarm(SECONDS);
     run_number(0, NULL, &streams[0]);
-    flood(); /* from here on each new call frees an old one */
+    flood(); /* from here on each new call frees an old call */
     driver_watch();
     driver_hook("cuLaunchKernelEx", flood);
     run_number(1, NULL, &streams[0]);
@@ -231,7 +232,7 @@ static void gradients_run(const update_case *one) {
           rf_last_error());
 }
 
-/* backward_training ROWS OPTIMIZER: gradients and updates of tables of so many rows, by kernels that are there already. */
+/* backward_training ROWS OPTIMIZER: gradients and updates of tables of that many rows, by cached kernels. */
 static void backward_training(char **arguments) {
     float *const states = (float *)(void *)memory;
     update_case one;

@@ -1,4 +1,4 @@
-/* Commands about csrc/families/embedding_columns: what is launched how, what is refused, and what a call costs the host. */
+/* Commands for csrc/families/embedding_columns: launches, refusals, and the host's time of a call. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,8 +91,8 @@ static void expect_blocks(int n_columns, int64_t batch, unsigned blocks) {
     case_free(of);
 }
 
-/* columns_launch: 16 columns of two lanes to a task; fewer samples of a block, 8 to 64, where there are few tasks for the
- * fake GPU's 1,016 SMs. */
+/* columns_launch: a task has 16 columns of two lanes; a block has 8 to 64 samples, fewer if there are few
+ * tasks for the fake GPU's 1,016 SMs. */
 static void columns_launch(char **arguments) {
     (void)arguments;
     expect_blocks(1000, 256, 63 * 32);
@@ -105,7 +105,7 @@ static void columns_launch(char **arguments) {
     expect_blocks(0, 256, 0);
 }
 
-/* A good call, changed by a statement, is refused with a status, and a message that says why. */
+/* A valid call, modified by a statement, is refused with a status, and a message with the reason. */
 #define REFUSED(want, words, change)                                                \
     do {                                                                            \
         const rf_cuda_stream stream = {0, NULL};                                    \
@@ -131,9 +131,9 @@ static void columns_refusals(char **arguments) {
             .values = buffers, .width = COLUMNS, .sample_stride = COLUMNS, .value_stride = 1};
     REFUSED(RF_ERR_UNSUPPORTED, "2017 inputs, of which 2017 are dense",
             (of->params.inputs = inputs, of->params.n_inputs = 2017));
-    REFUSED(RF_ERR_UNSUPPORTED, "a GPU takes 32256 bytes of them", /* one has a buffer beside them */
+    REFUSED(RF_ERR_UNSUPPORTED, "a GPU takes 32256 bytes of them", /* one of them has a buffer */
             (of->params.inputs = inputs, of->params.n_inputs = 2016));
-    inputs[0].sample_stride = INT64_C(1) << 32; /* which makes all three units long */
+    inputs[0].sample_stride = INT64_C(1) << 32; /* this makes all three units long */
     REFUSED(RF_ERR_UNSUPPORTED, "672 inputs, of which 0 are dense",
             (of->params.inputs = inputs, of->params.n_inputs = 672));
     REFUSED(RF_ERR_UNSUPPORTED, "cut the batch",

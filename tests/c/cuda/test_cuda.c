@@ -1,7 +1,7 @@
-/* csrc/gpu called from C: `test_cuda COMMAND ARGUMENTS`. The kernels are in kernels/ beside the program; with
- * the fake driver on the loader's path there are GPUs. Ends with status 0 when no check failed, with 2 where there is
- * no such command. Launches and errors are in test_driver.c, the fused operator in test_fused.c and test_fused_map.c, the
- * layers over users and candidates in test_ikbo_linear.c. */
+/* csrc/gpu called from C: `test_cuda COMMAND ARGUMENTS`. The kernels are in kernels/ next to the program;
+ * with the fake driver on the loader's path there are GPUs. Exits with 0 if no check failed, with 2 for an
+ * unknown command. Launches and errors are in test_driver.c, the fused operator in test_fused.c and
+ * test_fused_map.c, the layers over users and candidates in test_ikbo_linear.c. */
 #define _GNU_SOURCE /* usleep */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -23,7 +23,7 @@ enum { KEYS = 12, ROUNDS = 2000, CHILDREN = 12 };
 
 static const rf__kernel_source kernel_file = {"scale.cu", "rf_scale"};
 
-/* compile FILE ENTRY ARCH DEFINES: one line with what rf_kernel_info says, or the status and the message. */
+/* compile FILE ENTRY ARCH DEFINES: prints rf_kernel_info in one line, or the status and the message. */
 static void compile(char **arguments) {
     const rf__kernel_source source = {arguments[0], arguments[1]};
     rf__kernel_options options = {{0}, 0};
@@ -78,7 +78,7 @@ static int wait_for(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
-/* fork_compile: children of a process whose threads compile; each must be able to compile. */
+/* fork_compile: children of a process whose threads compile; each child must be able to compile. */
 static void fork_compile(char **arguments) {
     (void)arguments;
     pthread_t threads[2];
@@ -88,7 +88,7 @@ static void fork_compile(char **arguments) {
         usleep(20000);
         const pid_t child = fork();
         if (child == 0) {
-            alarm(60); /* a child that hangs dies by this signal */
+            alarm(60); /* this signal ends a child that hangs */
             rf__kernel_options options = {{0}, 0};
             snprintf(options.defines, sizeof options.defines, "-DRF_FACTOR=%d", i % 4 == 0 ? 200 + i : 99);
             const rf_status status = rf__jit_compile(&kernel_file, &options, "sm_80", NULL, NULL, NULL);
@@ -104,7 +104,7 @@ static void fork_compile(char **arguments) {
 /* trim FOLDER BYTES. */
 static void trim(char **arguments) { rf__cache_trim(arguments[0], atoll(arguments[1])); }
 
-/* device ORDINAL: one line of what is known about it, or the status and the message. */
+/* device ORDINAL: prints a line about the device, or the status and the message. */
 static void device(char **arguments) {
     const rf__cuda_device *gpu = NULL, *again = NULL;
     const rf_status status = rf__cuda_device_get(atoi(arguments[0]), &gpu);
@@ -173,7 +173,8 @@ static void *use_kernels(void *argument) {
     return NULL;
 }
 
-/* kernels: many threads ask for the kernels of two devices; each is made once. A hit asks nothing of the driver. */
+/* kernels: many threads request the kernels of two devices; each is loaded once. A hit makes no call of the
+ * driver. */
 static void kernels(char **arguments) {
     (void)arguments;
     run_threads(use_kernels, NULL);
@@ -190,7 +191,7 @@ static void kernels(char **arguments) {
     CHECK(driver_calls(NULL) == calls && atomic_load(&described) == 2 * KEYS, "a hit costs a call");
 }
 
-/* long_keys: keys as long as those of large collections that differ at their ends alone. */
+/* long_keys: keys as long as those of large collections that differ only at their ends. */
 static void long_keys(char **arguments) {
     (void)arguments;
     enum { LONG_BYTES = 7168 };
@@ -218,7 +219,8 @@ static void *fail_kernel(void *argument) {
     return NULL;
 }
 
-/* kernel_failure WORD: threads that ask for a kernel whose first modules do not load hear why; later it does. */
+/* kernel_failure WORD: threads that request a kernel whose first modules do not load get the reason; later it
+ * loads. */
 static void kernel_failure(char **arguments) {
     const rf__kernel *kernel = NULL;
     run_threads(fail_kernel, arguments[0]);
@@ -229,14 +231,14 @@ static void kernel_failure(char **arguments) {
     CHECK(context_depth() == 0, "a context was left on the stack");
 }
 
-/* kernel ORDINAL NUMBER: gets one; prints its message when it fails. */
+/* kernel ORDINAL NUMBER: loads a kernel; prints the message of a failure. */
 static void kernel(char **arguments) {
     const rf__kernel *found = NULL;
     const rf_status status = kernel_get(atoi(arguments[0]), atoi(arguments[1]), &found);
     if (status != RF_OK) printf("%s: %s\n", rf_status_python(status), rf_last_error());
 }
 
-/* fork_device: a child of a process that used CUDA hears so; the parent goes on. */
+/* fork_device: a child of a process that used CUDA gets an error; the parent continues. */
 static void fork_device(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;
@@ -270,7 +272,7 @@ static void fork_first(char **arguments) {
     CHECK(status == 0, "the child ended with %d", status);
 }
 
-/* schedules: structs that no text gives are refused, as in text. */
+/* schedules: structs that no text describes are refused, like texts. */
 static void schedules(char **arguments) {
     (void)arguments;
     static const struct {

@@ -21,7 +21,7 @@ static void *raise_error(void *argument) {
     return NULL;
 }
 
-/* What rf_report of gpu/device/common.cuh does; whether it was the first to find something. */
+/* As rf_report of gpu/device/common.cuh; returns true if it was the first report. */
 static bool record_write(const rf__cuda_error_word *word, rf_error_record record) {
     rf_u32 *claimed = word->on_device.claimed;
     rf_error_record *to = word->on_device.record;
@@ -43,7 +43,7 @@ static void expect_error(const rf__cuda_device *gpu, const rf__cuda_error_word *
     CHECK(rf__cuda_check_word(gpu, *word, NULL) == RF_OK, "raised twice");
 }
 
-/* errors_of_two: what one model's calls left is not raised by another's, and nothing is lost between. */
+/* errors_of_two: an error of one model's calls is not raised by another model's, and no error is lost. */
 static void errors_of_two(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;
@@ -64,7 +64,7 @@ static void errors_of_two(char **arguments) {
     CHECK(record_write(&second, record), "another's error hid this one");
     CHECK(!record_write(&second, record), "the first one was written over");
     expect_error(gpu, &first, RF_ERR_INDEX, "is 12");
-    record.value = 14; /* of work that was in a stream before: nothing has run since */
+    record.value = 14; /* of earlier work in a stream, which has not run since */
     CHECK(record_write(&first, record), "lost between raising and clearing");
     CHECK(driver_calls("cuMemsetD32Async") == memsets, "a stream had to clear a word");
     CHECK(rf_cuda_check(0) == RF_ERR_INDEX && strstr(rf_last_error(), "left 1 more") != NULL, "%s",
@@ -72,7 +72,7 @@ static void errors_of_two(char **arguments) {
     CHECK(rf_cuda_check(0) == RF_ERR_INDEX && strstr(rf_last_error(), "more") == NULL, "%s", rf_last_error());
     CHECK(rf_cuda_check(0) == RF_OK, "%s", rf_last_error());
 
-    /* More tables than words: some share one, and every error is still raised by somebody. */
+    /* More tables than words: some share a word, and every error is still raised. */
     for (uintptr_t i = 1; i <= 3 * RF__CUDA_ERROR_WORDS; i++) {
         const rf__cuda_error_word word = rf__cuda_error_word_of(&gpu->errors, (const void *)(i * 4096), i);
         CHECK(record_write(&word, record), "table %d cannot record", (int)i);
@@ -82,7 +82,7 @@ static void errors_of_two(char **arguments) {
     CHECK(context_depth() == 0, "a context was left on the stack");
 }
 
-/* errors: what a kernel recorded is raised once, not during a capture, and by one of many threads. */
+/* errors: a recorded error is raised once, not during a capture, and by one of many threads. */
 static void errors(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;
@@ -146,7 +146,7 @@ static void errors(char **arguments) {
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_OFFSET,
                  "offsets[2] is 5, for bag 2; allowed is 7 (where the bag before begins");
-    record.operator_number = 77; /* a record that makes no sense still makes a message */
+    record.operator_number = 77; /* an invalid record still results in a message */
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_INTERNAL, "operator 77");
 
@@ -211,7 +211,7 @@ static void launch(char **arguments) {
     CHECK(context_depth() == 0, "a context was left on the stack");
 }
 
-/* tensor_map: the driver gets the tensor as it is, and never one beyond its limits. */
+/* tensor_map: the driver gets the tensor unchanged, and never a tensor beyond its limits. */
 static void tensor_map(char **arguments) {
     (void)arguments;
     static _Alignas(16) char data[32];
@@ -279,7 +279,7 @@ static void tensor_map(char **arguments) {
 #undef REFUSED
 }
 
-/* tensor_map_kept: what was encoded is the same again, without the driver; anything else is encoded. */
+/* tensor_map_kept: an encoded tensor is reused without the driver; any other tensor is encoded. */
 static void tensor_map_kept(char **arguments) {
     (void)arguments;
     enum { MAPS = 20 }; /* more than are kept */

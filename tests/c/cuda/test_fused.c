@@ -1,4 +1,4 @@
-/* rf_fused_embedding_bag_cuda and what surrounds it, with the driver that has no GPU: arguments, the cache of calls,
+/* rf_fused_embedding_bag_cuda and its surroundings, with the fake driver: arguments, the cache of calls,
  * mappings, threads, a driver that fails. */
 #define _GNU_SOURCE
 #include "test_fused.h"
@@ -16,7 +16,7 @@ enum { MOST_CALLS = 128, MANY = 200, ROUNDS = 400 };
 
 const rf_cuda_stream streams[2] = {{0, NULL}, {1, NULL}};
 
-/* Both functions, with a workspace as large as the first one says. */
+/* Calls both functions, with a workspace of the size that the first returns. */
 rf_status pool_on(const fused_case *one, const rf_fused_plan *plan, const rf_cuda_stream *stream) {
     int64_t bytes = -1;
     rf_status status = rf_fused_embedding_bag_workspace(&one->params, plan, stream, &bytes);
@@ -55,7 +55,7 @@ void expect_costs(const char *what, costs before, int launches, bool prepared) {
     CHECK(context_depth() == 0, "%s: a context was left on the stack", what);
 }
 
-/* fused_cache: a call that comes again is launched as it is; of many the latest are kept, and captured ones. */
+/* fused_cache: a repeated call is launched unchanged; the latest calls stay, and captured calls. */
 static void fused_cache(char **arguments) {
     (void)arguments;
     const rf_cuda_stream capture = {0, capturing_stream()};
@@ -66,7 +66,7 @@ static void fused_cache(char **arguments) {
     expect_costs("the same call", before, 5, false);
 
     fused_case_fixed(&one, 0);
-    one.params.bags = 99; /* a mapping for 100 bags is one for 99, but not for 50 */
+    one.params.bags = 99; /* a mapping for 100 bags serves 99, but not 50 */
     CHECK(pool(&one, &one.plan) == RF_OK, "%s", rf_last_error());
     expect_costs("a batch of about that size", before, 6, false);
     one.params.bags = 50;
@@ -90,7 +90,7 @@ static void fused_cache(char **arguments) {
     pool_well(1);
     expect_costs("a call of long ago", many, 3, true);
 
-    for (int i = 0; i < MANY; i++) { /* graphs of many calls leave room for others */
+    for (int i = 0; i < MANY; i++) { /* graphs of many calls leave room for other calls */
         fused_case_fixed(&captured, MANY + 2 + i);
         captured.schedules[3].split = 1;
         CHECK(pool_on(&captured, &captured.plan, &capture) == RF_OK, "%s", rf_last_error());
@@ -113,7 +113,7 @@ static void refused(const fused_case *one, const rf_fused_plan *plan, rf_status 
           rf_status_text(status), words, rf_last_error());
 }
 
-/* fused_bad: arguments that are refused, also by a call that is known already; nothing is launched or leaks. */
+/* fused_bad: arguments that are refused, also by a cached call; nothing is launched or leaks. */
 static void fused_bad(char **arguments) {
     (void)arguments;
     fused_case good, one;
@@ -186,7 +186,7 @@ static void fused_bad(char **arguments) {
     expect_costs("no bags", before, 0, false);
 }
 
-/* A plan with a mapping, behind which is a row of zeros; its mapping is to be freed. */
+/* A plan with a mapping, followed by a row of zeros; the caller frees its mapping. */
 static rf_fused_plan mapped(const fused_case *one, const void *offsets) {
     static _Alignas(16) char nothing[16]; /* stands for device memory; no lock: it is not looked at */
     rf_fused_embedding_bag_params params = one->params;
@@ -204,8 +204,8 @@ static rf_fused_plan mapped(const fused_case *one, const void *offsets) {
     return plan;
 }
 
-/* Whether a word of a mapping may be another: the checksum, room for sums, what a task does not need for its bags, and
- * the column of no lane. */
+/* Returns true if a word of a mapping may change: the checksum, room for sums, words of a task that its bags
+ * do not need, and the column of an unused lane. */
 static bool is_free(const rf_fused_plan *plan, int64_t word) {
     const rf__fused_mapping *head = (const rf__fused_mapping *)plan->mapping;
     if (word < 8) return word == 0 || word == 4;
@@ -213,7 +213,7 @@ static bool is_free(const rf_fused_plan *plan, int64_t word) {
     return word % 2 == 1 && plan->mapping[word - 1] == -1;
 }
 
-/* fused_mapping: a mapping serves the call that it was made for, and no other. */
+/* fused_mapping: a mapping serves only the call for which it was created. */
 static void fused_mapping(char **arguments) {
     (void)arguments;
     static int64_t offsets[FIXED_FEATURES * 100 + 1];
@@ -259,7 +259,7 @@ static void fused_mapping(char **arguments) {
         OTHER((void)0);
         *head = right;
     }
-    /* Whatever is changed is found. */
+    /* Every change is detected. */
     int32_t *words = (int32_t *)plan.mapping;
     for (int64_t at = 0; at < plan.mapping_rows * 8; at += at < 64 ? 1 : 7) {
         const int32_t right_one = words[at], values[] = {right_one + 1, -1, right_one ^ 1 << 20, 0};
@@ -289,7 +289,7 @@ static void fused_unexpected(char **arguments) {
     (void)arguments;
     static const char *const failures[] = {
         "cuMemAlloc_v2:2", "cuMemcpyHtoDAsync_v2:700", "cuEventRecord:1",
-        "cuLaunchKernelEx:701"}; /* a kernel that overlaps the one before */
+        "cuLaunchKernelEx:701"}; /* a kernel that overlaps with the previous kernel */
     const rf_cuda_stream capture = {0, capturing_stream()};
     fused_case one, other;
     fused_case_fixed(&one, 0);
@@ -308,8 +308,8 @@ static void fused_unexpected(char **arguments) {
     before = costs_now();
     CHECK(pool_on(&one, NULL, &capture) == RF_OK, "%s", rf_last_error());
     expect_costs("a batch captured again", before, launches, false);
-    one.schedules[3].split = 1; /* how many bags share blocks would have to be known */
-    one.schedules[2].expected = 0; /* one is enough to leave all to the kernel */
+    one.schedules[3].split = 1; /* the number of bags that share blocks would have to be known */
+    one.schedules[2].expected = 0; /* one such feature suffices to leave all to the kernel */
     CHECK(pool(&one, &one.plan) == RF_OK, "%s", rf_last_error());
     before = costs_now();
     CHECK(pool(&one, &one.plan) == RF_OK, "%s", rf_last_error());
@@ -326,7 +326,7 @@ static void fused_unexpected(char **arguments) {
     expect_costs("after failures", before, launches, false);
 }
 
-/* The result of a case while a function of the driver fails. */
+/* Returns the result of a case while a function of the driver fails. */
 static rf_status pool_failing(const char *failure, int number) {
     fused_case one;
     fused_case_fixed(&one, number);
@@ -349,7 +349,7 @@ static void fused_failures(char **arguments) {
     const rf__cuda_device *device = NULL;
     CHECK(rf__cuda_device_get(0, &device) == RF_OK, "%s", rf_last_error());
     CHECK(pool_failing(loading[0], 0) != RF_OK, "%s",
-          loading[0]); /* what the call needs beside is there now */
+          loading[0]); /* everything else that the call needs is cached now */
     int live = driver_live();
     for (size_t i = 0; i < sizeof loading / sizeof loading[0]; i++) {
         CHECK(pool_failing(loading[i], 0) != RF_OK, "%s", loading[i]);
@@ -436,7 +436,7 @@ rf_status measure(bool timed, const char *failure, double *result) {
     return status;
 }
 
-/* fused_measure: both ways to time sets of schedules, and each function of the driver that fails meanwhile. */
+/* fused_measure: both ways to time sets of schedules, and each failing function of the driver. */
 static void fused_measure(char **arguments) {
     (void)arguments;
     static const char *const failures[] = {

@@ -1,4 +1,4 @@
-/* What test_fused.c shares with the files whose commands it lists. */
+/* Shared by test_fused.c and the files whose commands it lists. */
 #ifndef RECFUSE_TESTS_TEST_FUSED_H
 #define RECFUSE_TESTS_TEST_FUSED_H
 
@@ -23,11 +23,11 @@ void fused_lower(char **arguments);
 /* The default streams of both devices. */
 extern const rf_cuda_stream streams[2];
 
-/* Asks for the workspace and pools; `pool_well`: a fixed case on the first device, which must work. */
+/* Queries the workspace and pools; `pool_well`: a fixed case on the first device, which must succeed. */
 rf_status pool_on(const fused_case *one, const rf_fused_plan *plan, const rf_cuda_stream *stream);
 void pool_well(int number);
 
-/* What launching and preparing cost so far. */
+/* The costs of launches and preparations so far. */
 typedef struct costs {
     int launches, uploads, loads, live;
 } costs;

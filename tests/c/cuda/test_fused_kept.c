@@ -1,5 +1,5 @@
-/* What fused calls keep on a device, with the driver that has no GPU: where its memory comes from, for which stream, how
- * much of it there is, and that nobody waits for the device. */
+/* Caches of fused calls on a device, with the fake driver: where their memory comes from, for which stream,
+ * its bound, and that no call waits for the device. */
 #define _GNU_SOURCE /* alarm */
 #include <pthread.h>
 #include <stdlib.h>
@@ -13,20 +13,20 @@
 
 enum { MOST_CALLS = 128, MANY = 400, SECONDS = 60 };
 
-/* A fixed case by that allocator. */
+/* A fixed case with that allocator. */
 static rf_status pool_given(int number, const rf_cuda_stream *stream) {
     fused_case one;
     fused_case_fixed(&one, number);
     one.plan.allocator = &noting_allocator;
-    if (stream->stream == capturing_stream()) one.schedules[3].split = 1; /* the fake captures no memset */
+    if (stream->stream == capturing_stream()) one.schedules[3].split = 1; /* no memset is captured */
     return rf_fused_embedding_bag_cuda(&one.params, &one.plan, NULL, 0, stream);
 }
 
-/* fused_allocator: descriptions and workspace are the caller's, once and each time; where there is none, nothing is
- * launched. */
+/* fused_allocator: the caller allocates descriptions once and the workspace each time; if that fails, nothing
+ * is launched. */
 void fused_allocator(char **arguments) {
     (void)arguments;
-    CHECK(pool_given(0, &streams[0]) == RF_OK, "%s", rf_last_error()); /* the device is there from here on */
+    CHECK(pool_given(0, &streams[0]) == RF_OK, "%s", rf_last_error()); /* the device exists from here on */
     costs before = costs_now();
     const int contexts = driver_calls("cuCtxPushCurrent_v2");
     CHECK(given.lasting == 2 && given.brief == 1 && given.live == 2, "%d, %d, %d live", given.lasting,
@@ -52,7 +52,7 @@ void fused_allocator(char **arguments) {
           "half an allocator");
 }
 
-/* fused_rows: tables are whole rows of their matrices, also where the call is known but was for other matrices. */
+/* fused_rows: tables are whole rows of their matrices, also if a call is cached for other matrices. */
 void fused_rows(char **arguments) {
     (void)arguments;
     static const struct {
@@ -79,7 +79,7 @@ void fused_rows(char **arguments) {
     }
 }
 
-/* fused_streams: what a stream's calls read is of that stream. */
+/* fused_streams: data that a stream's calls read belong to that stream. */
 void fused_streams(char **arguments) {
     (void)arguments;
     static int places[3]; /* stand for streams: nothing is done with them; no lock */
@@ -106,7 +106,7 @@ static void bags_set(fused_case *one, int64_t bags) {
     one->plan.allocator = &noting_allocator;
 }
 
-/* fused_bounded: the calls used last stay, and their mappings used last; nobody waits meanwhile. */
+/* fused_bounded: the most recent calls and mappings stay; no call waits meanwhile. */
 void fused_bounded(char **arguments) {
     (void)arguments;
     enum { BLOCKS_A_CALL = 2, MAPPED_BYTES = 64 << 20 };
@@ -114,8 +114,7 @@ void fused_bounded(char **arguments) {
     double result[2 * FIXED_FEATURES];
     for (int device = 0; device < 2; device++)
         CHECK(pool_given(0, &streams[device]) == RF_OK, "%s", rf_last_error());
-    CHECK(measure(false, NULL, result) == RF_OK, "%s",
-          rf_last_error()); /* it leaves nothing that calls free */
+    CHECK(measure(false, NULL, result) == RF_OK, "%s", rf_last_error()); /* it leaves nothing to free */
     const int before = waits(), blocks = driver_calls("cuMemAlloc_v2");
     for (int i = 0; i < MANY; i++) CHECK(pool_given(i, &streams[0]) == RF_OK, "%s", rf_last_error());
     CHECK(given.live == BLOCKS_A_CALL * (MOST_CALLS + 1), "%d blocks of calls", given.live);
@@ -127,7 +126,7 @@ void fused_bounded(char **arguments) {
           "another device's call was made anew");
 
     fused_case_fixed(&one, MANY);
-    for (int f = 0; f < FIXED_FEATURES; f++) one.schedules[f].expected = 160000; /* as many tasks as may be */
+    for (int f = 0; f < FIXED_FEATURES; f++) one.schedules[f].expected = 160000; /* the most tasks */
     int64_t bags = 1 << 14, peak = 0;
     for (int i = 0; i < 300; i++, bags += 1 << 12) {
         int64_t bytes = 0;
@@ -141,7 +140,8 @@ void fused_bounded(char **arguments) {
           waits() - before, driver_calls("cuMemAlloc_v2") - blocks);
 }
 
-/* fused_graphs: what graphs read is made once, is no stream's, and stays; a mapping of the caller's too. */
+/* fused_graphs: data that graphs read are created once, belong to no stream, and stay; also a mapping of the
+ * caller. */
 void fused_graphs(char **arguments) {
     (void)arguments;
     static int64_t offsets[FIXED_FEATURES * 100 + 1];
@@ -186,7 +186,7 @@ void fused_graphs(char **arguments) {
     CHECK(costs_now().live == before.live + 1 + kernels, "%d things more", costs_now().live - before.live);
     rf_fused_mapping_free(mapping);
 
-    /* That the driver cannot say whether a stream is captured is an error, and no capture. */
+    /* If the driver cannot tell whether a stream is captured, that is an error, not a capture. */
     before = costs_now();
     for (int i = 0; i < 20; i++) {
         fused_case_fixed(&one, MANY + 1 + i);
@@ -209,7 +209,7 @@ static void *pool_elsewhere(void *argument) {
     return NULL;
 }
 
-/* In the middle of a call that waits: other threads go on, with old calls and new ones. */
+/* While a call waits, other threads continue, with old and new calls. */
 static void others_go_on(void) {
     static const int numbers[] = {MANY - 1, MANY + 5};
     for (int i = 0; i < 2; i++) {
@@ -242,16 +242,16 @@ void fused_waiting(char **arguments) {
     fused_case one;
     alarm(SECONDS);
     driver_hook("cuStreamSynchronize", other_is_opened);
-    for (int i = 0; i < MANY; i++) pool_well(i); /* from here on each new call frees an old one */
+    for (int i = 0; i < MANY; i++) pool_well(i); /* from here on each new call frees an old call */
     for (size_t i = 0; i < sizeof waiting / sizeof waiting[0]; i++) {
         const int before = driver_calls(waiting[i]);
         driver_busy(strcmp(waiting[i], "cuMemHostAlloc") ==
-                    0); /* copies are under way: another one needs memory */
+                    0); /* copies are pending: another copy needs memory */
         driver_hook(waiting[i], others_go_on);
         pool_well(MANY + 100 + (int)i);
         fused_case_fixed(&one, MANY + 200 + (int)i);
         one.schedules[3].split = 1;
-        one.params.check_bounds = i % 2; /* a kernel that is new */
+        one.params.check_bounds = i % 2; /* a new kernel */
         CHECK(pool_on(&one, &one.plan, &capture) == RF_OK, "%s", rf_last_error());
         CHECK(driver_calls(waiting[i]) > before || strcmp(waiting[i], "cuModuleLoadData") == 0,
               "%s was not called", waiting[i]);
@@ -265,7 +265,8 @@ static void flood(void) {
     for (int i = 0; i < MANY; i++) pool_well(1000 + i);
 }
 
-/* fused_held: what a launch reads is there until it is in the stream, whatever others do; so it is while tuning. */
+/* fused_held: data that a launch reads stay until it is in the stream, whatever other threads do; also while
+ * tuning. */
 void fused_held(char **arguments) {
     (void)arguments;
     double result[2 * FIXED_FEATURES];

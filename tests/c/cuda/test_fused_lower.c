@@ -1,4 +1,5 @@
-/* Fused calls lowered: launches are a function of the call, keys of kernels are short, and descriptions are found again. */
+/* Fused calls lowered: launches are a function of the call, keys of kernels are short, and descriptions are
+ * reused. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,7 @@ static void lowered(rf__launches *launches, fused_case *one, int number) {
     rf__fused_release(&prepared);
 }
 
-/* Lists of equal classes are one; others are others. */
+/* Lists of equal classes are shared; other lists are not. */
 static void *lists_find(void *argument) {
     const rf__fused_class_list **lists = argument;
     for (int i = 0; i < 100; i++) {
@@ -39,7 +40,7 @@ static void *lists_find(void *argument) {
     return NULL;
 }
 
-/* fused_lower: equal calls are lowered alike, whatever they have beside their params. */
+/* fused_lower: equal calls are lowered alike, whatever surrounds their params. */
 void fused_lower(char **arguments) {
     (void)arguments;
     static rf__launches first, second;
@@ -64,7 +65,7 @@ void fused_lower(char **arguments) {
     rf__launches_free(&second);
     run_threads(lists_find, lists);
 
-    /* Bytes of padding tell no calls apart. */
+    /* Padding bytes do not distinguish calls. */
     const costs before = costs_now();
     memset(one.buffers, 0xa5, sizeof one.buffers);
     for (int i = 0; i < 2; i++) {

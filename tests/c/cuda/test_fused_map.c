@@ -9,9 +9,9 @@
 #include "program.h"
 #include "test_fused.h"
 
-static int mappings_staged; /* in one thread: no lock */
+static int mappings_staged; /* single thread: no lock */
 
-/* What tasks and lanes of a mapping write, counted. */
+/* Counts the writes of tasks and lanes of a mapping. */
 typedef struct coverage {
     const rf_fused_embedding_bag_params *params;
     const rf__fused_feature *features;
@@ -30,7 +30,7 @@ static const rf_fused_lane *lanes_of(const rf__fused_mapping *mapping, int32_t t
     return (const rf_fused_lane *)(mapping + 1 + mapping->n_tasks) + (int64_t)tile * RF_FUSED_TILE;
 }
 
-/* A task of a feature's slice: of a class that fits it. */
+/* A task of a feature's slice, of a matching class. */
 static bool pool_task(coverage *my, const rf_fused_task *task, const rf__fused_class *made) {
     if (task->feature < 0 || task->feature >= my->params->n_features) return false;
     const rf__fused_geometry *shape = &my->features[task->feature].shape;
@@ -39,7 +39,7 @@ static bool pool_task(coverage *my, const rf_fused_task *task, const rf__fused_c
         made->lanes != shape->lanes || made->pooling != shape->pooling || made->padded != shape->is_padded ||
         parts != made->split || part >= parts || task->slice < 0 || task->slice >= shape->slices)
         return false;
-    if (part != 0) return true; /* the first stands for all */
+    if (part != 0) return true; /* the first represents all */
     for (int64_t bag = task->first_bag; bag < task->last_bag; bag++)
         count(my, task->feature, bag, task->slice);
     return true;
@@ -63,7 +63,7 @@ static bool tile_task(coverage *my, const rf__fused_mapping *mapping, const rf_f
     return true;
 }
 
-/* Tasks that share bags lie side by side, their parts in order, each group with sums of its own. */
+/* Tasks that share bags are adjacent, their parts in order, and each group has its own sums. */
 static bool shared_bags(const rf_fused_task *tasks, int64_t at, int64_t n_tasks) {
     const int32_t parts = tasks[at].share >> 16, part = tasks[at].share & 0xffff;
     if (part == 0 || parts <= 1) return part == 0 && at + parts <= n_tasks;
@@ -96,7 +96,7 @@ static bool tasks_count(coverage *my, const rf__fused_mapping *mapping) {
     return last_group == mapping->n_groups - 1;
 }
 
-/* Lists of tasks, each up to one of feature -1. */
+/* Lists of tasks, each ended by a task of feature -1. */
 static bool staged_count(coverage *my, const rf__fused_mapping *mapping, int64_t rows) {
     const rf__fused_staged staged = rf__fused_staged_of(mapping, rows);
     const rf_fused_task *tasks = (const rf_fused_task *)(mapping + rf__fused_rows(mapping) + 1);
@@ -141,7 +141,7 @@ static void coverage_check(const fused_case *one, const rf__fused_mapping *mappi
     CHECK(staged_count(&my, mapping, rows), "a list of staged tables that makes no sense");
     mappings_staged += my.staged > 0;
     for (int64_t f = 0; f < one->params.n_features; f++) {
-        /* By columns, or by slices and then nothing behind them: a feature is one or the other. */
+        /* By columns, or by slices without anything after them: a feature is one or the other. */
         const uint8_t *times = &my.times[my.first[f]];
         const bool whole = my.inner[f] > 1 && times[my.inner[f] - 1] > 0;
         const int64_t filled = whole ? features[f].shape.columns : features[f].shape.slices;
@@ -212,7 +212,7 @@ static void refused(const fused_case *one, int32_t sms, rf_status want, const ch
     CHECK(mapping == NULL, "a mapping all the same");
 }
 
-/* fused_map_bad: what cannot be mapped. */
+/* fused_map_bad: calls that cannot be mapped. */
 void fused_map_bad(char **arguments) {
     (void)arguments;
     static int64_t offsets[401];

@@ -1,4 +1,4 @@
-/* Commands about csrc/families/ikbo_linear: what is launched how, and what the one launch takes. */
+/* Commands for csrc/families/ikbo_linear: launches, and the limits of the single launch. */
 #define _GNU_SOURCE /* setenv */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "families/ikbo_linear/ikbo_linear.h"
 #include "program.h"
 
-/* One call of the broadcast sum on device 0, and the grid that it must have; 0: no launch. */
+/* Calls the broadcast sum on device 0 and checks its grid; 0: no launch. */
 static void expect_grid(const char *what, rf_ikbo_add_params params, int32_t blocks) {
     const rf_cuda_stream stream = {0, NULL};
     const int launches = driver_calls("cuLaunchKernelEx");
@@ -87,7 +87,7 @@ static rf_ikbo_linear_params layer_of(void *memory) {
     return params;
 }
 
-/* A good layer, changed by a statement, is refused with a status, and a message that says why. */
+/* A valid layer, modified by a statement, is refused with a status, and a message with the reason. */
 #define REFUSED_AS(want, ordinal, words, change)                                                          \
     do {                                                                                                  \
         rf_ikbo_linear_params layer = layer_of(memory);                                                   \
@@ -100,13 +100,14 @@ static rf_ikbo_linear_params layer_of(void *memory) {
     } while (0)
 #define REFUSED(ordinal, words, change) REFUSED_AS(RF_ERR_UNSUPPORTED, ordinal, words, change)
 
-/* ikbo_takes: what the one launch takes, on a GPU of compute capability 9.0 and on another. */
+/* ikbo_takes: the layers that the single launch accepts, on a GPU of compute capability 9.0 and on another.
+ */
 static void ikbo_takes(char **arguments) {
     (void)arguments;
     static _Alignas(16) char memory[64];
     const rf_ikbo_linear_params good = layer_of(memory);
     CHECK(!rf_ikbo_linear_takes(&good, 77), "on a GPU that is not there");
-    /* The last thing that is asked is shared memory, of which the fake GPU has too little for any. */
+    /* The last check is shared memory, of which the fake GPU has too little for any layer. */
     REFUSED(0, "too little shared memory", (void)0);
     REFUSED(0, "too little shared memory", (layer.levels[0].count = 1, layer.levels[0].x_pitch[0] = 3));
     REFUSED(1, "compute capability 9.0", (void)0);
@@ -137,7 +138,7 @@ static void ikbo_takes(char **arguments) {
     REFUSED_AS(RF_ERR_VALUE, 0, "allocator is NULL", layer.allocator = NULL);
 }
 
-/* The kernel that a layer of so many users, candidates and rows would have. */
+/* Returns the kernel of a layer with these numbers of users, candidates and rows. */
 static rf_ikbo_kernel kernel_of(int64_t users, int64_t candidates, int64_t m, rf_ikbo_kernel asked) {
     static _Alignas(16) char memory[64];
     rf_ikbo_linear_params layer = layer_of(memory);
@@ -145,7 +146,7 @@ static rf_ikbo_kernel kernel_of(int64_t users, int64_t candidates, int64_t m, rf
     return rf_ikbo_linear_kernel(&layer, 0);
 }
 
-/* ikbo_kernel: few items have small pieces, many the blocks that stay, whatever is asked for has what is asked for. */
+/* ikbo_kernel: few items have small pieces, many items persistent blocks; explicit requests are honoured. */
 static void ikbo_kernel(char **arguments) {
     (void)arguments;
     const rf_ikbo_kernel best = RF_IKBO_KERNEL_BEST, fused = RF_IKBO_KERNEL_FUSED,
@@ -165,8 +166,8 @@ static void fail_launch(void) {
 }
 static void fail_second_launch(void) { driver_hook("cuLaunchKernelEx", fail_launch); }
 
-/* Lowers a layer of four candidates of one user for an H100, and runs it on the fake device. Returns whether blocks of
- * small.cu take tickets. */
+/* Lowers a layer of four candidates of one user for an H100, and runs it on the fake device. Returns true if
+ * blocks of small.cu take tickets. */
 static bool runs_by_tickets(const rf__gpu *gpu, const rf__ikbo_shape *shape) {
     static _Alignas(16) char memory[64];
     const rf__cuda_device *device = NULL;
@@ -183,7 +184,7 @@ static bool runs_by_tickets(const rf__gpu *gpu, const rf__ikbo_shape *shape) {
     return tickets;
 }
 
-/* ikbo_small: blocks that may run at the same time take no tickets; where the driver refuses that, they take some. */
+/* ikbo_small: blocks that may run at the same time take no tickets; if the driver refuses that, they do. */
 static void ikbo_small(char **arguments) {
     (void)arguments;
     const rf__ikbo_shape shape = {.rows = 64, .ranks = 1, .slots = 4, .groups = 1};

@@ -1,4 +1,5 @@
-/* Commands about csrc/families/embedding_columns/host/staging.h: memory that threads fill while a stream waits, and what they note. */
+/* Commands for csrc/families/embedding_columns/host/staging.h: memory that threads fill while a stream waits,
+ * and their records. */
 #define _GNU_SOURCE /* usleep */
 #include <pthread.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@ static rf__staging *take(const rf__cuda_device *gpu, size_t bytes) {
     rf__staging *buffer = NULL;
     const rf_status status = rf__staging_acquire(gpu, NULL, bytes, &buffer);
     CHECK(status == RF_OK && buffer != NULL && buffer->bytes >= bytes, "%s", rf_last_error());
-    if (buffer != NULL) /* a GPU of this driver has the host's addresses */
+    if (buffer != NULL) /* GPUs of this driver use the host's addresses */
         CHECK(buffer->memory_on_device == (rf__cu_pointer)(uintptr_t)buffer->memory, "elsewhere");
     return buffer;
 }
@@ -25,7 +26,7 @@ static void end(const rf__cuda_device *gpu, rf__staging *buffer) {
     CHECK(rf__staging_release(gpu, buffer, NULL, RF_OK) == RF_OK, "%s", rf_last_error());
 }
 
-/* What one thread fills for another's stream. */
+/* The memory that one thread fills for another's stream. */
 typedef struct filling {
     rf__staging *buffer;
     size_t bytes;
@@ -61,7 +62,7 @@ static void *fill_and_read(void *argument) {
     return NULL;
 }
 
-/* staging: many threads' streams get what others fill for them, in memory that is used again. */
+/* staging: many threads' streams get the data that others fill for them, in reused memory. */
 static void staging(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;
@@ -72,7 +73,8 @@ static void staging(char **arguments) {
     CHECK(context_depth() == 0, "a context was left on the stack");
 }
 
-/* staging_bound: memory that the stream or a thread still has is not used; there is a bound; a large one grows. */
+/* staging_bound: memory in use by a stream or a thread is not reused; there is a bound; a large buffer grows.
+ */
 static void staging_bound(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;
@@ -81,7 +83,7 @@ static void staging_bound(char **arguments) {
     CHECK(first->memory != unfilled->memory, "one memory twice");
     rf__staging_fill_end(first);
     end(gpu, first);
-    end(gpu, unfilled); /* the thread is not done with it */
+    end(gpu, unfilled); /* the thread still uses it */
     CHECK(take(gpu, 100) == first, "not used again");
     rf__staging *other = take(gpu, 100);
     CHECK(other != unfilled, "a thread still fills it");
@@ -94,7 +96,7 @@ static void staging_bound(char **arguments) {
     memset(unfilled->memory, 1, 1 << 20);
     rf__staging_fill_end(unfilled);
     end(gpu, unfilled);
-    driver_busy(1); /* the stream is not done with any */
+    driver_busy(1); /* the stream still uses all */
     const int waits = driver_calls("cuEventSynchronize");
     for (int i = 3; i < MOST + 5; i++) {
         rf__staging *more = take(gpu, 100);
@@ -110,7 +112,7 @@ static void staging_bound(char **arguments) {
           "the failure was lost");
 }
 
-/* The stream has come to what was recorded last, though the driver is busy. */
+/* The stream has reached the last record, although the driver is busy. */
 static void reach(rf__cu_event event) {
     rf__cu_result (*synchronize)(rf__cu_event) = NULL;
     *(void **)&synchronize = driver_symbol("cuEventSynchronize");
@@ -126,7 +128,7 @@ static void take_most(const rf__cuda_device *gpu, size_t bytes, rf__staging **ta
     }
 }
 
-/* staging_idle: one that is idle is used wherever it is in line, and nothing is waited for. */
+/* staging_idle: an idle buffer is reused at any position, without waiting. */
 static void staging_idle(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;
@@ -150,7 +152,7 @@ static void staging_idle(char **arguments) {
     }
 }
 
-/* staging_grown: after many small ones few grow, the others stay small and can be used as such. */
+/* staging_grown: after many small buffers few grow; the others stay small and usable. */
 static void staging_grown(char **arguments) {
     (void)arguments;
     enum { LARGE = (64 << 20) + 1, FEW = 2 };
@@ -169,14 +171,14 @@ static void staging_grown(char **arguments) {
     }
     CHECK(driver_calls("cuMemHostAlloc") == allocations + FEW, "%d have grown",
           driver_calls("cuMemHostAlloc") - allocations);
-    for (int i = FEW; i < MOST; i++) { /* the oldest now */
+    for (int i = FEW; i < MOST; i++) { /* now the oldest */
         rf__staging *found = take(gpu, 100);
         CHECK(found == taken[i] && found->bytes < LARGE, "use %d: another", i);
         rf__staging_fill_end(found);
         end(gpu, found);
     }
     driver_busy(0);
-    for (int i = 0; i <= FEW; i++) large[i] = take(gpu, LARGE); /* nobody would give one back */
+    for (int i = 0; i <= FEW; i++) large[i] = take(gpu, LARGE); /* none is released */
     CHECK(large[FEW] == taken[FEW] && large[0] == taken[0] && large[1] == taken[1], "others");
     CHECK(driver_calls("cuMemHostAlloc") == allocations + FEW + 1, "made, not grown");
     for (int i = 0; i <= FEW; i++) {
@@ -210,7 +212,7 @@ static void staging_unfilled(char **arguments) {
     end(gpu, found);
 }
 
-/* staging_failure STATUS TEXT: what a driver that fails leaves. */
+/* staging_failure STATUS TEXT: the state after a failure of the driver. */
 static void staging_failure(char **arguments) {
     const rf__cuda_device *gpu = NULL;
     rf__staging *buffer = NULL;
@@ -225,7 +227,7 @@ static void staging_failure(char **arguments) {
     CHECK(driver_live() == live && context_depth() == 0, "something was left");
 }
 
-/* staging_growth_failure: one that cannot grow stays what it was, and nobody else's. */
+/* staging_growth_failure: a buffer that cannot grow does not change, and belongs to its owner. */
 static void staging_growth_failure(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;

@@ -1,5 +1,5 @@
-"""Short bags as a GPU pools them, without one: blocks of threads on the host, in random order, against the
-reference; and what they say of bad contents."""
+"""Short bags by the GPU's code, simulated on the host: blocks of threads in random order, against the
+reference; and their reports of invalid contents."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
 WARPS = 2
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = {torch.int32: "int", torch.int64: "rf_i64"}
-ERROR_WORDS, INDICES, OFFSETS = 18, 1, 2  # of an error's record; numbers of arguments in it
+ERROR_WORDS, INDICES, OFFSETS = 18, 1, 2  # words of an error record, and the numbers of arguments in it
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What the kernel is compiled for."""
+    """The options of the kernel."""
 
     dim: int
     bags: int
@@ -67,9 +67,9 @@ def pooled(
     variant: Variant, weight: Tensor, indices: Tensor, offsets: Tensor | None, bags: int, seed: int = 0,
     mean: int | None = None,
 ) -> tuple[Tensor, list[int]]:  # fmt: skip
-    """What the kernel writes, and its record of an error: argument, position, bag, value.
+    """Returns the kernel's output, and its error record: argument, position, bag, value.
 
-    ``mean``: the lookups that the kernel is told a bag has.
+    ``mean``: the lookups of a bag that the kernel receives.
     """
     mean = indices.numel() // max(bags, 1) if mean is None else mean
     indices = indices.to(variant.index)
@@ -143,7 +143,7 @@ def test_agrees_with_the_reference(variant: Variant) -> None:
 
 
 def test_nothing_is_read_beyond_the_lookups_of_few_and_long_bags() -> None:
-    """A warp has more places for bags than there are: where those would begin takes more than 32 bits."""
+    """A warp has room for more bags than exist: the begins of the others would exceed 32 bits."""
     weight, indices, offsets = torch.randn(40, 4), torch.randint(40, (9,)), torch.tensor([0, 9])
     found, _ = pooled(Variant(4, 32), weight, indices, offsets, 1, mean=2**28)
     torch.testing.assert_close(found, weight[indices].sum(0, keepdim=True))

@@ -154,7 +154,7 @@ def test_every_flipped_bit_is_found(cuda_program: Program, tmp_path: Path) -> No
 
 
 def test_an_entry_of_another_key_is_not_used(cuda_program: Program, tmp_path: Path) -> None:
-    """As if two keys had the same hash."""
+    """Simulates two keys with equal hashes."""
     path, other = (Path(cuda_program.compile(tmp_path, arch)["path"]) for arch in ("sm_80", "sm_86"))
     shutil.copy(other, path)
     assert cuda_program.compile(tmp_path, "sm_80")["cached"] == 0
@@ -311,7 +311,7 @@ def test_compiling_can_be_forbidden(cuda_program: Program, tmp_path: Path) -> No
 
 
 def test_an_entry_of_another_compiler(cuda_program: Program, tmp_path: Path) -> None:
-    """It is used only where this machine may not or cannot compile; the newest first."""
+    """It is used only if this machine may not or cannot compile; the newest first."""
     path = Path(cuda_program.compile(tmp_path)["path"])
     assert "-nvrtc1" in path.name
     old, older = (path.with_name(path.name[:32] + f"-nvrtc{version}.cubin") for version in ("12.4", "12.1"))
@@ -326,7 +326,7 @@ def test_an_entry_of_another_compiler(cuda_program: Program, tmp_path: Path) -> 
 
 
 def without_nvrtc(cuda_program: Program, folder: Path) -> Program:
-    """The program in a folder with no NVRTC beside it."""
+    """Returns the program in a folder without NVRTC."""
     alone = object.__new__(Program)
     alone.packages, alone.driver = folder / "site-packages", cuda_program.driver
     shutil.copytree(cuda_program.path.parent, alone.packages / "recfuse")

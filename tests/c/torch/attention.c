@@ -1,5 +1,5 @@
-/* ikbo_attention's portable path for GPUs on tensors of the CPU, for tests/c/test_torch_attention.py: its kernels run on the
- * host (kernels.cu), and the device is made up here. torch's attention is the test's. */
+/* ikbo_attention's portable path for GPUs on tensors of the CPU, for tests/c/test_torch_attention.py: its
+ * kernels run on the host (kernels.cu), and the device is simulated. The test supplies torch's attention. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,9 +7,9 @@
 #include "torch/dispatch.h"
 #include "families/ikbo_attention/torch/ikbo_attention_torch.h"
 
-static rf__cuda_device gpu = {.gpu = {.cc_major = 8}}; /* one thread alone tests */
-static rf_error_record record; /* the one error word; one thread alone tests */
-static rf_u32 claimed; /* one thread alone tests */
+static rf__cuda_device gpu = {.gpu = {.cc_major = 8}}; /* single thread */
+static rf_error_record record; /* the only error word; single thread */
+static rf_u32 claimed; /* single thread */
 
 rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {
     RF_FAIL_IF(ordinal != 3, RF_ERR_INTERNAL, "device %d", (int)ordinal);

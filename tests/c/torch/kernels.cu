@@ -9,7 +9,7 @@
 #define rf_attention_unpack NAMED(rf_attention_unpack, RF_VECTOR)
 #include "families/ikbo_attention/packed/packed.cu"
 
-/* Runs a kernel, one thread after another; false: there is none of this name. */
+/* Runs a kernel, one thread after another. Returns false for an unknown name. */
 extern "C" bool NAMED(host_run, RF_VECTOR)(const char *entry, unsigned blocks, unsigned threads,
                                            const void *arguments) {
 #define KERNEL(suffix)                                                                                \

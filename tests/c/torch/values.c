@@ -1,4 +1,5 @@
-/* Operators for tests/c/test_torch_values.py: all that an operator can take and give, through csrc/torch. */
+/* Operators for tests/c/test_torch_values.py: all kinds of inputs and outputs of an operator, through
+ * csrc/torch. */
 #include <stdio.h>
 
 #include "torch/call.h"
@@ -32,7 +33,7 @@ static rf_status describe(rf__call *call) {
     return rf__call_output_text(call, 0, line);
 }
 
-/* A contiguous copy, its numbers one by one, and a third output that need not be; fails after them where that is asked. */
+/* A contiguous copy, its numbers as scalars, and an optional third output; fails after them on request. */
 static rf_status copies(rf__call *call) {
     enum { X, THIRD, FAIL };
     rf__tensor x;

@@ -1,5 +1,5 @@
-/* How the one-launch attention cuts work, on the host: ikbo_attention_group.cu as a block of RF_BLOCK threads, and what ikbo_attention_fused.cu's warps
- * make of each tile. */
+/* The plan of the one-launch attention on the host: ikbo_attention_group.cu as a block of RF_BLOCK threads,
+ * and the rows that ikbo_attention_fused.cu's warps derive from each tile. */
 #include "warps.h"
 
 #define RF_DIM 64
@@ -17,7 +17,7 @@ static void group(const void *args) {
     rf_ikbo_attention_group(*static_cast<const rf_attention_group_args *>(args));
 }
 
-/* Groups; `report`: of the first offender its argument (0: none), position and value. */
+/* Groups candidates. `report`: the first offender's argument (0: no offender), position and value. */
 extern "C" __attribute__((visibility("default"))) void plan_group(rf_attention_group_args *args,
                                                                   rf_i64 *offender, rf_u64 seed) {
     rf_u32 claimed = 0;
@@ -29,8 +29,8 @@ extern "C" __attribute__((visibility("default"))) void plan_group(rf_attention_g
     offender[2] = record.value;
 }
 
-/* Of a launch behind it: pieces of work [number][8] as tile_t has them, one more than there are, and of their rows
- * [number][TILE_ROWS] the numbers in out (row_t). */
+/* The work items of the following launch: [number][8] in the form of tile_t, one more than exist, and the
+ * numbers of their rows in out, [number][TILE_ROWS] (row_t). */
 struct plan_tiles_args {
     rf_attention_args attention;
     int *tiles, *rows;

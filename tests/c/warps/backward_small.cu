@@ -1,15 +1,16 @@
-/* The small path of the backward on the host: lists.cu, and small_rows.cu as RF_STAGED, RF_EMIT and dtypes say. */
+/* The small path of the backward pass on the host: lists.cu, and small_rows.cu for given RF_STAGED, RF_EMIT
+ * and dtypes. */
 #include "warps.h"
 
 #include "gpu/device/shared.cuh"
 
-thread_local __align__(16) rf_u8 memory[256 << 10]; /* a block's dynamic shared memory */
+thread_local __align__(16) rf_u8 memory[256 << 10]; /* dynamic shared memory of a block */
 
 #define RF_STREAMED 0
 #include "families/fused_backward/emit.cuh"
 #include "families/fused_backward/small/backward_small_args.h"
 
-/* Names of one are not seen by the other. */
+/* Namespaces separate equal names. */
 namespace lists {
 #include "families/fused_backward/small/lists.cu"
 }
@@ -37,7 +38,7 @@ static void lookups_write() {
 }
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
-/* Returns how many bytes behind its shared memory a block has written to. */
+/* Returns the number of bytes that a block has written past its shared memory. */
 EXPORTED int small_lists(const void *args, unsigned blocks, rf_u64 seed, const void *indices,
                          const void *offsets, size_t n_offsets) {
     int beyond = 0;

@@ -1,6 +1,7 @@
 /* A GPU whose kernels run on the host, one block after another (warps.h), for the host's code of a family and
- * csrc/gpu/launches: in place of csrc/gpu/driver and csrc/gpu/jit. Its memory is the host's, and holds rubbish where nothing was written. A kernel is
- * compiled by the command that gpu_begin is given, at its first launch with these options. */
+ * csrc/gpu/launches: it replaces csrc/gpu/driver and csrc/gpu/jit. Its memory is the host's, filled with
+ * garbage. A kernel is compiled at its first launch with given options, by the command that gpu_begin
+ * receives. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,7 +126,7 @@ void rf__cuda_block_free(const rf__cuda_store *store, rf__cuda_block *block) {
     rf__cuda_room_free(store, block);
 }
 
-/* One word for all tables; it is raised by gpu_error alone. */
+/* One word for all tables; only gpu_error raises it. */
 rf__cuda_error_word rf__cuda_error_word_of(const rf__cuda_error_words *words, const void *weight,
                                            uint64_t shape) {
     (void)words, (void)weight, (void)shape;
@@ -135,7 +136,7 @@ rf_status rf__cuda_check_word(const rf__cuda_device *device, rf__cuda_error_word
     (void)device, (void)word, (void)stream;
     return RF_OK;
 }
-/* What the kernels have reported first since the last time; false: nothing. */
+/* Returns the first report of the kernels since the last call; false without any. */
 EXPORTED bool gpu_error(rf_error_record *record) {
     *record = gpu.record;
     gpu.record = (rf_error_record){0};
@@ -145,7 +146,7 @@ EXPORTED bool gpu_error(rf_error_record *record) {
 
 const char *rf__kernel_integer(int32_t int_type) { return int_type == RF_INT64 ? "rf_i64" : "int"; }
 
-/* The library of these options, made where it is not there yet. */
+/* Returns the library of these options; builds it if necessary. */
 static kernel_run library_of(const char *options, int number) {
     char path[1024], command[3 * TEXT];
     snprintf(path, sizeof path, "%s/%d.so", gpu.folder, number);

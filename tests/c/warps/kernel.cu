@@ -1,9 +1,9 @@
-/* One kernel for the host: KERNEL of KERNEL_FILE, as the options of a run of the host's code say (gpu.c). */
+/* A kernel for the host: KERNEL of KERNEL_FILE, with the options of a launch (gpu.c). */
 #include "warps.h"
 
 #include "gpu/device/shared.cuh"
 
-thread_local __align__(16) rf_u8 memory[256 << 10]; /* a block's dynamic shared memory */
+thread_local __align__(16) rf_u8 memory[256 << 10]; /* dynamic shared memory of a block */
 
 #include KERNEL_FILE
 

@@ -1,19 +1,19 @@
-/* One block of threads on the host, for kernels that are compiled for it: a thread is a context that runs until a barrier or
- * an exchange of its warp or of some lanes of it, and the next one to run is drawn anew each time, of those that wait for
- * nobody. An atomic operation may let others go first. Blocks of a launch run one after another. With tests/c/torch/host or tests/c/warps/host before
- * csrc among the folders of headers. */
+/* Simulates a block of threads on the host, for kernels compiled for it. A thread is a context that runs
+ * until a barrier or an exchange of its warp or of some lanes. The next thread is drawn at random among those
+ * that do not wait. An atomic operation may yield. Blocks of a launch run one after another. Requires
+ * tests/c/torch/host or tests/c/warps/host before csrc in the include path. */
 #ifndef TESTS_WARPS_H
 #define TESTS_WARPS_H
 
 #include <setjmp.h>
 #include <ucontext.h>
 
-#include "gpu/device/common.cuh" /* one of the host */
+#include "gpu/device/common.cuh" /* the host's version */
 
 #undef RF_INLINE
-#define RF_INLINE inline /* of a struct's functions too */
-#define _Alignas alignas /* of headers in C */
-#define __shared__ thread_local /* of the one thread that plays all: may be static or extern */
+#define RF_INLINE inline /* also for member functions */
+#define _Alignas alignas /* for headers in C */
+#define __shared__ thread_local /* of the only real thread; may be static or extern */
 #define RF_FULL_WARP 0xffffffffu
 
 enum {
@@ -36,23 +36,22 @@ static inline int2 make_int2(int x, int y) { return {x, y}; }
 static inline uint2 make_uint2(rf_u32 x, rf_u32 y) { return {x, y}; }
 static inline uint4 make_uint4(rf_u32 x, rf_u32 y, rf_u32 z, rf_u32 w) { return {x, y, z, w}; }
 
-/* All who meet: who comes waits for the last, with whom all go on. */
+/* A rendezvous: each thread waits for the last, then all continue. */
 struct meeting_t {
     unsigned here, times;
 };
 static struct {
     unsigned threads, current, ended, n_ready;
-    unsigned ready[MOST_THREADS]; /* threads that may go on, but for the current one */
+    unsigned ready[MOST_THREADS]; /* threads that may continue, except for the current thread */
     rf_u64 random;
     void (*kernel)(const void *);
     const void *args;
-    jmp_buf host,
-        place[MOST_THREADS]; /* where each goes on, without the system's call that a change of context is */
+    jmp_buf host, place[MOST_THREADS]; /* where each continues, without the system call of a context switch */
     ucontext_t context[MOST_THREADS]; /* in which each began */
     bool begun[MOST_THREADS];
-    meeting_t block, lanes[LEVELS][MOST_THREADS]; /* by the first */
-    rf_u64 given[LEVELS][2][MOST_THREADS]; /* of this exchange and the one before */
-    unsigned found[2]; /* by threads of the block, at this barrier and the one before */
+    meeting_t block, lanes[LEVELS][MOST_THREADS]; /* indexed by the first thread */
+    rf_u64 given[LEVELS][2][MOST_THREADS]; /* of this exchange and the previous one */
+    unsigned found[2]; /* by threads of the block, at this barrier and the previous one */
     alignas(16) char stack[MOST_THREADS][STACK];
 } simulated;
 static host_index gridDim = {};
@@ -64,7 +63,7 @@ static inline unsigned drawn(unsigned below) {
 
 static void thread_main();
 
-/* Another thread begins or goes on, in place of who calls. */
+/* Starts or continues another thread instead of the caller. */
 [[noreturn, gnu::noinline]] static void go_to(unsigned thread) {
     simulated.current = threadIdx.x = thread;
     if (simulated.begun[thread]) _longjmp(simulated.place[thread], 1);
@@ -78,7 +77,7 @@ static void thread_main();
     abort();
 }
 
-/* A thread that may go on, and is about to. */
+/* Returns a thread that may continue. */
 static inline unsigned drawn_thread() {
     if (simulated.n_ready == 0) fprintf(stderr, "threads wait for ever\n"), abort();
     unsigned *found = &simulated.ready[drawn(simulated.n_ready)];
@@ -87,20 +86,20 @@ static inline unsigned drawn_thread() {
     return thread;
 }
 
-/* Goes on with another thread, and returns where one comes back to this one. */
+/* Continues another thread; returns when this thread continues. */
 [[gnu::noinline]] static void leave() {
     if (_setjmp(simulated.place[simulated.current]) == 0) go_to(drawn_thread());
 }
 
 static inline void may_go_on(unsigned thread) { simulated.ready[simulated.n_ready++] = thread; }
 
-/* Goes on with another thread, or with this one. */
+/* Continues another thread or this thread. */
 static inline void yield_to_any() {
     may_go_on(simulated.current);
     leave();
 }
 
-/* Of `count` threads from `first` on. */
+/* Waits for `count` threads from `first` on. */
 static inline void meet(meeting_t &meeting, unsigned first, unsigned count) {
     if (++meeting.here < count) return leave();
     meeting.here = 0;
@@ -118,7 +117,7 @@ static inline int __syncthreads_count(int own) {
 }
 static inline int __syncthreads_or(int own) { return __syncthreads_count(own) != 0; }
 
-/* What the lanes of a mask gave, by lane; they are neighbours, and as many as a power of two. */
+/* Returns the values of the lanes of a mask, by lane; the lanes are adjacent, and a power of two. */
 template <typename T> static inline const rf_u64 *exchanged(T own, rf_u32 mask = RF_FULL_WARP) {
     const unsigned thread = threadIdx.x, warp = thread / 32 * 32;
     const unsigned first = warp + (unsigned)__builtin_ctz(mask), count = (unsigned)__builtin_popcount(mask);
@@ -208,14 +207,15 @@ template <typename A, typename B> static inline auto max(A a, B b) -> decltype(a
     return a > b ? a : b;
 }
 
-/* What a thread does behind a kernel: the last one goes back to who runs the block. Returns in the next block. */
+/* Ends the kernel of a thread: the last thread returns to the caller of the block. Returns in the next block.
+ */
 [[gnu::noinline]] static void end() {
     if (_setjmp(simulated.place[simulated.current]) != 0) return;
     if (++simulated.ended == simulated.threads) _longjmp(simulated.host, 1);
     go_to(drawn_thread());
 }
 
-/* A thread of every block that is run, one after another. */
+/* A thread of all blocks, one after another. */
 static void thread_main() {
     for (;;) {
         simulated.kernel(simulated.args);
@@ -223,7 +223,7 @@ static void thread_main() {
     }
 }
 
-/* Runs a block of threads, whole warps of them. */
+/* Runs a block of threads, in whole warps. */
 static inline void run_block(void (*kernel)(const void *), const void *args, unsigned threads, rf_u64 seed) {
     if (gridDim.x == 0) gridDim.x = 1;
     simulated.kernel = kernel;

@@ -119,7 +119,7 @@ def test_bad_contents_do_no_harm(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", range(4), ids=KINDS)
 @pytest.mark.parametrize("rows", (5, 100_000))
 def test_a_million_lookups_of_one_row(rows: int, kind: int) -> None:
-    """In bags of many lengths, beside rows that few look up."""
+    """In bags of many lengths, together with rows that few lookups hit."""
     problem = Groups([(torch.float32, 8, (rows, 40))], [Feature(0, "mean", None), Feature(1, "sum", None)])
     bags, count = 2000, 1_000_000
     ends = torch.cat((torch.randint(count, (bags - 1,)).sort().values, torch.tensor([count])))
@@ -136,7 +136,7 @@ def test_rows_are_sorted_alike_each_time(name: str, longest: int) -> None:
     check_repeated_calls(Call, name, bags=1500, longest=longest)
 
 
-SHAPES = {  # rows, dims, bags, longest bag: either side of what decides how a table is worked on
+SHAPES = {  # rows, dims, bags, longest bag: on both sides of the limits that select an algorithm
     "short batch": ((40, 16_384, 16_385), (32, 8), 3, 900),
     "staged by sixteen columns": ((50, 3000, 9000), (64, 4), 1500, 12),
     "gathered": ((3, 700, 16_384), (128, 20), 4000, 6),
@@ -166,7 +166,8 @@ def test_shapes(name: str, pooling: str) -> None:
 @pytest.mark.parametrize("hot", (0.0, 0.5, 1.0))
 @pytest.mark.parametrize("integer", (torch.int32, torch.int64), ids=str)
 def test_many_narrow_tables(integer: torch.dtype, hot: float) -> None:
-    """So many that each is a block's from lookups to rows; some have few rows, or one that many look up."""
+    """So many that a block handles each, from lookups to rows; some have few rows, or a row that many
+    lookups hit."""
     sizes, dims, bags = (3, 90, 700, 5000) * 26, (4, 8, 20, 32), 60
     problem = Groups(
         [(torch.float32, dim, sizes) for dim in dims],

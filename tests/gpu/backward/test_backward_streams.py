@@ -18,7 +18,7 @@ LR = 0
 
 
 def call_of(bags: int = 600, dtype: torch.dtype = torch.float32, seed: int = 0) -> Call:
-    """Small tables, large ones, shared ones, a maximum, a hot row."""
+    """Small tables, large tables, shared tables, a maximum, a hot row."""
     torch.manual_seed(seed)
     spec = [(dtype, 32, (7, 900, 5000, 60_000)), (dtype, 8, (300, 40_000))]
     features = [Feature(0, "mean", None), Feature(1, "sum", 3), Feature(2, "sum", None),
@@ -40,7 +40,7 @@ def same(ones: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("kind", range(4), ids=KINDS)
 def test_the_same_bits_each_time(kind: int) -> None:
-    """Also beside other work, and in half precision with stochastic rounding."""
+    """Also concurrently with other work, and in half precision with stochastic rounding."""
     for dtype in DTYPES:
         results = []
         busy = torch.randn(4000, 4000, device=gpu.DEVICE)
@@ -139,7 +139,7 @@ def test_a_step_that_is_skipped() -> None:
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
 def test_stochastic_rounding_has_the_bits_of_the_cpu(dtype: torch.dtype) -> None:
-    """Where sums have one term and the step adds to zero: nothing but the rounding is left."""
+    """With sums of one term and a step that adds zero, only the rounding remains."""
     sizes = (50, 3000, 70_000)
     problem = Groups([(dtype, 32, sizes)], [Feature(table, "sum", None) for table in range(3)])
     for weight in problem.weights:
@@ -160,7 +160,7 @@ def test_stochastic_rounding_has_the_bits_of_the_cpu(dtype: torch.dtype) -> None
 @pytest.mark.parametrize("kind", range(4), ids=KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_summed_rows(dtype: torch.dtype, kind: int) -> None:
-    """Of a coalesced gradient: as the update from lookups, and as on the CPU."""
+    """Of a coalesced gradient: equal to the update from lookups, and to the CPU's."""
     torch.manual_seed(2)
     weight, rows = torch.randn(900, 20).to(dtype), torch.randperm(900)[:600].sort().values
     sums, numbers = torch.randn(600, 20), numbers_of(step=2)

@@ -18,7 +18,7 @@ from support.raw_columns.tensors import arguments
 
 
 def main() -> int:
-    """Runs them; 1 where there is no GPU."""
+    """Runs them; returns 1 without a GPU."""
     if gpu.MISSING is not None:
         print(gpu.MISSING, file=sys.stderr)
         return 1
@@ -28,7 +28,7 @@ def main() -> int:
         problem = Maker(seed, batch=(1, 9, 40)[seed % 3], bad=seed % 4 == 3, **how).make(20, *types[seed % 3])
         given = arguments(problem, gpu.DEVICE)
         torch.ops.recfuse.embedding_columns(*given)
-        gpu.forget_errors()  # of bad contents, which the next call would raise
+        gpu.forget_errors()  # of invalid contents, which the next call would raise
         with contextlib.suppress(RuntimeError):  # bad contents that it finds while it counts
             torch.ops.recfuse._embedding_columns_lookups(given[1], *given[2:-1])
         gpu.forget_errors()

@@ -1,4 +1,5 @@
-"""Embedding columns on a GPU, beside the CPU's; the same bits each time, streams, graphs, bad contents."""
+"""Embedding columns on a GPU, compared with the CPU's; bit-identical repeats, streams, graphs, invalid
+contents."""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ def test_a_program_on_the_device_and_other_streams() -> None:
 
 @pytest.mark.parametrize("on_device", (True, False))
 def test_graphs(on_device: bool) -> None:
-    """Replays read what inputs and tables hold then."""
+    """Replays read the inputs and tables at the time of the replay."""
     problem = buckets(200, 64)
     given = arguments(problem, gpu.DEVICE)
     program = given[1].to(gpu.DEVICE) if on_device else None

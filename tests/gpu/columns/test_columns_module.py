@@ -1,4 +1,4 @@
-"""EmbeddingColumns on a GPU: random programs beside their reference, forms of a batch, graphs, training."""
+"""EmbeddingColumns on a GPU: random programs against their reference, forms of a batch, graphs, training."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_random_programs(first: int) -> None:
 
 
 def many(count: int) -> list[Any]:
-    """Of four kinds of features."""
+    """Four kinds of features."""
     kinds = (
         lambda name: Bucketize(name, [float(one) for one in range(9)], 8),
         lambda name: Hash(name, 50, 4),
@@ -122,7 +122,7 @@ def test_many_features(where: str, count: int) -> None:
 @pytest.mark.parametrize("packed", (False, True))
 @pytest.mark.parametrize("warm", (False, True))
 def test_captured(packed: bool, warm: bool) -> None:
-    """Also where the first call of all is captured; replays read new contents."""
+    """Also if the very first call is captured; replays read new contents."""
     module = EmbeddingColumns(many(40), device=gpu.DEVICE)
     batches = [on_gpu(many_batch(40, 64)) for _ in range(2)]
     static: Any = module.pack(batches[0]) if packed else batches[0]
@@ -221,7 +221,8 @@ def test_tables_that_stay_on_the_host(names: tuple[str, ...]) -> None:
 def test_frozen_tables_on_the_host_are_read_by_the_gpu(
     names: tuple[str, ...], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few rows, and all where the batch is on the GPU alone, also in CUDA graphs; else CPU threads do."""
+    """Few rows, and all rows if the batch is only on the GPU, also in CUDA graphs; otherwise CPU threads
+    do."""
     columns = [
         dataclasses.replace(one, placement="host")
         if isinstance(one, TableColumn) and one.table_name in names
@@ -269,7 +270,7 @@ def test_frozen_tables_on_the_host_are_read_by_the_gpu(
 def test_calls_that_are_not_waited_for(
     lookup: Lookup, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On two streams: what the host hands over is each call's own."""
+    """On two streams: each call owns the data that the host hands over."""
     columns = [
         Bucketize("a", [0.25, 0.5], 8, dtype=dtype),
         Identity("b", 50_000, 32, pooling="sum", placement="host", dtype=dtype),
@@ -328,7 +329,7 @@ def test_bad_contents_for_tables_on_the_host() -> None:
 
 
 def test_the_last_dense_input_may_be_on_the_host() -> None:
-    """A graph would copy what it holds at the capture."""
+    """A graph would copy its contents at the capture."""
     module = EmbeddingColumns([Numeric("a", 3), Numeric("b")], device=gpu.DEVICE)
     numbers = torch.rand(7, 3)
     given = module._reader.read(

@@ -1,4 +1,4 @@
-"""Rows of frozen tables on the host, looked up by CPU threads for which a GPU's stream alone waits."""
+"""Rows of frozen tables on the host, looked up by CPU threads for which only a GPU's stream waits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def batch_of(seed: int, samples: int = SAMPLES) -> dict[str, Any]:
 
 
 def within_the_call(module: EmbeddingColumns) -> EmbeddingColumns:
-    """The same columns, whose rows are looked up as those of tables that train."""
+    """The same columns, whose rows are looked up like those of trained tables."""
     return copy.deepcopy(module).requires_grad_(True)
 
 
@@ -151,7 +151,7 @@ def test_what_the_caller_changes_or_lets_go_of_is_not_read_later() -> None:
         for seed in range(12):
             batch = batch_of(seed)
             given: Any = module.pack(batch) if seed % 3 == 0 else batch
-            if seed % 3 == 1:  # entries that are looked at one by one
+            if seed % 3 == 1:  # entries that are checked one by one
                 lengths = torch.full((SAMPLES,), 3)
                 given = {**batch, "h": {"values": batch["h"][0], "lengths": lengths}}
             found.append(module(given))
@@ -186,7 +186,8 @@ def test_tables_that_the_gpu_reads_stay_until_then(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("kind", ("index", "offset"))
 def test_bad_contents_are_raised_later(kind: str) -> None:
-    """By a call with the same tables, or by `recfuse.check`; the stream goes on, and others hear nothing."""
+    """By a call with the same tables, or by `recfuse.check`; the stream continues, and other tables are
+    not affected."""
     module, other = frozen(), frozen()
     good, bad = batch_of(1), batch_of(2)
     if kind == "index":

@@ -1,4 +1,4 @@
-"""Short bags on a GPU, several of them a warp: against the reference, bad contents, what is refused."""
+"""Short bags on a GPU, several per warp: against the reference, invalid contents, refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEW_ROWS = {"rows": 6, "padding": 5}  # so that whole bags are padding
 STATES = ({}, {"mode": "mean"}, FEW_ROWS, {"mode": "mean", **FEW_ROWS})
 LENGTHS = ((1,) * 1000, (1, 0) * 300, (1, 0, 2) * 100 + (40, 1, 3), gpu.LENGTHS, (0,) * 70)
 BAGS = {1: 32, 3: 32, 4: 32, 8: 32, 16: 16, 32: 8, 64: 4, 100: 8, 128: 2, 132: 1, 256: 4, 300: 2, 1000: 4}
-"""By dim: from one bag of a group of lanes to eight."""
+"""By dim: from one bag to eight bags per group of lanes."""
 
 
 def _cases() -> Iterator[Case]:
@@ -64,7 +64,7 @@ def test_unchecked_bounds_change_nothing(case: Case) -> None:
        st.integers(4, 300), st.integers(0, 9), st.booleans(), st.integers(0, 2**31))  # fmt: skip
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_bags(case: Case, lengths: list[int], rows: int, behind: int, last: bool, seed: int) -> None:
-    """Also without the last offset, and with lookups behind it."""
+    """Also without the last offset, and with lookups past it."""
     problem = Problem(case.but(rows=rows, lengths=tuple(lengths)), seed)
     inputs = problem.on_device
     if last:
@@ -76,7 +76,7 @@ def test_any_bags(case: Case, lengths: list[int], rows: int, behind: int, last: 
 
 @pytest.mark.parametrize("bags", (1000, 20_000))
 def test_as_many_lookups_as_bags_is_no_proof_of_one_each(bags: int) -> None:
-    """By default: the first bag has all of them, every second has two, and each has one but two of them."""
+    """By default: the first bag has all of them, every second bag has two, and all but two bags have one."""
     torch.manual_seed(0)
     table = torch.randn(bags, 32, device=gpu.DEVICE)
     indices = torch.randint(0, bags, (bags,), device=gpu.DEVICE)
@@ -151,7 +151,7 @@ def test_a_bad_offset_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("columns", (1, 2, 40, 0))
 def test_two_dimensional_input_is_one_kernel(columns: int) -> None:
-    """No offsets are made or read; a bad index is named by its place among all."""
+    """No offsets are created or read; an error names an invalid index by its position among all."""
     table, square = torch.randn(300, 20), torch.randint(0, 300, (500, columns))
     weight, indices = table.to(gpu.DEVICE), square.to(gpu.DEVICE)
     for mode in gpu.MODES:

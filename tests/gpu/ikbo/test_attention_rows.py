@@ -1,4 +1,4 @@
-"""ikbo_attention on a GPU where tiles have few rows, of one user and of many, beside whole ones."""
+"""ikbo_attention on a GPU with tiles of few rows, of one user and of many, in addition to full tiles."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_bad_length_counts_as_the_nearest_and_is_named(index: torch.dtype) -> 
 def test_a_user_of_bad_offsets_has_no_keys(index: torch.dtype) -> None:
     case = Case(dim=64, dtype=torch.bfloat16, users=3, candidates=30, jagged=True, map_dtype=index)
     problem = on_gpu(case.but(positions=70, self_queries=3))
-    for tensor in (problem.k, problem.v):  # also where no user's keys should be
+    for tensor in (problem.k, problem.v):  # also where a user has no keys
         tensor.nan_to_num_(0.5, 0.5, -0.5)
     total = problem.k.shape[0]
     for offsets, without in (
@@ -251,7 +251,7 @@ CASE = Case(sq=5, dim=64, users=5, candidates=40, positions=130)
 def gradients(
     problem: Problem, with_lse: bool, path: str = "auto", seed: int = 0
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Of queries, keys and values: what autograd gives, and the reference's in float64."""
+    """Of queries, keys and values: autograd's gradients, and the reference's in float64."""
     generator = torch.Generator(gpu.DEVICE).manual_seed(seed)
     given = [tensor.detach().requires_grad_() for tensor in problem.tensors()]
     wide = [tensor.detach().double().requires_grad_() for tensor in problem.tensors()]
@@ -282,7 +282,7 @@ def check(problem: Problem, with_lse: bool, path: str = "auto") -> None:
         eps = torch.finfo(problem.case.dtype).eps
         assert ours.dtype == problem.case.dtype
         scale = float(theirs.abs().amax()) if theirs.numel() else 0.0
-        units = 512 if ours.dtype == torch.float32 else 8  # what cancels, of sums over thousands of rows
+        units = 512 if ours.dtype == torch.float32 else 8  # cancellation in sums over thousands of rows
         assert_close_to_reference(ours, theirs, units * eps * (scale + 2))
 
 

@@ -1,6 +1,5 @@
-"""ikbo_attention on a GPU where scores leave what a history's first keys say of them: weights are measured by
-those, and by greater scores only where they would be too large.
-"""
+"""ikbo_attention on a GPU with scores far from those of a history's first keys: weights are relative to
+these, and to larger scores only if they would be too large."""
 
 from __future__ import annotations
 
@@ -19,9 +18,8 @@ FORMS = ({}, {"lengths": True}, {"jagged": True}, {"sq": 1, "candidates": 200}, 
 
 
 def check(problem: Problem, most: int = 192) -> None:
-    """Of more than so many dims outputs alone: sums of as many products of one sign, which tensor cores round
-    towards zero, may be off by more than a log-sum-exp is allowed to be.
-    """
+    """For larger dims only the outputs: sums of that many products of one sign, which tensor cores round
+    towards zero, may exceed the tolerance of a log-sum-exp."""
     if problem.case.dim <= most:
         check_every_path(problem)
         return
@@ -51,7 +49,7 @@ def test_scores_that_grow_along_a_history(dim: int, dtype: torch.dtype) -> None:
 @HALF_DTYPES
 @pytest.mark.parametrize("dim", DIMS)
 def test_single_keys_far_above_the_rest(dim: int, dtype: torch.dtype) -> None:
-    """Of some candidates alone: their warps have rows of both kinds."""
+    """Of some candidates only: their warps have rows of both kinds."""
     torch.manual_seed(dim)
     for changes in FORMS:
         problem = on_gpu(Case(sq=9, dim=dim, dtype=dtype, candidates=30, positions=900).but(**changes))

@@ -69,7 +69,7 @@ def test_a_bad_user_reads_nothing() -> None:
 @pytest.mark.parametrize("form", ("dense", "lengths", "jagged"))
 @pytest.mark.parametrize("dim", (64, 128))
 def test_attention(dim: int, form: str, path: str, dtype: torch.dtype) -> None:
-    """Keys of users without candidates lie beside those that are read, in the same tiles."""
+    """Keys of users without candidates are adjacent to keys that are read, in the same tiles."""
     lengths = torch.tensor((70, 3, 0, 65, 70, 4))
     ends = torch.full((6,), 70) if form == "dense" else lengths.clone()
     ends[4:] = 0

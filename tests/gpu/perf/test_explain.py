@@ -101,7 +101,7 @@ def profiled(calls: list[tuple[Any, ...]], path: Path) -> tuple[list[Any], list[
 
 
 def described_name() -> str | None:
-    """The known GPU that is like this one."""
+    """Returns the known GPU that is most similar to this one."""
     properties = torch.cuda.get_device_properties(0)
     for known in known_gpus():
         if known["sms"] == properties.multi_processor_count and known["l2_bytes"] == properties.L2_cache_size:
@@ -131,7 +131,7 @@ def test_launches_are_those_that_run(family: str, seed: int, tmp_path: Path) -> 
         assert found["block"] == list(launch.block) and found["grid"][1:] == list(launch.grid[1:]), launch
         if launch.cluster == (1, 1, 1):
             assert found["grid"][0] == launch.grid[0], launch
-        else:  # cut to the clusters that fit on the GPU's GPCs, which the driver alone knows
+        else:  # limited to the clusters that fit on the GPU's GPCs, which only the driver knows
             assert 0 < found["grid"][0] <= launch.grid[0], launch
         assert found["registers per thread"] == launch.registers, launch
         static = found["shared memory"] - launch.shared_bytes

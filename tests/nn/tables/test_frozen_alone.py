@@ -1,4 +1,4 @@
-"""The weight and the optimizer's state of a table that is frozen alone, beside torch's."""
+"""The weight and the optimizer's state of a single frozen table, compared with torch's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def steps(models, optimizers, number=2):
 
 
 def rows_of_state(model, optimizer):
-    """The rows of the state that belong to table 2, which is frozen alone."""
+    """Returns the rows of the state of table 2, the only frozen table."""
     name, first_row = model.emb_l._store.homes[2]
     state = optimizer.state[model.emb_l._store.parameters[name]]
     return {

@@ -1,6 +1,5 @@
-"""Checkpoints of optimizers: saved with one of {torch's modules, packed ones}, loaded with the other,
-training goes on as if nothing had happened; what cannot is refused by name.
-"""
+"""Checkpoints of optimizers: saved by torch's modules or packed modules, loaded by the other; training
+continues unchanged; impossible cases are refused by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What model code does with its tables, before and after they are packed: the same, or an error that says
-what to do. Each operation runs on a model of torch's tables and on one of packed tables; results, weights,
-outputs and gradients are compared.
-"""
+"""Operations of model code on its tables, before and after packing: equal results, or an error with a
+remedy. Each operation runs on a model of torch's tables and on a model of packed tables; results,
+weights, outputs and gradients are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that is written to where values do not show it: loaded programs, nested graphs, regions."""
+"""Writes to memory that values do not show: loaded programs, nested graphs, regions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def bag_written_through_a_view(m, x, c, i):
 
 def indices_written_through_a_dropout(m, x, c, i):
     factors = m.factors * c.sum()
-    same = F.dropout(factors, 0.5, training=False)  # which is its argument, though no schema says so
+    same = F.dropout(factors, 0.5, training=False)  # it is its argument, although no schema says so
     copied = x[i] * factors
     same.add_(1)
     return m.layer(torch.cat([copied, c], 1))

@@ -1,4 +1,4 @@
-"""Bags of graphs: what is found, what it becomes, and what is left."""
+"""Bags of graphs: matches, their replacements, and graphs that stay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_bag_is_found_whatever_its_form(way):
     swapped, report = passed(model, batch, way)
     assert len(report.found("bags")) == len(report.swapped) == model.bags
     assert_same(swapped(*batch), model(*batch))
-    # Inductor compiles for seconds, and what it is given for one bag is what aot_eager is.
+    # Inductor compiles for seconds, and its input for one bag is the input of aot_eager.
     others = {"eager": (3, 1, 50), "aot_eager": (3, 1, 50), "inductor": (3, 50)}
     for bags in others.get(way, ()):
         batch = model.batch(bags)
@@ -140,7 +140,7 @@ def test_a_batch_of_another_size_is_not_compiled_anew():
         no_recompilation = torch._dynamo.config.patch(error_on_recompile=True)
         with no_recompilation, torch.fx.experimental._config.patch(use_duck_shape=False):
             compiled(*model.batch(32))
-            first = len(backend.reports)  # torch may begin anew, to read the floats of modules as constants
+            first = len(backend.reports)  # torch may start again, to read the floats of modules as constants
             for bags in (64, 500, 2048):
                 batch = model.batch(bags)
                 assert_same(compiled(*batch), model(*batch))
@@ -186,13 +186,13 @@ def test_last_offsets_and_lookups_behind_them(trailing, weighted):
     swapped, report = passed(model, (calls, factors), "aot_eager")
     assert len(report.swapped) == 3
     assert_same(swapped(calls, factors), model(calls, factors))
-    if not trailing:  # of which torch's own gradients are of no row
+    if not trailing:  # torch's own gradients of it have no row
         assert_same(gradients(model, swapped, (calls, factors)), gradients(model, model, (calls, factors)))
 
 
 @pytest.mark.parametrize("start", (0, 1))
 def test_bags_of_one_lookup_by_their_offsets(start):
-    """``arange(batch)``; from 1 on, the first bag is another one, and torch refuses it on the CPU."""
+    """``arange(batch)``; from 1 on, the first bag is another bag, and torch refuses it on the CPU."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -300,7 +300,7 @@ def test_a_padding_row_of_an_embedding_keeps_its_gradient_away():
     assert "padding_idx" in report.left[0].detail
     model.requires_grad_(False)
     with torch.no_grad():
-        model.table.weight[3] = 7.0  # which the sum has, as an EmbeddingBag would not
+        model.table.weight[3] = 7.0  # the sum reads it, unlike an EmbeddingBag
     batch[0][0] = 3
     swapped, report = passed(model, batch, "aot_eager")
     assert report.swapped

@@ -16,7 +16,7 @@ from support.graphs import assert_same
 
 
 class Counting(nn.Module):
-    """Tables behind a counter of calls, which results depend on."""
+    """Tables after a counter of calls, on which results depend."""
 
     def __init__(self):
         super().__init__()
@@ -66,7 +66,7 @@ def test_buffers_that_were_made_in_inference_mode():
 
 
 class Normed(nn.Module):
-    """Two bags behind norms; every call moves the statistics of the last one, also in eval mode."""
+    """Two bags after norms; every call moves the statistics of the last norm, also in eval mode."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Embedding columns of graphs: found, folded, and zeros where there is no value."""
+"""Embedding columns of graphs: matched, folded, and zeros for missing values."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_an_index_that_is_no_row_raises():
 
 
 class One(nn.Module):
-    """A bag with its last offset and what stands behind it, beside a column that has a step."""
+    """A bag with its last offset and the following code, and a column that has a step."""
 
     def __init__(self, end):
         super().__init__()
@@ -231,7 +231,7 @@ def test_defaults_of_empty_samples(end, way):
 
 
 def test_nothing_is_left_of_constants_that_are_folded():
-    """Recorded with gradients, torch.tensor is a copy that is detached in place; nobody needs either."""
+    """Recorded with gradients, torch.tensor is a copy that is detached in place; both are unused."""
     model, batch = Columns(10).requires_grad_(False), Columns(10).batch(8)
     graph = make_fx(model, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*batch)
     assert any("detach_" in str(node.target) for node in graph.graph.nodes)

@@ -59,9 +59,9 @@ def test_feature_columns(way):
     swapped, report = passed(model, model.batch(8), way, **options)
     assert len(report.found("bags")) == len(report.found("guards")) == COLUMNS
     assert not report.left
-    if way == "exported":  # the guards are gone, and what they alone needed
+    if way == "exported":  # the guards and the nodes that only they need are gone
         kept = {"bucketize": COLUMNS // 4, "remainder": COLUMNS // 2}
-        kept |= dict.fromkeys(("ge", "where", "clamp"), COLUMNS // 4)  # whose guard is a second clamp
+        kept |= dict.fromkeys(("ge", "where", "clamp"), COLUMNS // 4)  # its guard is a second clamp
         names = ("masked_fill", "lt", "__or__", "bitwise_or", "zeros_like", "clamp_min", *kept)
         packets = Counter(
             node.target._schema.name.removeprefix("aten::")
@@ -153,7 +153,7 @@ def test_ranges_have_every_value(steps, seed):
 
 
 class WhereItHolds(nn.Module):
-    """``torch.where`` of a condition alone, which chooses nothing."""
+    """``torch.where`` of a condition only, which chooses nothing."""
 
     def __init__(self):
         super().__init__()

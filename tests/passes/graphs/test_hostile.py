@@ -1,4 +1,4 @@
-"""Models that look like what patterns take, and are not: they return what they did, or the graph is left."""
+"""Models that resemble patterns but differ: their results do not change, or the graph stays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Model(nn.Module):
 
 
 def run(model, args):
-    """What a model returns, and what becomes of its arguments."""
+    """Returns the results of a model, and its arguments after the call."""
     args = [arg.clone() for arg in args]
     torch.manual_seed(0)
     return model(*args), args
@@ -128,7 +128,7 @@ def test_numbers_that_a_type_has_not(dtype, way):
     def attempt(of, x, number):
         try:
             return of(x, number) + 0
-        except RuntimeError:  # where torch refuses such a number
+        except RuntimeError:  # torch refuses such a number
             return None
 
     for number in numbers:
@@ -194,7 +194,7 @@ def test_attentions(name, way):
 
 
 def test_a_match_that_fails_leaves_the_others(monkeypatch):
-    """What was emitted before the error is taken away."""
+    """Nodes emitted before the error are removed."""
 
     class Failing(Broadcasts):
         def map_of(self, lift):
@@ -212,7 +212,7 @@ def test_a_match_that_fails_leaves_the_others(monkeypatch):
     assert sum("cos" in str(node.target) for node in swapped.graph.nodes) == 1
 
 
-# ---- tensors of the model that are no constants, and counters that concern nobody
+# ---- tensors of the model that are no constants, and unrelated counters
 
 
 @pytest.mark.parametrize("strict", (False, True))
@@ -229,7 +229,7 @@ def test_a_tensor_of_the_model_may_change_later(strict):
 
 
 class Counted(nn.Module):
-    """Bags of a buffer that is written to or not, beside a counter that is."""
+    """Bags of a buffer that is written to or not, with a counter that is."""
 
     def __init__(self, shared):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Broadcasts of graphs: linear layers, attention and what is computed row by row."""
+"""Broadcasts of graphs: linear layers, attention and row-by-row computations."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def turned_keys(m, queries, history, of):
 
 def multihead(m, queries, history, of):
     keys = history[of]
-    return m.attention(queries, keys, keys)[0]  # with weights, by default, which nobody reads
+    return m.attention(queries, keys, keys)[0]  # with weights, by default, which are unused
 
 
 def multihead_of_sequences(m, queries, history, of):
@@ -101,7 +101,7 @@ def test_what_nobody_reads_is_gone():
     assert not names & {"aten.softmax.int", "aten.bmm.default", "aten.mean.dim"}, names
 
 
-# ---- what is another computation
+# ---- other computations
 
 
 def with_weights(m, queries, history, of):

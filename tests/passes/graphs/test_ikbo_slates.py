@@ -1,4 +1,4 @@
-"""Linear layers over users beside a slate of candidates each, ``[users, slate, features]``."""
+"""Linear layers over users and a slate of candidates for each, ``[users, slate, features]``."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_programs_of_any_slate(function):
         assert_same(program.module()(*given), model(*given), rtol=1e-5, atol=1e-5)
 
 
-# ---- what is left
+# ---- graphs that stay
 
 
 def written(m, users, candidates):

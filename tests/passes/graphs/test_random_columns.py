@@ -24,7 +24,7 @@ AFTER = ("relu_", "add_", "output", "stack", "dropout", "write_input", "write_ta
 
 
 class Random(nn.Module):
-    """Columns by random words; every one of them must stay in range or raise."""
+    """Columns by random words; each must stay in range or raise."""
 
     def __init__(self, columns, after):
         super().__init__()
@@ -191,7 +191,7 @@ COLUMN = st.tuples(
 
 
 def run(model, call, batch):
-    """Results and weights afterwards; the kind of error where there is one."""
+    """Returns results and weights afterwards, or the kind of an error."""
     torch.manual_seed(1)
     try:
         results = [output.clone() for output in call(*copy.deepcopy(batch))]

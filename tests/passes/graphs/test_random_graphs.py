@@ -1,4 +1,4 @@
-"""Random graphs around the patterns: what is swapped agrees with the original, or the match is refused."""
+"""Random graphs around the patterns: a swapped graph agrees with the original, or the match is refused."""
 
 from __future__ import annotations
 

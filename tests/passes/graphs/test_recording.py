@@ -1,4 +1,4 @@
-"""What is recorded of a captured graph: all that it does, and nothing that nobody reads."""
+"""The record of a captured graph: all of its effects, and no unused nodes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_numbers_that_are_read_stay():
 
 
 def views(tables, x, y):
-    """Of every form of index, of a tensor that is written to."""
+    """With every form of index, of a tensor that is written to."""
     y = y.clone()
     found = [y[:, 1], y[:, -1], y[2], y[-2], y[1, 2], y[..., 0], y[:, None, 3], y[:, 1:][:, 0], y.t()[1]]
     found += [y.view(-1, 2, 2)[:, 1, :], y.view(-1, 2, 2)[:, :, 0], y[:, [0, 2]], y[:], y[y[:, 0] > 2.0]]
@@ -94,7 +94,7 @@ def test_views_lie_where_they_lay():
 
 
 def strided(tables, x, y, z):
-    """Views of tensors that are no matrices of floats that lie side by side."""
+    """Views of tensors that are not contiguous matrices of floats."""
     return columns(tables, x), y[:, 1], y[2], z.mT[:, 1].conj(), z.real[1], z[:, 2].imag, z.conj()[:, 1] * 2
 
 

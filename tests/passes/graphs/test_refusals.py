@@ -1,4 +1,4 @@
-"""What looks like a pattern and is none: results, dtypes, random numbers and memory stay the model's."""
+"""Graphs that resemble a pattern but differ: results, dtypes, random numbers and memory stay the model's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TorchRec's regroup behind collections: the groups are what the collections' call writes."""
+"""TorchRec's regroup after collections: the collections' call writes the groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPECTED = {9: ["swapped"] * 4, 4: ["swapped", "swapped", "left"]}  # keys witho
 
 
 class Model(nn.Module):
-    """Two collections of several dims, whose keys come in other groups."""
+    """Two collections of several dims, whose keys are grouped differently."""
 
     def __init__(self, groups, function=lambda groups, values: groups):
         super().__init__()
@@ -64,7 +64,7 @@ def test_groups_are_the_layout_of_the_call(groups):
     program = torch.export.export(model, model.batch(8), **options)
     report = recfuse.swap(program, check=[model.batch(5)])
     assert len(report.found("regroup")) >= 1 and not report.left
-    assert len(report.found("bags")) == (12 if groups is ONCE else 5)  # others are read by nobody
+    assert len(report.found("bags")) == (12 if groups is ONCE else 5)  # others are unused
     names = names_of(program.graph)
     assert sum("fused_embedding_bag" in name for name in names) == 1
     copies = ("permute_pooled", "clone", "aten.cat.default")

@@ -56,7 +56,7 @@ def captured(model, x, **options):
 
 
 def operators(graph):
-    """Of a graph; sizes are no work."""
+    """Counts the operators of a graph; sizes do not count."""
     names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     return Counter(name.removesuffix(".default") for name in names if "sym_size" not in name)
 

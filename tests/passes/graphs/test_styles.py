@@ -180,7 +180,7 @@ FOUND = {
 
 
 def found_in(reports, model):
-    """What was found of each kind that the style has, and what was left of any kind."""
+    """Returns the matches of each kind of the style, and the refusals of any kind."""
     found = {kind: sum(len(report.found(kind)) for report in reports) for kind in FOUND[type(model)]}
     return found, [entry for report in reports for entry in report.left]
 

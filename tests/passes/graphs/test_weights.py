@@ -16,7 +16,7 @@ WAYS = ("in place", ".data", "load", "load assign", "step", "another parameter")
 
 
 class Parts(nn.Module):
-    """One of every pattern, each by Parameters of its own."""
+    """Each pattern once, with its own Parameters."""
 
     def __init__(self):
         super().__init__()
@@ -133,7 +133,7 @@ def test_exported_programs_read_the_weights_of_today(way):
 
 
 class Padded(nn.Module):
-    """Embeddings whose row 0 has no gradient, though it is read."""
+    """Embeddings whose row 0 has no gradient, although it is read."""
 
     def __init__(self):
         super().__init__()

@@ -1,1 +1,1 @@
-"""Forms of ``apply_emb``, and what a proof of one may not change."""
+"""Forms of ``apply_emb``, and the state that a proof must not change."""

@@ -1,6 +1,6 @@
 """Forms of ``apply_emb`` that swap must fuse, and models with any form.
 
-PYTEST_DONT_REWRITE: with asserts that pytest has written anew, code is not that of its source.
+PYTEST_DONT_REWRITE: pytest's rewritten asserts would make the code differ from its source.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def wrapped(self, *args, **kwargs):
 
 
 def in_branches(self, lS_o, lS_i, emb_l, v_W_l):
-    """Two calls, of which one has row weights."""
+    """Two calls; one of them has row weights."""
     ly = [None] * len(emb_l)
     for k in range(len(lS_i)):
         if v_W_l[k] is None:
@@ -135,7 +135,7 @@ IGNORING = (without_weights, without_weights_by_number)
 
 
 def model_with(method, **arguments):
-    """A model with one of these."""
+    """Returns a model with one of these forms."""
     if isinstance(method, type):
         kind = method
     else:

@@ -212,7 +212,7 @@ def by_default_object(self, lS_o, lS_i, emb_l, v_W_l):
     return [inner(x) for x in pooled(self, lS_o, lS_i, emb_l, v_W_l)]
 
 
-# ---- left: what depends on data, and random numbers
+# ---- left: forms that depend on data, and random numbers
 
 
 def by_values(self, lS_o, lS_i, emb_l, v_W_l):

@@ -11,7 +11,8 @@ import torch
 
 @contextmanager
 def unchanged(model):
-    """Inside, the model stays as it is to the bit: values, versions, gradients, attributes, random states."""
+    """Inside, the model must not change in any bit: values, versions, gradients, attributes, random
+    states."""
     before = _state(model)
     yield
     after = _state(model)

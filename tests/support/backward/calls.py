@@ -1,4 +1,4 @@
-"""Calls of gradients and updates on a GPU, or on what is put in its place, and what they must give."""
+"""Calls of gradients and updates on a GPU or its replacement, and their expected results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Call:
             self.winners = OPS.fused_embedding_bag_winners(self.weights, *lookups)
 
     def gradients(self, sparse: bool, by_freq: bool = False) -> list[Any]:
-        """Sparse ones of all weights at once, where they can be."""
+        """Returns sparse gradients of all weights at once, if possible."""
         if sparse and not by_freq:
             forms = [(at, *w.shape, DTYPES.index(w.dtype)) for at, w in enumerate(self.weights)]
             lists = [list(of) for of in zip(*forms, strict=True)]
@@ -74,7 +74,8 @@ class Call:
             )  # fmt: skip
 
     def expected(self, by_freq: bool = False) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Of each weight the gradient, what its rounding is relative to, lookups of each row; float64."""
+        """Returns for each weight the gradient, the reference of its rounding, and the lookups of each
+        row; float64."""
         grad, indices, offsets, factors = self.given
         bags = grad.shape[0]
         shapes = [weight.shape for weight in self.weights]
@@ -113,7 +114,7 @@ class Call:
         return sums, sizes, counts
 
     def allowed(self, weight: Tensor, size: Tensor, counts: Tensor) -> Tensor:
-        """How far a gradient may be off: additions one by one, and a rounding."""
+        """Returns the tolerance of a gradient: sequential additions, and a rounding."""
         adding = torch.finfo(torch.float32).eps * (counts[:, None] + 4)
         return (adding + torch.finfo(weight.dtype).eps) * size + torch.finfo(weight.dtype).smallest_normal
 
@@ -161,7 +162,7 @@ CHUNKS = 10
 
 
 def check_random_calls(chunk: int, cases: int) -> None:
-    """Few variants of kernels a chunk: what varies is sizes, sharing, poolings, padding, lookups."""
+    """Few variants of kernels per chunk: sizes, sharing, poolings, padding and lookups vary."""
     draw = random.Random(chunk)
     dims = (4, 8, 16, 32, 64, 128) if chunk % 2 else (1, 3, 17, 32)
     dtype, integer = DTYPES[chunk % 3], (torch.int64, torch.int32)[chunk // 5]
@@ -203,7 +204,7 @@ def drawn(size: int, most: int) -> Tensor:
     return torch.randint(most, (size,))
 
 
-HOT = {  # which rows so many lookups want: digits with as many entries as there is room for, and with more
+HOT = {  # rows with this many lookups: digits with as many entries as fit, and with more
     "any": lambda rows, size: drawn(size, rows),
     "one": lambda rows, size: torch.where(drawn(size, 10) < 4, 7, drawn(size, rows)),
     "one alone": lambda rows, size: torch.full((size,), rows - 1),
@@ -216,7 +217,7 @@ HOT = {  # which rows so many lookups want: digits with as many entries as there
 
 
 def check_repeated_calls(make: Any, name: str, bags: int, longest: int) -> None:
-    """The same call twice; `make`: Call, or what is like it. The bits are the same."""
+    """Makes the same call twice and compares the bits; `make`: Call, or a similar function."""
     torch.manual_seed(8)
     rows = 300_000, 4100, 3
     problem = Groups(

@@ -17,7 +17,7 @@ REFUSED = (IndexError, TypeError)
 
 
 def magnitude(module: EmbeddingColumns, batch: Any) -> Tensor:
-    """What rounding errors are relative to; ``batch`` has absolute weights."""
+    """Returns the reference of rounding errors; ``batch`` has absolute weights."""
     absolute = module.to_torch().double()
     with torch.no_grad():
         for parameter in absolute.parameters():
@@ -26,7 +26,7 @@ def magnitude(module: EmbeddingColumns, batch: Any) -> Tensor:
 
 
 def check_case(case: Case, draw: Random | None = None, gradients: bool = False) -> str:
-    """Compares a case in every way of calling; says how it ended, for counts of what was tried."""
+    """Compares a case in every way of calling; returns its outcome, for statistics."""
     module = case.module()
     batch = case.batch(draw)
     reference = module.to_torch().double()
@@ -54,7 +54,7 @@ def check_case(case: Case, draw: Random | None = None, gradients: bool = False) 
 
 
 def want_dtype(module: EmbeddingColumns) -> torch.dtype:
-    """Of the output."""
+    """The dtype of the output."""
     dtypes = {weight.dtype for weight in module.packed_weights()}
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
@@ -62,7 +62,7 @@ def want_dtype(module: EmbeddingColumns) -> torch.dtype:
 def _check_gradients(
     module: EmbeddingColumns, reference: Any, batch: Any, got: Tensor, want: Tensor, allowed: Tensor
 ) -> None:
-    """Of a sum of the output, each element times a number of its own; and the output as without gradients."""
+    """Checks the gradients of a weighted sum of the output, and the output against that without gradients."""
     out = module(batch)
     assert_close_to_reference(out, want, allowed * 3)
     if not out.requires_grad:

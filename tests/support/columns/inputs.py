@@ -42,7 +42,7 @@ def parts(seed=0, batch=BATCH):
 
 
 def mapping(given):
-    """The batch with tuples for what is jagged."""
+    """The batch with tuples for jagged inputs."""
     return {
         "age": given["age"],
         "place": (given["place"], given["offsets"][0]),

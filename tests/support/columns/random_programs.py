@@ -51,11 +51,11 @@ class Feature:
     width: int
     dtype: torch.dtype
     values: Tensor
-    lengths: Tensor  # int64 [batch], of jagged ones
+    lengths: Tensor  # int64 [batch], of jagged inputs
     weights: Tensor | None = None
 
     def entry(self, draw: Random | None) -> Any:
-        """In one of the forms that columns take; always the same without ``draw``."""
+        """Returns it in one of the forms that columns accept; always the same without ``draw``."""
         if self.form == "one":
             return self.values
         if self.form == "wide":
@@ -87,7 +87,7 @@ class Case:
     notes: list[str] = field(default_factory=list)
 
     def batch(self, draw: Random | None = None) -> dict[str, Any]:
-        """As ``EmbeddingColumns.forward`` takes it."""
+        """Returns the argument of ``EmbeddingColumns.forward``."""
         return {**{one.name: one.entry(draw) for one in self.features}, **self.side_weights}
 
     def absolute(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Case:
 
 
 def random_case(draw: Random) -> Case:
-    """Whatever may be: some are refused, or have an index that is no row."""
+    """Any case: some are refused, or have an invalid index."""
     batch = draw.choice((0, 1, 2, 3, 5, 9))
     features = [_feature(draw, f"f{number}", batch) for number in range(draw.randint(1, 4))]
     columns: list[c.Column] = []

@@ -1,4 +1,4 @@
-"""A column of weighted bags, whose weights have any size."""
+"""A column of weighted bags with weights of any magnitude."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from recfuse.nn import EmbeddingColumns
 from recfuse.nn.columns import Identity
 
 SCALES = (1e-36, 1e-30, 1e-25, 1e-22, 1.0, 1e19, 1e30)
-"""Of weights: below them rows times weights have no normal float32."""
+"""Of weights: below them rows times weights are subnormal in float32."""
 LENGTHS = (3, 1, 0, 40, 5000)
 POOLINGS = ("sqrtn", "mean")
 

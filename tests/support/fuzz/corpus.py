@@ -173,7 +173,7 @@ KERNEL = "sm_90a", 8, 8, 16, 0, 1, 1, 0, False, False, True, 4096, 64, "threads=
 
 
 def _kernel(valid: bytes) -> Callable[[Path], None]:
-    """Reads an entry of the cache of kernels, of which only the valid one may be taken, and others go."""
+    """Reads an entry of the cache of kernels; only the valid entry may be used, and others are removed."""
 
     def read(path: Path) -> None:
         given = path.read_bytes()
@@ -188,7 +188,7 @@ def _kernel(valid: bytes) -> Callable[[Path], None]:
 
 
 def _kernel_forms(folder: Path) -> list[Form]:
-    """None without NVRTC."""
+    """Empty without NVRTC."""
     if _C.jit_status()["nvrtc"] is None:
         return []
     with mock.patch.dict(os.environ, RECFUSE_CACHE_DIR=str(folder)):
@@ -200,7 +200,7 @@ def _kernel_forms(folder: Path) -> list[Form]:
 
 
 def forms(folder: Path) -> list[Form]:
-    """All, with files that are made in a folder."""
+    """Returns all forms, with files that are created in a folder."""
     random = np.random.default_rng(0)
     ids = [b"\n".join(b"%d" % row for row in random.integers(0, 2**40, count)) for count in (1, 7, 3000)]
     ids += [b" 5 \n7\r\n9\n", b"0\n" * 5000]

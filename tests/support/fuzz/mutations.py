@@ -1,4 +1,4 @@
-"""Mutations of files: of bytes, of JSON, of archives and of what is packed."""
+"""Mutations of files: of bytes, of JSON, of archives and of compressed data."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _double(case: random.Random, data: bytes) -> bytes:
 
 
 def _number(case: random.Random, data: bytes) -> bytes:
-    """Another number where one may stand: of 1, 2, 4 or 8 bytes."""
+    """Replaces a number of 1, 2, 4 or 8 bytes at a possible position."""
     form = case.choice(("<B", "<H", "<I", "<Q", ">I", ">Q"))
     text = struct.pack(form, case.choice(NUMBERS) % 2 ** (8 * struct.calcsize(form)))
     first = case.randrange(len(data) + 1)
@@ -120,7 +120,7 @@ def _number(case: random.Random, data: bytes) -> bytes:
 
 
 def _digits(case: random.Random, data: bytes) -> bytes:
-    """Another number in the place of one that is written."""
+    """Replaces a number in the text."""
     found = list(re.finditer(rb"-?\d+(\.\d+)?", data[:20000]))
     if not found:
         return data
@@ -201,7 +201,8 @@ def _at(record: Any, place: tuple[Any, ...]) -> Any:
 
 
 def _archive(case: random.Random, data: bytes) -> bytes:
-    """An archive whose members are mutated, missing, twice or packed, with sums that are right."""
+    """Returns an archive whose members are mutated, missing, duplicated or compressed, with correct
+    checksums."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
@@ -237,7 +238,7 @@ def _archive(case: random.Random, data: bytes) -> bytes:
 
 
 def mutated(case: random.Random, form: Form, others: list[Form]) -> bytes:
-    """The contents of a file of a form: a valid one, changed in one to four ways."""
+    """Returns the contents of a file of a form: a valid file, changed in one to four ways."""
     data = case.choice(form.valid)
     for _ in range(case.choice((0, 1, 1, 1, 2, 4)) if form.kind == "pt" else case.choice((1, 1, 1, 2, 4))):
         draw = case.random()

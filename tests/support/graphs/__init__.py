@@ -1,4 +1,4 @@
-"""Models for graph passes, and the ways to bring one under them."""
+"""Models for graph passes, and the ways to capture them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAYS = ("eager", "aot_eager", "inductor", "exported", "decomposed")
 
 
 def passed(model, batch, way, **options):
-    """A model's twin after the passes, and the report; ``way`` says how it became a graph."""
+    """Returns a model's twin after the passes, and the report; ``way``: how it became a graph."""
     if way in ("exported", "decomposed"):
         program = torch.export.export(model, batch, dynamic_shapes=options.pop("dynamic_shapes", None))
         if way == "decomposed":
@@ -53,7 +53,7 @@ def jagged(bags, rows, last=False, trailing=0, dtype=torch.int64):
 
 
 class Bags(nn.Module):
-    """Bags of every form before one cat, as plain modules; of three tables one has each pooling."""
+    """Bags of every form before one cat, as plain modules; each pooling has one of the three tables."""
 
     def __init__(self, tables=3, dim=4, sparse=False):
         super().__init__()

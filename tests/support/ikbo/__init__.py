@@ -1,4 +1,4 @@
-"""Layers over users and candidates: random ones in any layout, their reference, and comparing."""
+"""Layers over users and candidates: random layers in any layout, their reference, and comparisons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.reference import assert_close_to_reference
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 STEEPEST = 1.13
-"""What an activation makes of an error, at most."""
+"""The largest factor of an activation on an error."""
 
 
 def reference(weights, inputs, maps, bias=None, activation="none"):
@@ -51,7 +51,7 @@ def _odd(values: Tensor) -> Tensor:
 
 
 def _framed(values: Tensor) -> Tensor:
-    """The same, in whole units of 16 bytes: rows and items that are further apart than they are long."""
+    """Returns the same with gaps between rows and items, in multiples of 16 bytes."""
     storage = values.new_full([*(size + 3 for size in values.shape[:-1]), values.shape[-1] + 16], torch.nan)
     return storage[(*(slice(1, 1 + size) for size in values.shape[:-1]), slice(8, -8))].copy_(values)
 
@@ -84,11 +84,11 @@ class Case:
     bias: bool = False
     activation: str = "none"
     chain: bool = False
-    """Whether ikbo_linear_chain is called; it must be for more than two levels."""
+    """Calls ikbo_linear_chain, as required for more than two levels."""
 
 
 def random_case(draw: random.Random, largest: int = 20, **fixed: Any) -> Case:
-    """Some case of small sizes: now and then of none, and one in eight times of a chain."""
+    """Returns a random small case: sometimes empty, and one in eight times a chain."""
     levels = draw.choice((2, 2, 2, 3, 4))
 
     def size() -> int:
@@ -124,7 +124,7 @@ NOTHING: tuple[dict[str, Any], ...] = (
     {"items": (0, 0, 0), "features": (2, 2, 2), "chain": True},
     {"items": (1, 1), "m": 1, "features": (1, 1)},
 )
-"""What of a case is empty; the last has one of everything."""
+"""The empty sizes of a case; the last is empty nowhere."""
 
 
 class Problem:
@@ -160,7 +160,7 @@ class Problem:
         return recfuse.ikbo_linear(*self.weights, *self.inputs, *self.maps, **given)
 
     def path(self, **options: Any) -> str:
-        """Which one "auto" is."""
+        """Returns the path of "auto"."""
         given = {"bias": self.bias, "activation": self.case.activation, **options}
         if self.case.chain:
             return recfuse.ikbo_linear_chain_path(self.weights, self.inputs, self.maps, **given)
@@ -179,8 +179,8 @@ class Problem:
         return reference([*map(read, self.weights)], [*map(read, self.inputs)], maps, bias, activation)
 
     def allowed(self, unit: float | None = None) -> Tensor:
-        """How far a result may be off: factors rounded to `unit` (TF32's, say), sums in float32 or better,
-        and one rounding of each level's products and of each level's sum."""
+        """Returns the tolerance of a result: factors rounded to `unit` (TF32's, for example), sums in
+        float32 or better, and one rounding of each level's products and of each level's sum."""
         case, wide = self.case, torch.float64 if self.case.dtype == torch.float64 else torch.float32
         terms = sum(case.features) + len(case.features) + 3
         rounding = (2 * len(case.features) + 1) * torch.finfo(case.dtype).eps
@@ -195,7 +195,7 @@ class Problem:
 
 
 def kernels_of(problem: Problem) -> list[str]:
-    """The paths of this library's kernels alone that take a problem on a GPU; runs it."""
+    """Runs a problem on a GPU; returns the paths that use only this library's kernels."""
     found = []
     for path in ("small", "fused"):
         with contextlib.suppress(NotImplementedError):

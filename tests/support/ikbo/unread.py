@@ -1,4 +1,4 @@
-"""Users that no candidate reads, whose features are NaN: calls and the same by torch's gather."""
+"""Users that no candidate reads, whose features are NaN: calls, and the same by torch's gather."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.ikbo_attention import reference as attention_reference
 
 
 def poisoned(values: Tensor, unread: Any) -> Tensor:
-    """A copy with NaN, and infinity in the last, in the rows that nobody reads."""
+    """Returns a copy with NaN, and infinity in the last, in the unread rows."""
     values = values.clone()
     values[unread] = torch.nan
     if values[unread].numel():
@@ -24,7 +24,7 @@ def poisoned(values: Tensor, unread: Any) -> Tensor:
 def chain_inputs(
     n: int | None, dtype: torch.dtype, index: torch.dtype, device: Any = "cpu"
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Weights, inputs and maps of three levels; unread: vendor 3, whose item 5 nobody reads, and vendor 4."""
+    """Weights, inputs and maps of three levels; unread: vendor 3, whose item 5 is unread, and vendor 4."""
     sizes = ((5, 16), (7, 8), (24, 16))
     maps = [torch.tensor((0, 1, 2, 0, 1, 3, 2)), torch.arange(24) % 5]
     weights = [torch.randn(32, k, dtype=torch.float64) for _, k in sizes]
@@ -48,7 +48,7 @@ def gathered_linear(weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: S
 
 
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, users: Tensor, **options: Any) -> Tensor:
-    """By torch's operators, user by user, of users with candidates."""
+    """By torch's operators, user by user, for users with candidates."""
     found: Tensor = attention_reference(q, k, v, users, **options)[0]
     return found
 

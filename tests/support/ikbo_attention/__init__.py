@@ -17,12 +17,12 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)
 MAPS = ("random", "grouped", "cyclic", "one user")
 KV_LAYOUTS = tuple(name for name in LAYOUTS if name != "expanded")
-"""Of keys and values: those that keep users apart."""
+"""Of keys and values: layouts that keep users separate."""
 
 
 def reference(q, k, v, cand_to_user, scale=None, kv_lengths=None, kv_offsets=None):
-    """out [B, Sq, H, D] and lse [B, H, Sq] in plain PyTorch, in the tensors' own dtype, user by user; zeros
-    and -inf where a candidate has no keys. Differentiable, again and again."""
+    """Returns out [B, Sq, H, D] and lse [B, H, Sq] in plain PyTorch, in the tensors' own dtype, user by
+    user; zeros and -inf for candidates without keys. Differentiable any number of times."""
     heads, dim = q.shape[2:]
     share = heads // max(k.shape[-2], 1)
     scale = (dim**-0.5 if dim else 1.0) if scale is None else scale
@@ -61,9 +61,9 @@ class Case:
     map_dtype: torch.dtype = torch.int64
     map: str = "random"
     lengths: bool = False
-    """Whether users have kv_lengths, from 0 on; what lies behind is NaN."""
+    """Users have kv_lengths, from 0 on; positions past them are NaN."""
     jagged: bool = False
-    """Whether keys and values have kv_offsets; NaN lies before the first and behind the last."""
+    """Keys and values have kv_offsets; before the first and past the last are NaN."""
     scale: float | None = None
     q_layout: str = "plain"
     kv_layout: str = "plain"
@@ -73,7 +73,7 @@ class Case:
     """Of the queries: above 1 a few keys have all the weight."""
 
     def but(self, **changes: Any) -> Case:
-        """The same with other values of some fields."""
+        """Returns the same with other values of some fields."""
         return replace(self, **changes)
 
 
@@ -91,11 +91,11 @@ NOTHING: tuple[dict[str, Any], ...] = (
     {"self_queries": 2, "users": 0, "candidates": 0},
     {"users": 1, "candidates": 1, "sq": 1, "positions": 1, "dim": 1, "heads": 1, "kv_heads": 1},
 )
-"""What of a case is empty; the last has one of everything."""
+"""The empty sizes of a case; the last is empty nowhere."""
 
 
 def random_case(draw: random.Random, largest: int = 40, **fixed: Any) -> Case:
-    """Some case of small sizes, now and then of none."""
+    """Returns a random small case, sometimes empty."""
 
     def size(*usual: int) -> int:
         return draw.choice((*usual, draw.randint(1, largest), draw.randint(1, largest)))
@@ -133,7 +133,7 @@ class Problem:
         sizes = (case.positions,) * case.users
         if case.lengths or case.jagged:
             sizes = tuple(random.randint(0, case.positions) for _ in range(case.users))
-            if case.users > 1:  # one of nothing, and one of all
+            if case.users > 1:  # one user without keys, and one with all
                 sizes = (case.positions, *sizes[1:-1], 0)
         if case.jagged:
             ends = torch.tensor((2, *sizes)).cumsum(0)
@@ -173,7 +173,7 @@ class Problem:
         return found.sort().values if self.case.map == "grouped" else found
 
     def options(self) -> dict[str, Any]:
-        """Arguments of the function besides q, k, v and the map."""
+        """Returns arguments of the function in addition to q, k, v and the map."""
         given = {"scale": self.case.scale, "kv_lengths": self.lengths, "kv_offsets": self.offsets}
         return given if self.q_user is None else {**given, "q_user": self.q_user}
 
@@ -186,12 +186,12 @@ class Problem:
         return recfuse.ikbo_attention(self.q, self.k, self.v, self.map, **{**self.options(), **options})
 
     def path(self, **options: Any) -> str:
-        """Which one "auto" is."""
+        """Returns the path of "auto"."""
         given = self.options()
         return recfuse.ikbo_attention_path(self.q, self.k, self.v, self.map, **{**given, **options})
 
     def sides(self) -> list[tuple[Tensor, Tensor]]:
-        """Queries and their users, in the order of results: of users, where there are, then of candidates."""
+        """Returns queries and their users, in the order of results: of users, if any, then of candidates."""
         own = torch.arange(self.case.users, device=self.map.device)
         return [*([] if self.q_user is None else [(self.q_user, own)]), (self.q, self.map)]
 
@@ -206,10 +206,10 @@ class Problem:
         ]
 
     def allowed(self, q: Tensor, users: Tensor) -> tuple[Tensor, Tensor]:
-        """How far an output and a log-sum-exp may be off.
+        """Returns the tolerances of an output and a log-sum-exp.
 
-        Scores are sums in float32 or better, so a weight is off by their error times itself; weights are
-        rounded to the dtype once before they meet the values, and so is the output.
+        Scores are sums in float32 or better, so the relative error of a weight is the error of its score;
+        weights are rounded to the dtype once before the product with values, and so is the output.
         """
         case = self.case
         wide = torch.float64 if case.dtype == torch.float64 else torch.float32
@@ -224,12 +224,12 @@ class Problem:
         largest = float(v.abs().amax()) if v.numel() else 0.0
         small = torch.finfo(case.dtype).smallest_normal * eps * (2 + case.positions) * (1 + largest)
         lse_unit = torch.finfo(torch.float32).eps
-        if case.dtype in HALVES and q.is_cpu:  # torch's exp there is one for halves
+        if case.dtype in HALVES and q.is_cpu:  # torch's exp has the precision of halves there
             score = score + 2.0**-13
         return relative * magnitude + small, score + 4 * lse_unit * (1 + lse.nan_to_num(0, 0, 0).abs())
 
     def specified(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Of each side: out, lse, and how far either may be off."""
+        """Returns for each side: out, lse, and their tolerances."""
         pairs = zip(self.expected(), self.sides(), strict=True)
         return [(*wanted, *self.allowed(*side)) for wanted, side in pairs]
 

@@ -1,4 +1,5 @@
-"""What the tests of ikbo_attention on a GPU share: the paths that take a call, and comparing all of them."""
+"""Shared by the tests of ikbo_attention on a GPU: the paths that accept a call, and comparisons of all of
+them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def on_gpu(case: Case) -> Problem:
 
 
 def takes(problem: Problem, path: str) -> bool:
-    """Whether a path takes the call."""
+    """Returns true if a path accepts the call."""
     try:
         problem.run(path=path)
     except NotImplementedError:
@@ -38,7 +39,7 @@ def paths_of(problem: Problem) -> list[str]:
 
 
 def check_every_path(problem: Problem) -> list[str]:
-    """Compares each path, with and without log-sum-exps, and "auto" with what it is."""
+    """Compares each path, with and without log-sum-exps, and "auto" with the path that it selects."""
     paths = paths_of(problem)
     specified = problem.specified() if paths else []
     for path in paths:

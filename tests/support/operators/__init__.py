@@ -1,4 +1,4 @@
-"""A good call of each operator that reads tensors, for tests that spoil one of them."""
+"""A valid call of each operator that reads tensors, for tests that make one tensor invalid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READ_NOTHING = {
 
 
 def calls() -> dict[str, Call]:
-    """Arguments by name, of operators by name; the tensors are made anew each time."""
+    """Returns arguments by name, of operators by name; the tensors are new each time."""
     torch.manual_seed(0)
     bag: Call = {
         "weight": torch.rand(9, 4),
@@ -174,7 +174,7 @@ def run(name: str, call: Call) -> list[Tensor]:
 
 
 def tensors_of(call: Call) -> Iterator[tuple[tuple[str, int | None], Tensor]]:
-    """The tensors of a call and where they stand."""
+    """Yields the tensors of a call and their positions."""
     for name, value in call.items():
         if isinstance(value, Tensor):
             yield (name, None), value

@@ -37,7 +37,7 @@ _command: list[str] = []
 
 
 def command() -> list[str]:
-    """What stands for the interpreter; starts the server of this process at the first call."""
+    """Returns the command that replaces the interpreter; the first call starts the server of this process."""
     if not _command:
         path = os.path.join(tempfile.mkdtemp(dir=os.environ.get("RECFUSE_TEST_SESSION")), "server")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -88,7 +88,7 @@ def _run(path: str, arguments: list[str]) -> None:
 
 
 def _serve(path: str) -> list[str]:
-    """Returns in each process that was asked for, with its arguments."""
+    """Returns in each requested process, with its arguments."""
     import numpy  # noqa: F401
     import torch  # noqa: F401
 
@@ -110,7 +110,8 @@ def _serve(path: str) -> list[str]:
 
 
 def _begin(connection: socket.socket) -> list[str]:
-    """Forks the process, in which it returns; the other one waits for it, or kills it if the client goes."""
+    """Forks the process, in which it returns; the other process waits for it, or kills it if the client
+    ends."""
     head, rights, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(4 * 4))
     files = array.array("i")
     files.frombytes(rights[0][2])

@@ -1,1 +1,1 @@
-"""What the tests of gradients and updates on a GPU share."""
+"""Shared by the tests of embedding columns in C."""

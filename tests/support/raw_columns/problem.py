@@ -1,4 +1,4 @@
-"""Embedding columns as C takes them: structs of a call, and random ones."""
+"""Embedding columns in the form of C: structs of a call, and random ones."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def bits(value: float) -> int:
 
 
 def guarded(values: NDArray[Any]) -> NDArray[Any]:
-    """A copy that ends where an inaccessible page begins."""
+    """Returns a copy that ends at an inaccessible page."""
     values = np.ascontiguousarray(values)
     pages = -(-values.nbytes // PAGE) + 1
     memory = mmap.mmap(-1, pages * PAGE)
@@ -128,9 +128,9 @@ class Problem:
 
 
 class Call:
-    """The structs of a problem, whose arrays all lie before inaccessible pages. `apart`: elements between
-    rows of the output beyond its width, poisoned as the output is; `shift`: elements that it begins behind an
-    aligned address."""
+    """The structs of a problem, whose arrays all end at inaccessible pages. `apart`: elements between rows
+    of the output beyond its width, poisoned like the output; `shift`: elements between an aligned
+    address and its begin."""
 
     def __init__(self, problem: Problem, apart: int = 0, shift: int = 0) -> None:
         self.problem = problem
@@ -181,7 +181,7 @@ class Call:
         )  # fmt: skip
 
     def result(self) -> NDArray[np.float32]:
-        """The output as float32; fails where something else was written to."""
+        """Returns the output as float32; fails if other memory was written."""
         width = self.problem.output_dim
         poison = np.uint16(0x7E7E).astype(self.output.dtype)
         outside = self.memory.copy()

@@ -14,14 +14,15 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def tensor_of(values: Any, device: torch.device) -> Tensor:
-    if any(stride < 0 for stride in values.strides):  # which torch has not
+    if any(stride < 0 for stride in values.strides):  # torch has no negative strides
         values = np.ascontiguousarray(values)
     given = torch.from_numpy(values.copy(order="K"))
     return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=device).copy_(given)
 
 
 def arguments(problem: Problem, device: torch.device) -> tuple[Any, ...]:
-    """Those of `embedding_columns` up to output_dim. Inputs are in the operator's order: dense ones first."""
+    """Returns the arguments of `embedding_columns` up to output_dim. Inputs are in the operator's order:
+    dense ones first."""
     dense = [given for given in problem.inputs if not isinstance(given, tuple)]
     jagged = [given for given in problem.inputs if isinstance(given, tuple)]
     weights = [

@@ -1,1 +1,1 @@
-"""What the tests of embedding columns share: random programs and batches, and how to compare."""
+"""Shared by the tests of packed tables."""

@@ -1,4 +1,4 @@
-"""A small model of torch's tables or of packed ones, to compare what code does with both."""
+"""A small model of torch's tables or of packed tables, to compare the effects of code on both."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def backward(model):
 
 
 def init(module):
-    """As of a model's ``apply``."""
+    """For a model's ``apply``."""
     if isinstance(module, nn.EmbeddingBag):
         torch.manual_seed(module.num_embeddings)
         nn.init.xavier_uniform_(module.weight)
 
 
 def assert_equal(ours, theirs):
-    """Of trees of tensors and plain values."""
+    """Compares trees of tensors and plain values."""
     found, wanted = (torch.utils._pytree.tree_flatten(value) for value in (ours, theirs))
     assert found[1] == wanted[1]
     for own, other in zip(found[0], wanted[0], strict=True):

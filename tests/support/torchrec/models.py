@@ -59,12 +59,12 @@ class Model(nn.Module):
         self.over = nn.Linear(columns, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        pooled = self.ebc(features)  # whose keys a sharded collection has in another order
+        pooled = self.ebc(features)  # a sharded collection has its keys in another order
         return self.over(torch.cat([pooled[key] for key in ("f0", "f1", "f2", "f3")], dim=1).float())
 
 
 def plan_of(model: Model, sharding: str, sharder: Any, world: int) -> ShardingPlan:
-    """Each table by one sharding type; "mixed": table-wise, row-wise and data-parallel ones."""
+    """Each table by one sharding type; "mixed": table-wise, row-wise and data-parallel tables."""
 
     def generator(number: int) -> Any:
         if sharding == "mixed":
@@ -123,7 +123,7 @@ def set_values(parallel: DistributedModelParallel) -> None:
 
 
 def parts_of(value: Any) -> list[tuple[Tensor, tuple[slice, slice]]]:
-    """The parts of a value of a state_dict that are on this rank, and where they lie in it."""
+    """Returns the parts of a value of a state_dict that are on this rank, and their positions in it."""
     if not hasattr(value, "local_shards"):
         return [(value, (slice(None), slice(None)))]
     found = []

@@ -26,7 +26,7 @@ def free_port() -> int:
 def run_cases(world: int, cases: Callable[[], Mapping[str, Callable[[], Any]]]) -> dict[str, list[Any]]:
     """Runs each case on all ranks of a new group. Returns, by name, each rank's result, or its traceback.
 
-    The cases after one that fails on a rank do not run.
+    The cases after a failing case do not run.
     """
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_process, (world, free_port(), cases, folder), world)
@@ -47,14 +47,14 @@ def _process(
         LOCAL_WORLD_SIZE=str(world),
     )
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # where another rank has failed
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # if another rank has failed
     found = {}
     for name, case in cases().items():
         try:
             found[name] = case()
         except Exception:
             found[name] = traceback.format_exc()
-            break  # the other ranks wait for this one, and fail too
+            break  # the other ranks wait for this rank, and fail too
     (Path(folder) / str(rank)).write_bytes(pickle.dumps(found))
     dist.destroy_process_group()
 

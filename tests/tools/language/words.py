@@ -80,7 +80,7 @@ AREAS: dict[str, tuple[Callable[[str], Iterator[str]], tuple[str, ...]]] = {
 
 
 def prose(root: Path, area: str) -> str:
-    """Returns the text of an area, without what stands as code in it."""
+    """Returns the text of an area, without code."""
     read, patterns = AREAS[area]
     paths = sorted({path for pattern in patterns for path in root.glob(pattern)})
     paths = [path for path in paths if path.suffix != ".pyc"]

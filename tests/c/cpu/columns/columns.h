@@ -1,4 +1,4 @@
-/* Random programs of embedding columns with their batches, and what they must give, from the definition. */
+/* Random programs of embedding columns with their batches, and their expected results by definition. */
 #ifndef RECFUSE_TESTS_COLUMNS_H
 #define RECFUSE_TESTS_COLUMNS_H
 
@@ -16,7 +16,7 @@ enum {
     MOST_BAG = 4000 /* lookups of a column's sample */
 };
 
-/* Each array lies against an inaccessible page. */
+/* Each array ends at an inaccessible page. */
 typedef struct columns_memory {
     region tables[MOST_TABLES], values[MOST_INPUTS], offsets[MOST_INPUTS], weights[MOST_INPUTS];
     region program, output;
@@ -25,7 +25,7 @@ typedef struct columns_memory {
 columns_memory columns_memory_new(void);
 void columns_memory_free(columns_memory *memory);
 
-/* One call and all that it points to. */
+/* A call and all of its arrays. */
 typedef struct columns_case {
     rf_embedding_columns_params params;
     rf_columns written;
@@ -41,10 +41,11 @@ typedef struct columns_case {
 
 enum { UNWRITTEN = 0xa5 }; /* every byte of the output before a call */
 
-/* A valid call; but indices may be out of range where that is an error. False: no program was made, which is reported. */
+/* Draws a valid call, except that indices may be invalid if that is an error. Returns false, and reports it,
+ * if no program was created. */
 bool columns_draw(randomness *random, const columns_memory *memory, columns_case *call);
 
-/* What one sample of a table's column looks up. */
+/* The lookups of a sample in a column of a table. */
 typedef struct columns_bag {
     int64_t count;
     int64_t rows[MOST_BAG];
@@ -56,13 +57,13 @@ typedef struct columns_offence {
     int64_t column, sample, position, index;
 } columns_offence;
 
-/* The lookups of a sample, without those of empty bags; the first index that is an error goes to `offence`, unless it has
- * one. */
+/* Returns the lookups of a sample, without those of empty bags. Sets `offence` to the first invalid index
+ * unless it is set. */
 void columns_reference_bag(const columns_case *call, int64_t column, int64_t sample, columns_bag *bag,
                            columns_offence *offence);
-/* How many values a sample has of a source. */
+/* Returns the number of values of a sample in a source. */
 int64_t columns_reference_values(const columns_case *call, const rf_column_source *source, int64_t sample);
-/* What the pooled row of such a bag is divided by. */
+/* Returns the divisor of the pooled row of a bag. */
 double columns_reference_divisor(const rf_column *column, const columns_bag *bag);
 /* Value k of a sample of a dense source, as a float. */
 float columns_reference_number(const columns_case *call, const rf_column_source *source, int64_t sample,

@@ -93,7 +93,7 @@ static void draw_dense(randomness *random, const region *memory, const columns_c
                        rf_column_input *input) {
     const int64_t batch = call->params.batch, size = input->type == RF_COLUMN_INT64 ? 8 : 4;
     input->width = random_chance(random, 0.4) ? random_between(random, 1, 30) : random_between(random, 1, 3);
-    const bool by_value = random_chance(random, 0.3); /* the samples of a value lie side by side */
+    const bool by_value = random_chance(random, 0.3); /* the samples of a value are adjacent */
     const int64_t gap = random_chance(random, 0.4) ? random_between(random, 1, 3) : 0;
     input->sample_stride = by_value ? 1 : input->width + gap;
     input->value_stride = by_value ? batch + gap : 1;
@@ -203,7 +203,7 @@ static void draw_sources(randomness *random, columns_case *call) {
         } else {
             source->slot = random_between(random, 0, input->features - 1);
         }
-        /* The first, unless it is the only one, may have floats in the end. */
+        /* The first source may result in floats, unless it is the only one. */
         draw_steps(random, call, source, input->type == RF_COLUMN_FLOAT32,
                    s == 0 && call->written.n_sources > 1);
     }

@@ -1,4 +1,4 @@
-/* rf_embedding_columns_cpu and rf_embedding_columns_lookups_cpu against the definition, and what they refuse. */
+/* rf_embedding_columns_cpu and rf_embedding_columns_lookups_cpu against the definition, and their errors. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,7 +110,7 @@ void test_embedding_columns_random(void) {
     columns_memory_free(&memory);
 }
 
-/* The same bits whatever the executor. */
+/* Results are bit-identical for all executors. */
 void test_embedding_columns_repeats(void) {
     static columns_case call;
     const rf_executor *executors[] = {&executor_serial, &executor_whole, &executor_threads};
@@ -235,8 +235,8 @@ void test_embedding_columns_corrupted(void) {
     columns_memory_free(&memory);
 }
 
-/* One bag of more than a cursor gives at once: the values from `bad` on are 7, and those before are 1, of 3 rows. With
- * buckets it is crossed with a 0. */
+/* A bag with more values than a cursor returns at once: values from `bad` on are 7, previous values are 1, of
+ * 3 rows. With buckets it is crossed with a 0. */
 static rf_status long_bag(int64_t bad, int64_t invalid, int64_t buckets, float output[2]) {
     enum { VALUES = 3000 };
     static int64_t values[VALUES];
@@ -285,7 +285,7 @@ void test_embedding_columns_long_bags(void) {
               strstr(rf_last_error(), "index 7, of value 2500 of sample 0") != NULL,
           "%s", rf_last_error());
     for (int64_t bad = 0; bad <= 3000; bad += 500) {
-        const float want = bad == 0 ? 4 : 2; /* the row of empty bags, else row 1 */
+        const float want = bad == 0 ? 4 : 2; /* row of empty bags, else row 1 */
         CHECK(long_bag(bad, RF_COLUMN_INVALID_DROPPED, 0, output) == RF_OK, "%s", rf_last_error());
         CHECK(output[0] == want && output[1] == 10 * want, "%lld: %g, %g", (long long)bad, (double)output[0],
               (double)output[1]);
@@ -307,7 +307,7 @@ void test_embedding_columns_long_bags(void) {
           "%g: %s", (double)output[0], rf_last_error());
 }
 
-/* A call of two columns that succeeds, changed by a statement, ends in a status whose message has the words. */
+/* A valid call of two columns, modified by a statement, returns a status and a message with these words. */
 #define COLUMNS(want, words, change)                                                                         \
     do {                                                                                                     \
         float table[12] = {0}, output[2 * 6], numbers[] = {0.5f, 2.5f}, boundaries[] = {1, 2};               \

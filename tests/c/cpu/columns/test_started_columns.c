@@ -11,7 +11,7 @@
 
 enum { CALLS = 6, CALLERS = 3 };
 
-/* What started calls have ended with. */
+/* The results of started calls. */
 typedef struct ended {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -37,13 +37,13 @@ static void wait_for(ended *of) {
     pthread_mutex_unlock(&of->lock);
 }
 
-/* One call with what it must give. */
+/* A call with its expected result. */
 typedef struct drawn {
     columns_memory memory;
     columns_case call;
     rf_status status;
     char message[400];
-    unsigned char *output; /* NULL: none was drawn */
+    unsigned char *output; /* NULL: no call was drawn */
     ended ended;
 } drawn;
 
@@ -108,12 +108,13 @@ void test_embedding_columns_started(void) {
 
 static void tell(void *context, rf_status status, const char *message) {
     (void)message;
-    usleep(50000); /* the process is at its end by then */
+    usleep(50000); /* the process is ending by then */
     const char ok = status == RF_OK ? 'k' : 'e';
     CHECK(write(*(const int *)context, &ok, 1) == 1, "no pipe");
 }
 
-/* In a child, which has none of its parent's threads: a call, and one that is under way when the process ends. */
+/* In a child process, which has no threads of its parent: a call, and a call that is running when the process
+ * ends. */
 static void run_child(drawn *of, int pipe_end) {
     start(of, 3);
     wait_for(&of->ended);
@@ -133,7 +134,7 @@ void test_embedding_columns_forked(void) {
         free(of->output);
         draw(&random, of);
     } while (of->output == NULL || of->status != RF_OK || of->call.output_bytes == 0);
-    start(of, 4); /* the threads that the child lacks */
+    start(of, 4); /* uses threads that the child does not have */
     check(of, 0);
     memset(of->call.params.output, UNWRITTEN, of->call.output_bytes);
     of->ended.done = false;

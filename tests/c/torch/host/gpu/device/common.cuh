@@ -1,4 +1,5 @@
-/* gpu/device/common.cuh for kernels that are compiled for the host, as functions of one thread (tests/c/torch/kernels.cu). */
+/* gpu/device/common.cuh for kernels compiled for the host, as functions of a single thread
+ * (tests/c/torch/kernels.cu). */
 #ifndef RECFUSE_COMMON_CUH
 #define RECFUSE_COMMON_CUH
 
@@ -9,7 +10,7 @@
 
 #include <cmath>
 
-#define _Static_assert static_assert /* of headers in C */
+#define _Static_assert static_assert /* for headers in C */
 #include "gpu/device/error_word.h"
 
 #define RF_INLINE static inline
@@ -26,7 +27,7 @@ template <int BYTES> struct alignas(BYTES) rf_bytes {
     rf_u16 part[BYTES / 2];
 };
 
-/* As on a device, an address that is not aligned ends the process. */
+/* An address that is not aligned ends the process, as on a device. */
 template <int BYTES> RF_INLINE rf_bytes<BYTES> rf_load(const rf_bytes<BYTES> *from) {
     rf_bytes<BYTES> to;
     if ((uintptr_t)from % BYTES != 0) {
@@ -37,7 +38,7 @@ template <int BYTES> RF_INLINE rf_bytes<BYTES> rf_load(const rf_bytes<BYTES> *fr
     return to;
 }
 
-RF_INLINE void rf_wait_for_previous_kernel() {} /* kernels run one behind the other */
+RF_INLINE void rf_wait_for_previous_kernel() {} /* kernels run one after another */
 
 RF_INLINE float __int_as_float(int bits) {
     float number;

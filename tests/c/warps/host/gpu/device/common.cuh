@@ -1,5 +1,5 @@
-/* gpu/device/common.cuh for kernels whose block of threads runs on the host (warps.h): the same names, without the GPU's
- * instructions. */
+/* gpu/device/common.cuh for kernels whose block of threads runs on the host (warps.h): the same names,
+ * without the GPU's instructions. */
 #ifndef RECFUSE_COMMON_CUH
 #define RECFUSE_COMMON_CUH
 
@@ -22,7 +22,7 @@ using std::isinf;
 #define RF_INLINE inline
 #define RF_FULL_WARP 0xffffffffu
 
-/* Of one thread at a time, before headers that are compiled for both sides. */
+/* Of a single thread, before headers that are compiled for both sides. */
 static inline unsigned __float_as_uint(float number) {
     unsigned bits;
     memcpy(&bits, &number, sizeof bits);
@@ -63,7 +63,7 @@ struct host_index {
 };
 static thread_local host_index blockIdx, threadIdx;
 
-/* As on a device, an address that is not aligned ends the process. */
+/* An address that is not aligned ends the process, as on a device. */
 template <class T> inline void aligned_or_abort(const T *address) {
     if ((uintptr_t)address % alignof(T) == 0) return;
     fprintf(stderr, "an access of %zu bytes at %p\n", alignof(T), (const void *)address);
@@ -89,7 +89,7 @@ template <class T> inline void rf_forget(T &) {}
 inline rf_u8 *rf_place(const rf_u8 *first, rf_u64 number, rf_u32 pitch) {
     return (rf_u8 *)first + number * pitch;
 }
-/* Only of what may be read: that is tried. */
+/* Only readable memory may be prefetched: reads it. */
 inline void rf_prefetch(const void *at) { (void)*(const volatile rf_u8 *)at; }
 template <class T> inline T rf_load_first(const T *from) { return rf_load(from); }
 
@@ -114,7 +114,7 @@ inline rf_u16 rf_bfloat16_of(float number) {
     return (rf_u16)rounded_bits(__float_as_uint(number), 16); /* no NaN here */
 }
 
-/* What the kernel before does at last; nothing. */
+/* The last action of the previous kernel; default: nothing. */
 inline thread_local void (*rf_previous_kernel)() = nullptr;
 inline void rf_wait_for_previous_kernel() {
     if (rf_previous_kernel != nullptr) rf_previous_kernel();
@@ -128,7 +128,7 @@ struct rf_offender {
     rf_i64 position, bag, value, limit, lookups;
 };
 
-/* Of one thread at a time: the first is kept. */
+/* Of a single thread: keeps the first report. */
 template <rf_operator OPERATOR>
 void rf_report(const rf_error_word &errors, const rf_offender &found, int feature = -1) {
     if ((*errors.claimed)++ != errors.record->raised) return;

@@ -1,4 +1,5 @@
-/* gpu/device/shared.cuh on the host: an address of shared memory is a distance from the block's dynamic one. */
+/* gpu/device/shared.cuh on the host: an address of shared memory is an offset in the block's dynamic shared
+ * memory. */
 #ifndef RECFUSE_SHARED_CUH
 #define RECFUSE_SHARED_CUH
 
