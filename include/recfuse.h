@@ -1,8 +1,9 @@
 /* recfuse: embedding operators for recommendation models. The public C API: this file includes all of it.
  *
- * C99, independent of torch and of Python: raw pointers in, a status code out. Nothing here prints, exits, or keeps a
- * pointer after it returns, unless it says so. Every function is thread-safe. A family of operators has a header of its
- * name in recfuse/, which says shapes, types, units, alignment and ownership; a function that may block says for what.
+ * C99, independent of torch and of Python: raw pointers in, a status code out. No function prints, exits, or
+ * keeps a pointer after it returns, unless stated otherwise. Every function is thread-safe. A family of
+ * operators has a header of its name in recfuse/, which documents shapes, types, units, alignment and
+ * ownership; a function that may block states for what.
  *
  *   rf_   public names       rf__  internal names (no promise)
  */

@@ -35,7 +35,7 @@ bool rf__path_make_absolute(char *path) {
 
 const char *rf__library_file(void) { return library_file; }
 
-/* Before the other constructors, which may ask. */
+/* Before the other constructors, which may call it. */
 __attribute__((constructor(101))) static void note_places(void) {
     Dl_info self;
     if (getcwd(folder_at_load, sizeof folder_at_load) == NULL) folder_at_load[0] = '\0';
@@ -52,7 +52,7 @@ bool rf__file_read(const char *path, bool trusted, char **data, size_t *bytes) {
     struct stat about;
     size_t used = 0;
     char *text = NULL;
-    /* Not blocking: a pipe in a file's place must not hold us. */
+    /* Not blocking: a pipe instead of a file must not block this call. */
     const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | (trusted ? O_NOFOLLOW : 0));
     if (file < 0) return false;
     if (fstat(file, &about) != 0) goto out;

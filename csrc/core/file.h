@@ -11,22 +11,24 @@ enum { RF__PATH_BYTES = 1024 };
 /* snprintf into path [RF__PATH_BYTES]; false, and "", when it does not fit. */
 bool rf__path_set(char *path, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Makes path [RF__PATH_BYTES] absolute: a relative one is taken from the folder that the process was in when this
- * library was loaded, so that a later chdir moves nothing. False, and "", when it does not fit. */
+/* Makes path [RF__PATH_BYTES] absolute. A relative path is relative to the folder of the process when this
+ * library was loaded, so a later chdir has no effect. Returns false, and "", if it does not fit. */
 bool rf__path_make_absolute(char *path);
 
-/* The file that this library was loaded from, an absolute path; "" where the loader does not say. */
+/* Returns the absolute path of the file from which this library was loaded; "" if the loader does not report
+ * it. */
 const char *rf__library_file(void);
 
-/* May code from here be run? Only if nobody but this user and root can have written it: one of them owns it, and no
- * other may write. */
+/* Returns true if code from this file may run: only its owner may write it, and the owner is this user or
+ * root. */
 bool rf__file_trusted(const struct stat *about);
 
-/* Reads a regular file of at most 64 MiB: *data [*bytes] and a zero behind it, the caller's to free. False,
- * with errno set, when it cannot be read. `trusted`: it must be rf__file_trusted and no link (EPERM, ELOOP). */
+/* Reads a regular file of at most 64 MiB into *data [*bytes], with a zero after it; the caller frees it.
+ * Returns false, with errno set, on failure. `trusted`: requires rf__file_trusted and no link (EPERM, ELOOP).
+ */
 bool rf__file_read(const char *path, bool trusted, char **data, size_t *bytes);
 
-/* Whether an errno says that the process, or the system, has too many files open. */
+/* Returns true if an errno means that the process, or the system, has too many open files. */
 bool rf__file_shortage(int reason);
 
 /* Writes all; false when the system does not take it. */

@@ -3,14 +3,14 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* The lock guards the three below it; a fork holds it, so that a child finds them whole. */
+/* The lock guards the following three; a fork holds it, so that they are consistent in a child. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* used under the lock */
 static int inside;        /* guards held by all threads; under the lock */
 static int forks;         /* forks that wait or run; under the lock */
 static bool cuda_started; /* under the lock */
 
-static atomic_bool cuda_lost; /* atomic; set in children alone */
+static atomic_bool cuda_lost; /* atomic; set only in children */
 
 static _Thread_local int inside_here; /* guards held by this thread */
 
@@ -41,7 +41,7 @@ bool rf__fork_cuda_lost(void) { return atomic_load_explicit(&cuda_lost, memory_o
 static void before_fork(void) {
     pthread_mutex_lock(&lock);
     forks++;
-    /* Not where the driver forks to start a helper: threads may wait for the lock that this one holds. */
+    /* Skipped if the driver forks to start a helper: threads may wait for the lock that this thread holds. */
     while (inside_here == 0 && inside > 0) pthread_cond_wait(&changed, &lock);
 }
 
@@ -51,7 +51,7 @@ static void after_fork_in_parent(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* The other threads that may have waited for `changed` are gone, so it starts afresh. */
+/* The threads that may have waited for `changed` do not exist in the child, so it is initialised again. */
 static void after_fork_in_child(void) {
     static const pthread_cond_t fresh = PTHREAD_COND_INITIALIZER;
     changed = fresh;

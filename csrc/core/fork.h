@@ -1,12 +1,12 @@
-/* What a fork does to work that other threads are in the middle of. */
+/* Forks during work of other threads. */
 #ifndef RECFUSE_CUDA_FORK_H
 #define RECFUSE_CUDA_FORK_H
 
 #include <stdbool.h>
 
-/* Around work whose half-done state would hang or break a child: opening libraries, compiling. A fork waits
- * until no thread is inside, so locks that are only taken inside are free in a child. May be nested. A thread
- * that is inside may fork without waiting, as the driver does to start a helper; that child must only exec. */
+/* Surrounds work that would hang or break a child if interrupted: opening libraries, compiling. A fork waits
+ * until no thread is inside, so locks taken only inside are free in a child. May be nested. A thread inside
+ * may fork without waiting, as the driver does to start a helper; that child must only exec. */
 void rf__fork_guard_begin(void);
 void rf__fork_guard_end(void);
 

@@ -35,7 +35,7 @@ static inline uint16_t rf__f32_to_f16(float value) {
     return (uint16_t)(sign | (rest - (112u << 23) + 0xfffu + (rest >> 13 & 1u)) >> 13);
 }
 
-/* Rounds to nearest even; a NaN stays one. */
+/* Rounds to nearest even; keeps NaN. */
 static inline uint16_t rf__f32_to_bf16(float value) {
     uint32_t bits = rf__f32_to_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);

@@ -18,7 +18,8 @@ enum {
 };
 
 #ifdef MADV_HUGEPAGE
-/* Whole huge pages inside the buffer only: its neighbours are somebody else's. False: there are none. */
+/* Finds the whole huge pages inside the buffer; its neighbours may belong to others. Returns false without
+ * any. */
 static bool pages_inside(const void *data, int64_t bytes, uintptr_t *first, uintptr_t *end) {
     *first = ((uintptr_t)data + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
     *end = ((uintptr_t)data + (uintptr_t)bytes) & ~(uintptr_t)(HUGE_PAGE - 1);

@@ -4,8 +4,9 @@
 
 #include <stdint.h>
 
-/* Asks for huge pages where `bytes` from `data` on are worth it: a large gradient is fresh memory at each step, and
- * 512 page faults for each 2 MiB cost several times what its zeros do. A hint; what is there already stays as it is. */
+/* Requests huge pages if `bytes` from `data` on are worth it: a large gradient is new memory in each step,
+ * and 512 page faults per 2 MiB cost several times as much as writing its zeros. A hint; pages that exist
+ * already do not change. */
 void rf__huge_pages_ask(void *data, int64_t bytes);
 
 #endif

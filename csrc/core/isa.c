@@ -1,4 +1,4 @@
-/* Chooses the instruction set once: the best that the CPU has, or what RECFUSE_CPU_ISA names. */
+/* Selects the instruction set once: the best of the CPU, or that of RECFUSE_CPU_ISA. */
 #include "core/isa.h"
 
 #include <pthread.h>

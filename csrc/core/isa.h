@@ -1,4 +1,4 @@
-/* Which instruction set the CPU kernels use. */
+/* The instruction set of the CPU kernels. */
 #ifndef RECFUSE_CPU_ISA_H
 #define RECFUSE_CPU_ISA_H
 
@@ -6,7 +6,7 @@
 
 typedef struct rf__isa {
     const char *name;
-    const struct rf__pool_kernels *kernels; /* of bags; NULL where this build has none */
+    const struct rf__pool_kernels *kernels; /* of bags; NULL if this build has no kernels for it */
     const struct rf__column_kernels *columns; /* of embedding columns */
     bool (*present)(void);           /* does this CPU run them? */
 } rf__isa;

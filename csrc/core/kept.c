@@ -1,5 +1,5 @@
-/* Blocks lie ready, each in a place that one atomic exchange empties or fills: no lock, so nothing that a fork could leave
- * locked. */
+/* Cached blocks are in slots, which an atomic exchange empties or fills. There is no lock that a fork could
+ * leave locked. */
 #define _DEFAULT_SOURCE /* madvise */
 #include "core/kept.h"
 
@@ -11,12 +11,13 @@
 enum {
     PLACES = 4,
     HUGE_PAGE = 2 << 20,
-    ROOM = 8 /* one part of so many more than asked for: gradients of steps differ a little */
+    ROOM =
+        8 /* blocks are larger than requested by this fraction, because gradients of steps differ slightly */
 };
 
-/* Atomic: a block is where one exchange has left it. */
+/* Atomic: each exchange transfers the ownership of a block. */
 static _Atomic(rf__kept *) places[PLACES];
-/* Atomic: whose block goes when there is no empty place. */
+/* Atomic: the slot whose block is replaced if no slot is empty. */
 static atomic_uint turn;
 
 static void block_free(rf__kept *block) {
@@ -25,7 +26,7 @@ static void block_free(rf__kept *block) {
     free(block);
 }
 
-/* Whether the system may have the block's pages from now on, until they are written again. */
+/* Returns true if the system may take the pages of the block until they are written again. */
 static bool offer(const rf__kept *block) {
 #ifdef MADV_FREE
     return madvise(block->data, block->bytes, MADV_FREE) == 0;
@@ -72,7 +73,7 @@ rf__kept *rf__kept_take(size_t bytes) {
         rf__kept *block = atomic_exchange(&places[i], NULL);
         if (block == NULL) continue;
         if (fits(block, bytes)) return block;
-        block_keep(block); /* whatever place is empty by now */
+        block_keep(block); /* into any slot that is empty by now */
     }
     return block_new(bytes);
 }

@@ -9,13 +9,15 @@ typedef struct rf__kept {
     size_t bytes;
 } rf__kept;
 
-/* Bytes that are worth it: malloc keeps smaller blocks itself, and has larger ones from the system each time. */
+/* Least bytes of a cached block: malloc caches smaller blocks itself, and allocates larger ones from the
+ * system each time. */
 enum { RF__KEPT_LEAST = 32 << 20 };
 
-/* A block of so many bytes or somewhat more, of whatever contents; NULL: there is no memory. Since malloc would give it back to
- * the system, each step of a training would wait for all its pages anew. Safe on several threads and over a fork. */
+/* Returns a block of at least this many bytes with undefined contents; NULL: out of memory. Without the
+ * cache, malloc would return the block to the system, and each step of a training would fault all its pages
+ * again. Safe with threads and forks. */
 rf__kept *rf__kept_take(size_t bytes);
-/* Keeps it for the next, where the system can take it away from there when it wants some; else frees it. */
+/* Caches the block for the next call, where the system may reclaim it under pressure; or frees it. */
 void rf__kept_give(rf__kept *block);
 
 #endif

@@ -1,4 +1,5 @@
-/* How rows lie in memory. Bytes of elements and of rows are computed here alone; tests/tools/test_lint.py holds that. */
+/* The layout of rows in memory. Only this file computes the bytes of elements and rows;
+ * tests/tools/test_lint.py checks that. */
 #ifndef RECFUSE_ROW_FORMAT_H
 #define RECFUSE_ROW_FORMAT_H
 
@@ -9,7 +10,7 @@ static inline int64_t rf__elements_bytes(rf_dtype dtype, int64_t count) {
     return count * rf_element_bytes((int)dtype);
 }
 
-/* Returns the number of elements that lie in `bytes`. */
+/* Returns the number of elements in `bytes`. */
 static inline int64_t rf__elements_in(rf_dtype dtype, int64_t bytes) {
     return bytes / rf_element_bytes((int)dtype);
 }
@@ -19,7 +20,8 @@ static inline bool rf__elements_aligned(uint64_t address, rf_dtype dtype, int64_
     return address % (uint64_t)rf__elements_bytes(dtype, count) == 0;
 }
 
-/* Returns whether the bytes of `rows` rows, `stride` elements apart, fit int64. Requires rows and stride >= 0. */
+/* Returns true if the bytes of `rows` rows, `stride` elements apart, fit into int64. Requires rows and stride
+ * >= 0. */
 static inline bool rf__rows_fit(rf_dtype dtype, int64_t rows, int64_t stride) {
     int64_t elements, bytes;
     return !__builtin_mul_overflow(rows, stride, &elements) &&
@@ -32,21 +34,21 @@ static inline int32_t rf__alignment_of(uint64_t bits, int32_t most) {
     return (int32_t)(bits & -bits);
 }
 
-/* Rows of one table, output or gradient. A dtype with parameters adds here where those of a row lie: bytes from the row
- * where they share its pitch, else the pitch of an array of their own. */
+/* The rows of a table, output or gradient. A dtype with parameters must add here where those of a row are: an
+ * offset in bytes within the row, or the pitch of a separate array. */
 typedef struct rf__row_format {
-    rf_dtype dtype; /* of the elements */
+    rf_dtype dtype; /* of its elements */
     int64_t dim; /* elements of a row */
-    int64_t bytes; /* of a row's elements */
+    int64_t bytes; /* of the elements of a row */
     int64_t pitch; /* bytes from a row to the next; parameters in the row are part of it */
 } rf__row_format;
 
-/* Returns the format of rows that begin `stride` elements apart. */
+/* Returns the format of rows with a stride of `stride` elements. */
 static inline rf__row_format rf__row_format_of(rf_dtype dtype, int64_t dim, int64_t stride) {
     return (rf__row_format){dtype, dim, rf__elements_bytes(dtype, dim), rf__elements_bytes(dtype, stride)};
 }
 
-/* Returns the format of rows that lie side by side. */
+/* Returns the format of contiguous rows. */
 static inline rf__row_format rf__contiguous_row(rf_dtype dtype, int64_t dim) {
     return rf__row_format_of(dtype, dim, dim);
 }

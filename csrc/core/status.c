@@ -30,7 +30,7 @@ const char *rf_last_error(void) { return last_error; }
 
 const char *rf_version(void) { return RECFUSE_VERSION; }
 
-/* Bytes of the UTF-8 character that `text` begins with; 0: it is none, or its end is cut off. */
+/* Returns the bytes of the UTF-8 character at the begin of `text`; 0: it is invalid or truncated. */
 static size_t character_bytes(const unsigned char *text) {
     const unsigned char first = text[0];
     const size_t bytes = first < 0x80   ? 1
@@ -47,7 +47,7 @@ static size_t character_bytes(const unsigned char *text) {
     return overlong || beyond ? 0 : bytes;
 }
 
-/* A message may have a path in any encoding, and end in the middle of a character: what is no UTF-8 becomes
+/* A message may contain a path in any encoding, and end within a character. Replaces invalid UTF-8 by
  * question marks, so that every binding can show it. */
 static void make_utf8(char *text) {
     while (*text != '\0') {
@@ -58,7 +58,7 @@ static void make_utf8(char *text) {
 }
 
 rf_status rf__fail(rf_status status, const char *format, ...) {
-    char message[sizeof last_error]; /* the last one may be an argument */
+    char message[sizeof last_error]; /* the previous message may be an argument */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);

@@ -1,4 +1,4 @@
-/* How recfuse's C code fails: a status is returned, the detail goes to a message of this thread.
+/* Errors of recfuse's C code: a function returns a status, and the detail goes to a message of this thread.
  *
  *     rf_status status = RF_OK;
  *     void *scratch = NULL;
@@ -22,14 +22,16 @@
  * Arguments may be the last message. */
 RF__SHARED rf_status rf__fail(rf_status status, const char *format, ...) RF__PRINTF(2, 3);
 
-/* Fails where the condition holds: for checks of arguments, before anything is held that `out:` would free.
- *     RF_FAIL_IF(params->rows < 0, RF_ERR_VALUE, "rows is %" PRId64 ", must be 0 or more", params->rows); */
+/* Returns a failure if the condition is true: for checks of arguments, before the function holds resources
+ * that `out:` would free.
+ *     RF_FAIL_IF(params->rows < 0, RF_ERR_VALUE, "rows is %" PRId64 ", must be 0 or more", params->rows);
+ */
 #define RF_FAIL_IF(condition, code, ...)                     \
     do {                                                     \
         if (condition) return rf__fail((code), __VA_ARGS__); \
     } while (0)
 
-/* Calls; on failure returns its status: where nothing is held, as above. */
+/* Calls, and returns the status of a failure; only while the function holds no resources. */
 #define RF_CHECK(call)                      \
     do {                                    \
         const rf_status failed = (call);    \

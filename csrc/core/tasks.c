@@ -12,7 +12,7 @@ typedef struct task_queue {
     void *context;
 } task_queue;
 
-/* A range holds one worker or more, which is all the same: the first takes what is left. */
+/* A range may hold several workers, but the first takes all remaining tasks. */
 static void work(int64_t from, int64_t to, void *context) {
     task_queue *queue = context;
     (void)from, (void)to;

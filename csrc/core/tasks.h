@@ -1,5 +1,5 @@
-/* Independent tasks, numbered from 0, that worker threads take from a shared counter. What a task computes must not
- * depend on the worker that runs it. */
+/* Independent tasks, numbered from 0, that worker threads take from a shared counter. The result of a task
+ * must not depend on its worker. */
 #ifndef RECFUSE_CPU_TASKS_H
 #define RECFUSE_CPU_TASKS_H
 
@@ -15,7 +15,7 @@ rf_status rf__tasks_run(const char *operator_name, int64_t count, int64_t worker
 
 /* Threads of the executor that `bytes` of work keep busy, at least 1. */
 int64_t rf__tasks_workers(const rf_executor *executor, int64_t bytes);
-/* The same of any threads, another of which is worth so many bytes. */
+/* As above, for any threads; an additional thread must be worth `worker_bytes`. */
 int64_t rf__tasks_threads(int64_t threads, int64_t bytes, int64_t worker_bytes);
 
 #endif

@@ -1,16 +1,17 @@
-/* What csrc/torch tells csrc/python, which knows no libtorch, of an at::Tensor. Not in the library without torch. */
+/* Functions of csrc/torch for csrc/python, which does not use libtorch, on an at::Tensor. Not in the library
+ * without torch. */
 #ifndef RECFUSE_TENSORS_H
 #define RECFUSE_TENSORS_H
 
 #include "core/status.h"
 
-/* RF_ERR_VALUE where the storage is too small for the elements of a strided tensor of any device. RF_OK for tensors of other
- * layouts. */
+/* RF_ERR_VALUE if the storage is too small for the elements of a strided tensor, on any device. RF_OK for
+ * other layouts. */
 RF__SHARED rf_status rf__tensor_storage_check(const char *argument, void *tensor);
 
 /* Integers of a tensor [n] or [rows, n] on the CPU, which it owns. */
 typedef struct rf__integers {
-    void *data; /* may be NULL where there are no elements */
+    void *data; /* may be NULL without elements */
     rf_int_type type;
     int64_t dim;
     int64_t sizes[2], strides[2]; /* [dim], in elements */

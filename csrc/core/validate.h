@@ -8,22 +8,24 @@
 #include "core/status.h"
 
 #define RF__I64 "%" PRId64
-/* Where the condition holds, fails with "recfuse.<operator_name>: " and the text; `operator_name` is in scope. */
+/* If the condition is true, fails with "recfuse.<operator_name>: " and the text; `operator_name` must be in
+ * scope. */
 #define RF__REFUSE_IF(condition, code, text, ...) \
     RF_FAIL_IF(condition, code, "recfuse.%s: " text, operator_name, __VA_ARGS__)
 
 /* The least multiple of `to` that is not below `value`. */
 static inline int64_t rf__round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-/* Whether elements, 0 or more, are whole rows. Most rows are of a power of two columns, and a division takes as long as all
- * else that is checked of a table. */
+/* Returns true if elements >= 0 are whole rows. Most rows have a power of two columns, and a division would
+ * take as long as all other checks of a table. */
 static inline bool rf__is_multiple(int64_t elements, int64_t columns) {
-    if ((columns & (columns - 1)) == 0) return (elements & (columns - 1)) == 0; /* of 0 only 0 */
+    if ((columns & (columns - 1)) == 0)
+        return (elements & (columns - 1)) == 0; /* only 0 is a multiple of 0 */
     return elements % columns == 0;
 }
 
-/* Copies `count` offsets, `stride` elements apart, to `to` [count], with `first` added to each. Sums wrap: offsets are any
- * numbers of a caller's, and operators refuse those that do not rise. */
+/* Copies `count` offsets, `stride` elements apart, to `to` [count], with `first` added to each. Sums wrap:
+ * offsets are unchecked, and operators refuse those that are not ascending. */
 static inline void rf__offsets_copy(const void *offsets, rf_int_type type, int64_t stride, int64_t count,
                                     int64_t first, int64_t *to) {
     const int32_t *narrow = offsets;
@@ -40,7 +42,7 @@ static inline void rf__offsets_copy(const void *offsets, rf_int_type type, int64
     .bags = (params)->bags, .index_type = (params)->index_type, .offset_type = (params)->offset_type, \
     .sample_weights = (params)->sample_weights
 
-/* `indices` and `offsets` may be NULL only when there are none. */
+/* `indices` and `offsets` may be NULL only if they are empty. */
 rf_status rf__check_call(const char *operator_name, int64_t lookups, int64_t bags, rf_int_type index_type,
                          rf_int_type offset_type, int32_t prefetch_distance, const void *indices,
                          const void *offsets);
@@ -49,36 +51,37 @@ rf_status rf__check_dtype(const char *operator_name, const char *argument, rf_dt
 rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t pooling, int64_t padding_idx,
                             int64_t rows, bool weighted);
 
-/* Of a fused call: sizes and types of what changes from call to call; and all that describes its features. */
+/* Checks of a fused call: sizes and types of its varying parts; and the description of its features. */
 RF__SHARED rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params);
 RF__SHARED rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params);
-/* `columns`: [n_buffers] of the matrices that the buffers are, -1 where it is none. A table in a matrix must be whole
- * rows of it. */
+/* `columns`: [n_buffers] of the matrices in the buffers, -1 for other buffers. A table in a matrix must be
+ * whole rows of it. */
 rf_status rf__check_fused_rows(const rf_fused_embedding_bag_params *params, const int64_t *columns);
 /* As in rf_fused_plan. */
 RF__SHARED rf_status rf__check_fused_warps(int32_t warps);
 
-/* The whole params struct of a weight's gradient; of offsets and indices not the contents. */
+/* Checks the whole params struct of a weight's gradient, except for the contents of offsets and indices. */
 rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_backward_params *params);
 /* The two parts of it: all but features; and one feature, by number, of the weight. */
 rf_status rf__check_backward_sizes(const char *operator_name, const rf_fused_backward_params *params);
 rf_status rf__check_backward_feature(const char *operator_name, const rf_fused_backward_params *params,
                                      int64_t at);
 
-/* Of updates the whole params structs; of indices, offsets, rows and numbers not the contents. */
+/* Check the whole params structs of updates, except for the contents of indices, offsets, rows and numbers.
+ */
 rf_status rf__check_fused_update(const char *operator_name, const rf_fused_update_params *params);
 rf_status rf__check_rows_update(const char *operator_name, const rf_rows_update_params *params);
 /* The gradient that the update of one matrix follows, in float32. */
 rf_fused_backward_params rf__fused_update_gradient(const rf_fused_update_params *params, int64_t matrix);
 
-/* Of the broadcast sum, on whichever device: all but the contents of `parent`. */
+/* Checks the broadcast sum on any device, except for the contents of `parent`. */
 rf_status rf__check_ikbo_add(const rf_ikbo_add_params *params);
 rf_status rf__check_ikbo_linear(const rf_ikbo_linear_params *params);
-/* All but contents; and of it what holds before there are outputs. */
+/* Checks all except contents; the second: the conditions that hold before there are outputs. */
 rf_status rf__check_ikbo_attention(const rf_ikbo_attention_params *params);
 rf_status rf__check_ikbo_attention_sizes(const rf_ikbo_attention_params *params);
 
-/* The whole params struct of the operator of one table, whichever device its pointers are of. */
+/* Checks the whole params struct of the operator of one table, for pointers of any device. */
 rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);
 
 #endif

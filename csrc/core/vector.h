@@ -1,8 +1,8 @@
 /* Vectors of RF__W floats: loads and stores of float32, float16 and bfloat16, whole and partial.
  *
- * Included once for each width, with RF__W defined; every name ends in the width. GNU vectors carry the
- * arithmetic; what they cannot say, the conversions of float16 and masked access, uses the instruction set
- * that the file is compiled for. All addresses may be unaligned.
+ * Included once for each width, with RF__W defined; every name ends in the width. GNU vectors do the
+ * arithmetic; conversions of float16 and masked accesses use the instruction set of the compilation. All
+ * addresses may be unaligned.
  */
 #define RF__JOIN_(name, width) name##width
 #define RF__JOIN(name, width) RF__JOIN_(name, width)
@@ -41,7 +41,7 @@ static RF__INLINE RF__N(hvec) RF__N(to_f16_)(RF__N(vec) value) {
 #endif
 }
 
-/* Rounds to nearest even; a NaN stays one. */
+/* Rounds to nearest even; keeps NaN. */
 static RF__INLINE RF__N(hvec) RF__N(to_bf16_)(RF__N(vec) value) {
     const RF__N(uvec) bits = (RF__N(uvec))value, quiet = bits >> 16 | 0x40u;
     const RF__N(uvec) rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -115,7 +115,7 @@ static RF__INLINE RF__N(vec) RF__N(square_root)(RF__N(vec) value) {
 #endif
 }
 
-/* The larger, and the older one where either is NaN: torch's maximum pooling. */
+/* Returns the larger, or the older value if either is NaN: torch's maximum pooling. */
 static RF__INLINE RF__N(vec) RF__N(larger)(RF__N(vec) candidate, RF__N(vec) older) {
     RF__N(ivec) take = (RF__N(ivec))(candidate > older);
     return (RF__N(vec))(((RF__N(ivec))candidate & take) | ((RF__N(ivec))older & ~take));

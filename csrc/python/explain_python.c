@@ -1,4 +1,4 @@
-/* recfuse._C: known GPUs, records of launches, and the one way to compile a kernel ahead. */
+/* recfuse._C: known GPUs, records of launches, and compilation of kernels ahead. */
 #include "python/methods.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* recfuse._C: what GPU kernels would be compiled with, and what is compiled already. */
+/* recfuse._C: the compiler of GPU kernels, and the kernels that are compiled already. */
 #include "python/methods.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "gpu/jit/jit.h"
 #include "gpu/jit/nvrtc.h"
 
-/* A new reference; None for NULL. Paths need not be valid text. */
+/* Returns a new reference; None for NULL. Paths need not be valid text. */
 static PyObject *text_or_none(const char *text) {
     if (text != NULL) return PyUnicode_DecodeFSDefault(text);
     Py_INCREF(Py_None);

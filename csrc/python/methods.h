@@ -58,7 +58,7 @@
 RF__PYTHON_OWN_FUNCTIONS(RF__PYTHON_FUNCTION)
 #include "families.h"
 
-/* Where the condition holds, raises and jumps to the label `out`. */
+/* If the condition is true, raises and jumps to the label `out`. */
 #define RF__PY_REFUSE_IF(condition, exception, ...) \
     do {                                            \
         if (condition) {                            \
@@ -72,22 +72,23 @@ RF__PYTHON_OWN_FUNCTIONS(RF__PYTHON_FUNCTION)
         Py_BEGIN_ALLOW_THREADS statement; \
         Py_END_ALLOW_THREADS              \
     } while (0)
-/* `result` (NULL: an exception is set) where `status` is RF_OK; else drops it, and raises what `status` stands for with
- * the text "<function>: <detail>". An object or an array. */
+/* Returns `result` (NULL: an exception is set) if `status` is RF_OK; otherwise drops it, and raises the
+ * exception of `status` with the text "<function>: <detail>". An object or an array. */
 PyObject *rf__py_result(void *result, rf_status status, const char *function);
 
-/* `object` as a C-contiguous array of the type and number of dimensions, converted by NumPy's safe
- * casts alone; a new reference, or NULL with TypeError or ValueError. */
+/* Returns `object` as a C-contiguous array of the type and number of dimensions, converted by NumPy's safe
+ * casts only; a new reference, or NULL with TypeError or ValueError. */
 PyArrayObject *rf__py_array(PyObject *object, int type, int dimensions, const char *function,
                             const char *argument);
 
-/* A new array [rows, columns], or [rows] where `columns` is -1; NULL with an exception. */
+/* Returns a new array [rows, columns], or [rows] if `columns` is -1; NULL with an exception. */
 PyArrayObject *rf__py_new(int type, npy_intp rows, npy_intp columns);
 
-/* An address on a GPU, or none: 0. */
+/* Converts an address on a GPU, or 0. */
 static inline void *rf__py_pointer(unsigned long long address) { return (void *)(uintptr_t)address; }
 
-/* A dict of `info` and `more`, whose reference it takes; NULL with an exception, also where `more` is NULL. */
+/* Returns a dict of `info` and `more`, and steals the reference to `more`; NULL with an exception, also if
+ * `more` is NULL. */
 PyObject *rf__py_kernel(const rf_kernel_info *info, PyObject *more);
 
 #endif

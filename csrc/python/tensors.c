@@ -43,13 +43,13 @@ RF__PY_METHOD(
     Py_RETURN_NONE;
 }
 
-/* Whether an object of that very type is a tensor of integers. */
+/* Returns true if an object of exactly that type is a tensor of integers. */
 static bool integers_read(PyObject *type, Py_ssize_t cell, PyObject *object, int64_t dim,
                           rf__integers *integers) {
     return (PyObject *)Py_TYPE(object) == type && rf__tensor_integers((char *)object + cell, dim, integers);
 }
 
-/* How many lookups a table has; -1: its tensor is not one of integers. */
+/* Returns the number of lookups of a table; -1: its tensor does not have integers. */
 static int64_t lookups_of(PyObject *type, Py_ssize_t cell, PyObject *indices, Py_ssize_t table) {
     PyObject *object =
         PyList_CheckExact(indices) ? PyList_GetItem(indices, table) : PyTuple_GetItem(indices, table);

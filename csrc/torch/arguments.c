@@ -1,4 +1,4 @@
-/* What a call takes, borrows and gives, and the arguments that several operators share. */
+/* Tensors that a call takes, borrows and returns, and the arguments that several operators share. */
 #include "torch/arguments.h"
 
 #include <pthread.h>
@@ -62,8 +62,8 @@ rf_status rf__call_output(rf__call *call, int output, int64_t dim, const int64_t
     return status;
 }
 
-/* libtorch before 2.15 copies a returned string and never frees it: 48 bytes a call that are not ours to free, since
- * later ones do. Nothing that runs often returns one. */
+/* libtorch before 2.15 copies a returned string and never frees it: 48 bytes per call, which this library
+ * must not free, because later versions do. No frequent operator returns a string. */
 rf_status rf__call_output_text(rf__call *call, int output, const char *text) {
     rf__value *value = &call->outputs[output];
     RF_FAIL_IF(torch_new_string_handle(text, strlen(text), &value->string) != 0, RF_ERR_MEMORY,
@@ -178,8 +178,8 @@ rf_status rf__call_sample_weights(rf__call *call, int argument, int64_t lookups,
     return RF_OK;
 }
 
-/* A forked child has none of its parent's threads, but torch's pool still counts on them: a parallel loop
- * there waits for ever, torch's own too. So such a child runs on the caller's thread. */
+/* A forked child has none of its parent's threads, but torch's pool still counts on them: a parallel loop in
+ * the child waits forever, also torch's own. So such a child runs on the caller's thread. */
 static bool forked;
 
 static void note_fork(void) { forked = true; }

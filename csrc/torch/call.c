@@ -1,11 +1,12 @@
-/* Boxed calls: schemas, registration, what a call takes and gives, and how it fails. */
+/* Boxed calls: schemas, registration, arguments, results and errors. */
 #include "torch/call.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Reads a type, as in "Tensor[]? " or "Tensor(a!) "; returns what follows it, NULL where it is not supported. */
+/* Reads a type, as in "Tensor[]? " or "Tensor(a!) "; returns the following text, or NULL for an unsupported
+ * type. */
 static const char *type_read(const char *text, rf__type *type) {
     static const struct {
         const char *name;
@@ -29,7 +30,7 @@ static const char *type_read(const char *text, rf__type *type) {
     return NULL;
 }
 
-/* Behind a default: the comma or parenthesis that ends an argument, not one in quotes or brackets. */
+/* Skips a default: returns the comma or parenthesis that ends an argument, outside of quotes and brackets. */
 static const char *default_skip(const char *text) {
     char closing = '\0';
     for (; *text != '\0' && (closing != '\0' || (*text != ',' && *text != ')')); text++) {
@@ -58,7 +59,7 @@ bool rf__signature_read(const char *schema, rf__signature *signature) {
     *signature = (rf__signature){0};
     const char *text = schema + 1;
     while (*text != ')') {
-        if (strncmp(text, "*, ", 3) == 0) text += 3; /* from here on by name alone */
+        if (strncmp(text, "*, ", 3) == 0) text += 3; /* keyword-only from here on */
         text = argument_read(text, signature);
         if (text == NULL || *text == '\0') return false;
         if (*text == ',') text += 2;
@@ -75,7 +76,7 @@ bool rf__signature_read(const char *schema, rf__signature *signature) {
     return true;
 }
 
-/* Returns the longest of the names with which that of a private operator goes on; its own where there is none. */
+/* Returns the longest name that is a prefix of a private operator's name; its own name without any. */
 static const char *public_name(const rf__registered *operators, size_t count, const char *name) {
     const char *found = name;
     size_t most = 0;
@@ -129,7 +130,7 @@ static rf_status run(rf__call *call, StableIValue *stack) {
     return RF_OK;
 }
 
-/* Of a call that failed inside libtorch: None for a tensor gets as far as that. */
+/* For a call that failed inside libtorch: None for a tensor gets that far. */
 static rf_status none_refuse(const rf__call *call, rf_status status) {
     const rf__signature *signature = &call->registered->signature;
     for (int32_t i = 0; i < signature->n_arguments && status == RF_ERR_INTERNAL; i++) {
@@ -142,12 +143,12 @@ static rf_status none_refuse(const rf__call *call, rf_status status) {
     return status;
 }
 
-/* The arguments are freed whatever happens, and the exception is thrown last, from here alone. The Python type travels in
- * the text, since newer torch makes every C++ exception a RuntimeError. */
+/* The arguments are always freed, and the exception is thrown last, only here. The text carries the Python
+ * type, because newer torch makes every C++ exception a RuntimeError. */
 void rf__call_run(const rf__registered *registered, StableIValue *stack) {
     const rf__signature *signature = &registered->signature;
     rf__call call = {.registered = registered};
-    char message[4096 + 256]; /* the longest of rf_last_error, and what it is of */
+    char message[4096 + 256]; /* the longest of rf_last_error, and its prefix */
     for (int32_t i = 0; i < signature->n_arguments; i++)
         call.values[i] = rf__value_take(signature->arguments[i], stack[i]);
     const rf_status status = none_refuse(&call, run(&call, stack));
@@ -160,7 +161,7 @@ void rf__call_run(const rf__registered *registered, StableIValue *stack) {
     if (status == RF_OK) return;
     for (int32_t i = 0; i < signature->n_outputs; i++)
         rf__value_free(signature->outputs[i], &call.outputs[i]);
-    /* The C API names its operator itself; what fails before it is reached does not. */
+    /* The C API names its operator itself; earlier failures do not. */
     const bool named = strncmp(rf_last_error(), "recfuse.", strlen("recfuse.")) == 0;
     snprintf(message, sizeof message, "%s: %s%s%s%s", rf_status_python(status), named ? "" : "recfuse.",
              named ? "" : registered->public_name, named ? "" : ": ", rf_last_error());

@@ -1,4 +1,4 @@
-/* torch's CUDA part, which lies in a library that need not be there. */
+/* torch's CUDA part, in a library that may be absent. */
 #define _GNU_SOURCE /* RTLD_NOLOAD */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -10,15 +10,15 @@
 
 typedef struct CUDAStreamGuardOpaque *stream_guard;
 
-/* What is called there. */
+/* The functions called there. */
 typedef struct torch_cuda {
     int32_t (*current_stream)(int32_t device, void **stream);
     int32_t (*create_stream_guard)(void *stream, int32_t device, stream_guard *guard);
     int32_t (*delete_stream_guard)(stream_guard guard);
-    aoti_torch_cuda__efficient_attention_forward_type *efficient_attention; /* NULL where there is none */
+    aoti_torch_cuda__efficient_attention_forward_type *efficient_attention; /* NULL if absent */
 } torch_cuda;
 
-/* Filled under the lock, and read once `found` says so. */
+/* Written under the lock, and read only after `found` is set. */
 static torch_cuda functions;
 static atomic_bool found; /* atomic */
 static pthread_mutex_t finding =
@@ -28,7 +28,7 @@ static rf_status torch_cuda_get(const torch_cuda **cuda) {
     *cuda = &functions;
     if (atomic_load_explicit(&found, memory_order_acquire)) return RF_OK;
     torch_cuda all = {NULL, NULL, NULL, NULL};
-    /* A tensor on a GPU has come: torch has loaded it. */
+    /* A tensor on a GPU exists, so torch has loaded it. */
     void *library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
     if (library != NULL) {
         *(void **)&all.current_stream = dlsym(library, "aoti_torch_get_current_cuda_stream");
@@ -80,7 +80,7 @@ rf_status rf__call_efficient_attention(aoti_torch_cuda__efficient_attention_forw
     return RF_OK;
 }
 
-/* One allocation, and what came of it. */
+/* An allocation and its result. */
 typedef struct allocation {
     rf__torch_device device;
     int64_t bytes;
@@ -102,7 +102,7 @@ static rf_status allocate_on_stream(allocation *asked) {
     stream_guard guard = NULL;
     RF_CHECK(torch_cuda_get(&cuda));
     RF_CHECK(rf__cuda_driver_get(&driver));
-    /* Other threads may capture streams meanwhile. */
+    /* Other threads may be capturing streams. */
     (void)rf__cuda_capture_mode(driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
     RF__TORCH_CHECK(cuda->create_stream_guard(asked->stream, asked->device.index, &guard));
     const rf_status status = allocate_bytes(asked);
@@ -117,9 +117,10 @@ static void *allocate_on_thread(void *context) {
     return NULL;
 }
 
-/* The current thread may have a memory pool of its own for a while (torch.cuda.use_mem_pool, and the warm-up of
- * torch.compile(mode="reduce-overhead"), which raises if something stays in its pool). What outlives the call must not
- * come from there: so another thread asks, for the same stream. It is rare, and takes some 50 us. */
+/* The current thread may temporarily have its own memory pool (torch.cuda.use_mem_pool, and the warm-up of
+ * torch.compile(mode="reduce-overhead"), which raises if memory stays in its pool). Memory that outlives the
+ * call must not come from there, so another thread allocates it for the same stream. This is rare, and takes
+ * about 50 us. */
 static rf_status allocate_lasting(allocation *asked) {
     pthread_t thread;
     RF_FAIL_IF(pthread_create(&thread, NULL, allocate_on_thread, asked) != 0, RF_ERR_MEMORY,

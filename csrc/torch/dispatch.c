@@ -61,13 +61,13 @@ rf_status rf__dispatch_run(rf__dispatch *dispatch, int32_t n_results) {
     StableIValue stack[RF__DISPATCH_STACK] = {0}; /* zeros are None */
     for (int32_t i = 0; i < dispatch->n_arguments; i++) {
         const rf_status status = rf__value_give(dispatch->types[i], &dispatch->values[i], &stack[i]);
-        if (status != RF_OK) { /* what is on the stack already is taken back */
+        if (status != RF_OK) { /* takes arguments back from the stack */
             for (int32_t j = 0; j < i; j++)
                 dispatch->values[j] = rf__value_take(dispatch->types[j], stack[j]);
             return status;
         }
     }
-    dispatch->n_arguments = 0; /* the stack's now, whatever comes of it */
+    dispatch->n_arguments = 0; /* the stack owns them now, in all cases */
     RF_CHECK(rf__torch_status(
         torch_call_dispatcher(dispatch->name, dispatch->overload, stack, RF__TORCH_BUILD_VERSION),
         dispatch->name));

@@ -1,4 +1,4 @@
-/* recfuse::check, and what the library says of itself. */
+/* recfuse::check, and the library's properties. */
 #include "core/file.h"
 #include "torch/operators.h"
 

@@ -23,8 +23,9 @@ static rf__registered operators[COUNT]; /* filled once, while the library is loa
 RF__TORCH_OWN_OPERATORS(RF__TORCH_OPERATOR)
 #include "families.h"
 
-/* A second file with this library in one process: torch's operators are the first one's, and so is the state of
- * devices. Nothing can be raised while a library is loaded, so a warning says so, and an error what is called here. */
+/* A second file with this library in one process: torch's operators are those of the first, and so is the
+ * state of devices. Loading cannot raise, so it prints a warning, and each call of this library raises an
+ * error. */
 static void refuse_second_copy(void) {
     rf__value path = {0};
     const char *first = "another file";

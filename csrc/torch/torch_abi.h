@@ -1,9 +1,9 @@
 /* The C functions of libtorch that recfuse calls, declared by hand: torch's own headers are C++.
  *
- * One list per kind serves this header, the stub library that recfuse is linked against (stub/) and
- * tests/c/test_torch_abi.py, which holds every line against the headers of the torch that is installed.
- * RF__TORCH_LIST: in every torch >= 2.11. RF__TORCH_NEWER_LIST: younger, so declared weak; test the
- * address before a call. All return 0 when they succeed unless said otherwise.
+ * One list per kind serves this header, the stub library against which recfuse is linked (stub/) and
+ * tests/c/test_torch_abi.py, which compares every line with the headers of the installed torch.
+ * RF__TORCH_LIST: in every torch >= 2.11. RF__TORCH_NEWER_LIST: newer, so declared weak; test the address
+ * before a call. All return 0 on success unless stated otherwise.
  */
 #ifndef RECFUSE_TORCH_ABI_H
 #define RECFUSE_TORCH_ABI_H
@@ -21,10 +21,10 @@ typedef struct StringOpaque *StringHandle;
 typedef void (*rf__boxed)(StableIValue *stack, uint64_t n_in, uint64_t n_out);
 typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
 
-/* The torch whose encodings of values this code is written against. */
+/* The version of torch whose encodings of values this code uses. */
 #define RF__TORCH_BUILD_VERSION ((UINT64_C(2) << 56) | (UINT64_C(11) << 48))
 
-/* dtype codes come from these, so that no number is taken for granted. X(name) */
+/* dtype codes come from these functions instead of constants. X(name) */
 #define RF__TORCH_DTYPE_LIST(X) \
     X(float32)                  \
     X(float16)                  \
@@ -49,7 +49,7 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     X(int32_t, aoti_torch_library_def, (TorchLibraryHandle library, const char *schema))                   \
     X(int32_t, torch_library_impl,                                                                         \
       (TorchLibraryHandle library, const char *name, rf__boxed function, uint64_t build_version))          \
-    /* an operator by name: arguments on the stack, results in their place */                              \
+    /* calls an operator by name: arguments on the stack, replaced by results */                           \
     X(int32_t, torch_call_dispatcher,                                                                      \
       (const char *name, const char *overload, StableIValue *stack, uint64_t build_version))               \
     /* lists and strings */                                                                                \
@@ -81,7 +81,7 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
       (int64_t dim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type,      \
        int32_t device_index, AtenTensorHandle *tensor))                                                    \
     X(int32_t, aoti_torch_layout_strided, (void))                                                          \
-    /* of memory that is there; `deleter` has it back when nobody needs it, on any thread */               \
+    /* of existing memory; `deleter` is called on any thread when it is no longer needed */                \
     X(int32_t, torch_from_blob,                                                                            \
       (void *data, int64_t dim, const int64_t *sizes, const int64_t *strides, int64_t storage_offset,      \
        int32_t dtype, int32_t device_type, int32_t device_index, AtenTensorHandle *tensor, int32_t layout, \
@@ -108,7 +108,7 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     /* text of this thread's last failure inside libtorch */       \
     X(const char *, torch_exception_get_what_without_backtrace, (void))
 
-/* In libtorch_cuda, which need not be there: found at run time (cuda.c). Handles are borrowed, NULL is None.
+/* In libtorch_cuda, which may be absent: looked up at run time (cuda.c). Handles are borrowed, NULL is None.
  * X(result, name, parameters) */
 #define RF__TORCH_CUDA_LIST(X)                                                                         \
     X(int32_t, aoti_torch_cuda__efficient_attention_forward,                                           \

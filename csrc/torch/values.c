@@ -38,7 +38,7 @@ rf_status rf__value_give(rf__type type, const rf__value *value, StableIValue *bi
 
 void rf__value_free(rf__type type, const rf__value *value) {
     if (!value->given) return;
-    if (type.list) { /* torch_delete_list frees the list alone: its elements are handed out one by one */
+    if (type.list) { /* torch_delete_list frees only the list: its elements are handed out one by one */
         size_t size = 0;
         torch_list_size(value->list, &size);
         for (size_t i = 0; i < size && (type.kind == RF__TENSOR || type.kind == RF__STRING); i++) {
@@ -54,7 +54,8 @@ void rf__value_free(rf__type type, const rf__value *value) {
     }
 }
 
-/* What libtorch's text says. Older ones have none: what makes tensors then fails for want of memory. */
+/* Interprets libtorch's text. Older versions have no text: a function that creates tensors is then assumed to
+ * have run out of memory. */
 static rf_status kind_of_failure(const char *call, const char *why) {
     static const char *const memory[] = {"out of memory", "not enough memory", "can't allocate memory"};
     for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++)
@@ -96,7 +97,7 @@ bool rf__device_is_cpu(rf__torch_device device) { return device.type == aoti_tor
 
 rf__torch_device rf__device_cpu(void) { return (rf__torch_device){aoti_torch_device_type_cpu(), -1}; }
 
-/* The storage of a tensor can be freed or made smaller under it: untyped_storage().resize_(0). */
+/* The storage of a tensor can be freed or shrunk: untyped_storage().resize_(0). */
 static rf_status memory_check(const rf__tensor *tensor, bool has_data) {
     int64_t last = 0, first = 0, has = 0, needs = 0;
     for (int64_t d = 0; d < tensor->dim; d++) {

@@ -14,7 +14,7 @@ typedef struct rf__type {
 } rf__type;
 
 typedef struct rf__value {
-    bool given; /* false: an optional one that is None; the rest is 0 then */
+    bool given; /* false: an optional value that is None; all other fields are 0 then */
     union {
         StableIValue bits;
         AtenTensorHandle tensor;
@@ -28,21 +28,21 @@ typedef struct rf__value {
 _Static_assert(sizeof(void *) == 8 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "a value is read as it lies");
 
-/* Takes a value from the stack; the box of an optional one is freed. Cannot fail. */
+/* Takes a value from the stack and frees the box of an optional one. Cannot fail. */
 rf__value rf__value_take(rf__type type, StableIValue bits);
 /* Puts a value on the stack, which then owns it. RF_ERR_MEMORY: no box for an optional one. */
 rf_status rf__value_give(rf__type type, const rf__value *value, StableIValue *bits);
 /* Frees a value and, of a list, its elements. */
 void rf__value_free(rf__type type, const rf__value *value);
 
-/* With libtorch's own text, if `code` says that a call to libtorch failed: RF_ERR_MEMORY or RF_ERR_OUT_OF_MEMORY where
- * there was too little, RF_ERR_CUDA where that is what the text is of, else RF_ERR_INTERNAL. */
+/* Fails with libtorch's own text if `code` is a failure of libtorch: RF_ERR_MEMORY or RF_ERR_OUT_OF_MEMORY,
+ * RF_ERR_CUDA if the text is CUDA's, else RF_ERR_INTERNAL. */
 rf_status rf__torch_status(int32_t code, const char *call);
 #define RF__TORCH_CHECK(call) RF_CHECK(rf__torch_status((call), #call))
 
-/* Where a tensor is. */
+/* The device of a tensor. */
 typedef struct rf__torch_device {
-    int32_t type, index; /* torch's code; ordinal, -1 where there is one alone */
+    int32_t type, index; /* torch's code; ordinal, -1 if there is a single one */
 } rf__torch_device;
 
 rf_status rf__tensor_device(AtenTensorHandle handle, rf__torch_device *device);
@@ -69,10 +69,11 @@ rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t
  * The copy is also left in *copy (NULL before), to be freed by the caller once `tensor` is done with. */
 rf_status rf__tensor_make_contiguous(rf__tensor *tensor, int32_t dtype, AtenTensorHandle *copy);
 bool rf__tensor_is_contiguous(const rf__tensor *tensor);
-/* A new contiguous tensor of sizes [dim], and where its data is; at most RF__MAX_DIM dimensions. */
+/* Creates a contiguous tensor of sizes [dim], and returns the address of its data; at most RF__MAX_DIM
+ * dimensions. */
 rf_status rf__tensor_new(int64_t dim, const int64_t *sizes, int32_t dtype, rf__torch_device device,
                          AtenTensorHandle *tensor, void **data);
-/* The same on the CPU, of zeros that take no memory until they are written, of any size. RF_ERR_MEMORY. */
+/* As above, on the CPU, of zeros that take no memory until they are written, of any size. RF_ERR_MEMORY. */
 rf_status rf__tensor_reserve(int64_t dim, const int64_t *sizes, int32_t dtype, AtenTensorHandle *tensor,
                              void **data);
 /* Frees a tensor; NULL is fine. */
@@ -81,7 +82,7 @@ void rf__tensor_free(AtenTensorHandle tensor);
 rf_status rf__tensor_refuse(const rf__tensor *tensor, rf_status code, const char *format, ...)
     RF__PRINTF(3, 4);
 
-/* The element type; RF_ERR_TYPE names the argument, what was found and what is allowed. */
+/* Reads the element type; RF_ERR_TYPE names the argument, its type and the allowed types. */
 rf_status rf__tensor_dtype(const rf__tensor *tensor, rf_dtype *dtype);
 int32_t rf__torch_dtype(rf_dtype dtype);
 /* "float64" and so on; "another dtype" for codes that are not in RF__TORCH_DTYPE_LIST. */

@@ -1,4 +1,4 @@
-/* GPUs: where work goes, whose memory it takes, what its kernels reported. */
+/* GPUs: streams, allocators of device memory, and errors that kernels reported. */
 #ifndef RECFUSE_API_CUDA_H
 #define RECFUSE_API_CUDA_H
 
@@ -6,26 +6,27 @@
 
 RF_BEGIN_DECLARATIONS
 
-/* Where GPU work goes. */
+/* The destination of GPU work. */
 typedef struct rf_cuda_stream {
     int32_t device; /* ordinal */
     void *stream; /* [1] CUstream of that device, may be NULL: the default stream */
 } rf_cuda_stream;
 
-/* A caller's allocator of device memory. Memory belongs to the stream that it was made for: what is released may be
- * given out again at once for work that follows on that stream, as torch's allocator does. Functions and context must
- * live as long as the process, and be safe to call from any thread; no lock is held and no context entered in calls. */
+/* A caller's allocator of device memory. Memory belongs to the stream for which it was allocated: released
+ * memory may be reused at once for later work on that stream, as by torch's allocator. Functions and context
+ * must live as long as the process, and be callable from any thread; during calls no lock is held and no
+ * context is current. */
 typedef struct rf_cuda_allocator {
     void *context; /* [1] or NULL: handed to both functions */
-    /* bytes > 0, of the stream's device, aligned to 16 bytes; *block is what release() wants. `lasts`: it is kept beyond
-     * the call that makes it, for calls that come again; never asked for a stream that is captured. */
+    /* bytes > 0, on the stream's device, aligned to 16 bytes; *block is the argument of release(). `lasts`:
+     * it outlives the call, for repeated calls; never requested for a stream that is being captured. */
     rf_status (*allocate)(void *context, int64_t bytes, bool lasts, const rf_cuda_stream *stream,
                           void **memory, void **block);
     /* All work that uses the memory is in its stream. */
     void (*release)(void *context, void *block);
 } rf_cuda_allocator;
 
-/* What the compiler said about a GPU kernel, and where the kernel came from. -1: it did not say. */
+/* The compiler's report of a GPU kernel, and the kernel's origin. -1: not reported. */
 typedef struct rf_kernel_info {
     int32_t registers; /* a thread */
     int32_t spill_bytes; /* a thread, stores and loads together */
@@ -34,12 +35,12 @@ typedef struct rf_kernel_info {
     int64_t cubin_bytes;
     double seconds; /* that this call took */
     bool cached; /* taken from the cache on disk */
-    char path[512]; /* of the entry there; "": none could be written, or longer than this */
+    char path[512]; /* of the entry there; "": it could not be written, or is longer than this */
 } rf_kernel_info;
 
-/* Waits for the device, then raises one of the errors that its kernels have found (RF_ERR_INDEX, RF_ERR_VALUE) and says
- * how many are left, of calls with other tables: RF_OK once all are raised. Not while a stream is captured.
- * Also RF_ERR_NO_DEVICE, RF_ERR_CUDA. */
+/* Waits for the device, then raises one of the errors that its kernels have reported (RF_ERR_INDEX,
+ * RF_ERR_VALUE), with the number of remaining errors of calls with other tables. Returns RF_OK once all are
+ * raised. Not allowed while a stream is captured. Also RF_ERR_NO_DEVICE, RF_ERR_CUDA. */
 RF_API rf_status rf_cuda_check(int32_t device);
 
 RF_END_DECLARATIONS

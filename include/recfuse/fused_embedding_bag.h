@@ -13,15 +13,15 @@ typedef struct rf_buffer {
     rf_dtype dtype;
 } rf_buffer;
 
-/* One feature: a table inside a buffer, and where its bags go. Several features may share a table.
- * All int64_t, so that an int64 tensor [n_features, 7] is an array of these. */
+/* A feature: a table inside a buffer, and the position of its bags in the output. Several features may share
+ * a table. All int64_t, so that an int64 tensor [n_features, 7] is an array of these. */
 typedef struct rf_feature {
-    int64_t buffer; /* which of the buffers */
+    int64_t buffer; /* number of the buffer */
     int64_t weight_offset; /* first element of the table in that buffer */
     int64_t rows, dim;
     int64_t pooling; /* rf_pooling */
-    int64_t padding_idx; /* -1: none */
-    int64_t output_column; /* first column in the output: where the feature before ends */
+    int64_t padding_idx; /* -1: no such row */
+    int64_t output_column; /* first column in the output: the end of the previous feature */
 } rf_feature;
 
 /* Many tables in one call, feature-major: bag b of feature f pools the indices from
@@ -41,7 +41,7 @@ typedef struct rf_fused_embedding_bag_params {
     const float *sample_weights; /* [lookups], may be NULL; then every pooling is RF_SUM */
     int32_t prefetch_distance; /* as in rf_embedding_bag_params */
     rf_dtype output_dtype;
-    void *output; /* [bags, output_dim] of output_dtype, wholly written */
+    void *output; /* [bags, output_dim] of output_dtype, completely written */
     int64_t output_dim;
     int64_t output_stride; /* elements from one bag to the next, >= output_dim */
 } rf_fused_embedding_bag_params;
@@ -50,7 +50,7 @@ typedef struct rf_fused_embedding_bag_params {
 RF_API rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params,
                                             const rf_executor *executor);
 
-/* How a GPU works on the bags of one feature of a fused call: name, text. */
+/* The kinds of schedules for the bags of a feature of a fused call on a GPU: name, text. */
 #define RF_FUSED_KIND_LIST(X)           \
     X(RF_FUSED_KIND_DEFAULT, "")        \
     X(RF_FUSED_KIND_POOL, "pool")       \
@@ -72,10 +72,10 @@ typedef struct rf_fused_schedule {
                       * to 32 */
     int32_t distance; /* pool: rows in flight a thread: 1, 2, 4, 8 or 16 */
     int32_t split; /* pool: blocks that share a bag, 1 ... 64 */
-    int32_t expected; /* mean lookups of a bag, in sixteenths of a lookup; -1: none; 0: not known */
+    int32_t expected; /* mean lookups of a bag, in sixteenths of a lookup; -1: no lookups; 0: unknown */
 } rf_fused_schedule;
 
-/* How a GPU works on a fused call. */
+/* The plan of a fused call on a GPU. */
 typedef struct rf_fused_plan {
     const rf_fused_schedule *schedules; /* [n_features], may be NULL: all defaults */
     int32_t warps; /* most warps that an SM runs at once, 2 ... 64; 0: a good default */
@@ -91,28 +91,29 @@ RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_p
                                                   const rf_fused_plan *plan, const rf_cuda_stream *stream,
                                                   int64_t *bytes);
 
-/* Pools every feature on a GPU, as rf_embedding_bag_cuda does one; `features` and `buffers` themselves, except for
- * buffers' data, are on the host. `plan` may be NULL: all defaults. Which block works on what is decided before the
- * launch: by plan->mapping; or by the number of bags, if all of plan->schedules know what to expect; or else by a
- * small kernel from the offsets. A mapping that does not have each bag of each feature once is RF_ERR_VALUE.
- * mapping_on_device is read by this call, and by all replays of a graph that it is captured in.
- * `workspace`: workspace_bytes of device memory, at least as many as above says, aligned to 16 bytes, free again for
- * work that follows on the stream; NULL: plan->allocator's, if it is given.
+/* Pools every feature on a GPU, as rf_embedding_bag_cuda does for one; `features` and `buffers` are on the
+ * host, except for the buffers' data. `plan` may be NULL: all defaults. The assignment of work to blocks is
+ * made before the launch: by plan->mapping; or from the number of bags, if all of plan->schedules have
+ * expected lookups; or else by a small kernel from the offsets. A mapping that does not contain each bag of
+ * each feature once is RF_ERR_VALUE. mapping_on_device is read by this call, and by all replays of a graph
+ * that captured it. `workspace`: workspace_bytes of device memory, at least as many as returned above,
+ * aligned to 16 bytes, reusable for later work on the stream; NULL: plan->allocator's, if there is one.
  *
- * Descriptions of features and tasks stay on the device, for calls that come again on the stream: 48 bytes a feature and
- * 32 a task. Of a device those 256 descriptions of all operators stay that were used last, and at most 128 MiB; a call has
- * two. They come from plan->allocator. Descriptions of a captured call are kept apart from these until the process ends, in
- * memory of the driver, since graphs may be replayed on any stream: only such a call, the first time, waits, for the copy
- * of its own descriptions.
+ * Descriptions of features and tasks stay on the device, for repeated calls on the stream: 48 bytes per
+ * feature and 32 per task. The 256 most recently used descriptions of all operators stay on each device, and
+ * at most 128 MiB; a call has two. They come from plan->allocator. Descriptions of a captured call are
+ * separate from these and stay until the process ends, in memory of the driver, because graphs may be
+ * replayed on any stream: only the first such call waits, for the copy of its own descriptions.
  */
 RF_API rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params,
                                              const rf_fused_plan *plan, void *workspace,
                                              int64_t workspace_bytes, const rf_cuda_stream *stream);
 
-/* Which block works on what, for a batch whose offsets are on the host: of `params` the features, buffers (not their
- * data), sizes and output are looked at, and offsets, which must be host memory. Heavy tasks come first. *mapping
- * [*rows, 8] is the caller's, to be freed with rf_fused_mapping_free. Needs no GPU: `sms` is the number of its
- * SMs, `stage` whether it can stage tables (compute capability 9.0 and 10.0). RF_ERR_VALUE: offsets that decrease. */
+/* Computes the assignment of work to blocks for a batch whose offsets are on the host. Reads the features,
+ * buffers (not their data), sizes, output and offsets of `params`; offsets must be host memory. Heavy tasks
+ * come first. The caller frees *mapping [*rows, 8] by rf_fused_mapping_free. Needs no GPU: `sms` is the
+ * number of its SMs, `stage` whether it can stage tables (compute capability 9.0 and 10.0). RF_ERR_VALUE:
+ * offsets that decrease. */
 RF_API rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params,
                                             const rf_fused_plan *plan, int32_t sms, bool stage,
                                             int32_t **mapping, int64_t *rows);

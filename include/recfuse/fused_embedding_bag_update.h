@@ -1,4 +1,4 @@
-/* Fused optimizers: what follows a gradient of a fused call, without the gradient. */
+/* Fused optimizers: the update of a fused call's weights without a stored gradient. */
 #ifndef RECFUSE_API_FUSED_EMBEDDING_BAG_UPDATE_H
 #define RECFUSE_API_FUSED_EMBEDDING_BAG_UPDATE_H
 
@@ -6,18 +6,24 @@
 
 RF_BEGIN_DECLARATIONS
 
-/* Only rows with a lookup that counts change, and so do their states. With w the row as float32, s the float32 sum of its
- * gradients, all else from rf_update_number: g = s * GRAD_SCALE + WEIGHT_DECAY * w, then
+/* Only rows with a lookup that counts change, and so do their states. With w the row as float32, s the
+ * float32 sum of its gradients, and all other values from rf_update_number: g = s * GRAD_SCALE + WEIGHT_DECAY
+ * * w, then
  *   RF_SGD              w -= LR * g
- *   RF_ADAGRAD          sum += g^2; w -= LR * g / (sqrt(sum) + EPS)           (torch.optim.Adagrad, sparse gradients)
- *   RF_ROWWISE_ADAGRAD  sum += mean(g^2), one number a row; w as above         (FBGEMM's EXACT_ROWWISE_ADAGRAD)
+ *   RF_ADAGRAD          sum += g^2; w -= LR * g / (sqrt(sum) + EPS)           (torch.optim.Adagrad, sparse
+ *   gradients)
+ *   RF_ROWWISE_ADAGRAD  sum += mean(g^2), a number per row; w as above         (FBGEMM's
+ *   EXACT_ROWWISE_ADAGRAD)
  *   RF_ADAM             m += (1 - BETA1) * (g - m); v += (1 - BETA2) * (g^2 - v);
- *                       w -= LR * sqrt(1 - BETA2^STEP) / (1 - BETA1^STEP) * m / (sqrt(v) + EPS)  (torch.optim.SparseAdam)
- * On a GPU roots and quotients of w's steps may be off by two units of their last place. A gradient that is not finite goes into its
- * own row alone. */
+ *                       w -= LR * sqrt(1 - BETA2^STEP) / (1 - BETA1^STEP) * m / (sqrt(v) + EPS)
+ *                       (torch.optim.SparseAdam)
+ * On a GPU roots and quotients of w's steps may be off by two units in the last place. A gradient that is not
+ * finite affects only its own row.
+ */
 typedef enum rf_optimizer { RF_SGD, RF_ADAGRAD, RF_ROWWISE_ADAGRAD, RF_ADAM } rf_optimizer;
 
-/* Float32 numbers that an update reads when it runs, so that a CUDA graph sees what was written since its capture. */
+/* Float32 numbers that an update reads when it runs, so that a CUDA graph uses values written after its
+ * capture. */
 typedef enum rf_update_number {
     RF_UPDATE_LR,
     RF_UPDATE_WEIGHT_DECAY,
@@ -32,18 +38,19 @@ typedef enum rf_update_number {
 
 /* A weight and the optimizer's states of it, all contiguous and on one device. Two of a call do not overlap. */
 typedef struct rf_update_matrix {
-    void *weight; /* [rows, dim] of dtype; NULL: it is left as it is, and features in it are not looked at */
+    void *weight; /* [rows, dim] of dtype; NULL: it does not change, and its features are ignored */
     float
         *states[2]; /* Adagrad: sum [rows, dim]; row-wise: sum [rows]; Adam: m and v [rows, dim]; else NULL */
     int64_t rows, dim;
-    rf_dtype dtype; /* float32, float16 or bfloat16; states and what is computed are float32 */
+    rf_dtype dtype; /* float32, float16 or bfloat16; states and the arithmetic are float32 */
 } rf_update_matrix;
 
 typedef struct rf_update {
     rf_optimizer optimizer;
     const float *numbers; /* [RF_UPDATE_NUMBERS] in memory of the matrices' device */
-    /* Of float16 and bfloat16: rounded up or down at random, with the chances that keep the mean; else to nearest. The
-     * random bits depend on seed, STEP, row and column alone, and are the same on every device. */
+    /* For float16 and bfloat16: rounds up or down at random, with the probabilities that keep the mean;
+     * otherwise to nearest. The random bits depend only on seed, STEP, row and column, and are the same on
+     * every device. */
     bool stochastic_rounding;
     uint64_t seed;
 } rf_update;
@@ -51,7 +58,7 @@ typedef struct rf_update {
 /* The update of all weights of a fused call. The contents of indices and offsets may be bad: such lookups do not
  * count. */
 typedef struct rf_fused_update_params {
-    /* [n_features]; `buffer`: the matrix of whose rows the table is, by its number; -1: not looked at */
+    /* [n_features]; `buffer`: number of the matrix that has the table's rows; -1: ignored */
     const rf_feature *features; /* [n_features] */
     int64_t n_features;
     const void *indices; /* [lookups] of index_type */
@@ -76,19 +83,21 @@ typedef struct rf_fused_update_params {
 RF_API rf_status rf_fused_embedding_bag_update_cpu(const rf_fused_update_params *params,
                                                    const rf_executor *executor);
 
-/* The same on a GPU, whose memory all pointers but features and matrices are of. The work is put into the stream and not
- * waited for; it may be captured in a CUDA graph. Its workspace is the allocator's, NULL: the driver's.
+/* As above, on a GPU: all pointers except features and matrices are of its memory. Puts the work into the
+ * stream without waiting; it may be captured in a CUDA graph. The workspace comes from the allocator, NULL:
+ * from the driver.
  *
- * Descriptions of the work stay on the device, for calls that come again on the stream with the same features and sizes:
- * some 32 bytes a feature of a large table, some 150 of a small one. Of a device those 256 descriptions of all operators
- * stay that were used last, and at most 128 MiB. Descriptions of a captured call stay until the process ends, as of
- * rf_fused_embedding_bag_cuda. */
+ * Descriptions of the work stay on the device, for repeated calls on the stream with the same features and
+ * sizes: about 32 bytes per feature of a large table, about 150 of a small one. The 256 most recently used
+ * descriptions of all operators stay on each device, and at most 128 MiB. Descriptions of a captured call
+ * stay until the process ends, as for rf_fused_embedding_bag_cuda.
+ */
 RF_API rf_status rf_fused_embedding_bag_update_cuda(const rf_fused_update_params *params,
                                                     const rf_cuda_allocator *allocator,
                                                     const rf_cuda_stream *stream);
 
-/* The update of one weight from summed gradients, as a coalesced COO gradient has them: of a step that comes later than
- * the backward pass. */
+/* The update of a weight from summed gradients, in the form of a coalesced COO gradient: for a step after the
+ * backward pass. */
 typedef struct rf_rows_update_params {
     const int64_t *rows; /* [count], each once; a row that the matrix does not have is passed over */
     const void *sums; /* [count, matrix.dim] of sums_dtype */
@@ -101,7 +110,7 @@ typedef struct rf_rows_update_params {
 /* Updates the rows. As rf_fused_embedding_bag_update_cpu otherwise. */
 RF_API rf_status rf_rows_update_cpu(const rf_rows_update_params *params, const rf_executor *executor);
 
-/* The same on a GPU, put into the stream; without a workspace. */
+/* As above, on a GPU, in the stream; without a workspace. */
 RF_API rf_status rf_rows_update_cuda(const rf_rows_update_params *params, const rf_cuda_stream *stream);
 
 RF_END_DECLARATIONS

@@ -6,7 +6,7 @@
 
 RF_BEGIN_DECLARATIONS
 
-/* Rows of a table, to be kept in L2 or let go. */
+/* Rows of a table to pin in L2 or to unpin. */
 typedef struct rf_pin_rows_params {
     const void *weight; /* [rows, row_bytes] on the device, row_pitch bytes apart, any alignment */
     int64_t rows, row_bytes, row_pitch;
@@ -15,10 +15,10 @@ typedef struct rf_pin_rows_params {
     rf_int_type index_type;
 } rf_pin_rows_params;
 
-/* Brings the rows into L2 and marks them to leave it last (`keep`), or like any other (not `keep`), by a
+/* Loads the rows into L2 with the policy evict-last (`keep`), or with the normal policy (not `keep`), by a
  * kernel on the stream. A hint: L2 may still evict them. A row outside the table is reported as in
- * rf_embedding_bag_cuda. Waits for the kernel to be compiled, once, and never for the device. RF_ERR_VALUE,
- * RF_ERR_TYPE, RF_ERR_INDEX (of an earlier call), RF_ERR_CUDA. */
+ * rf_embedding_bag_cuda. Waits for the compilation of the kernel, once, and never for the device.
+ * RF_ERR_VALUE, RF_ERR_TYPE, RF_ERR_INDEX (of an earlier call), RF_ERR_CUDA. */
 RF_API rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf_cuda_stream *stream);
 /* Takes the marks of all lines of the device's L2 away. RF_ERR_NO_DEVICE, RF_ERR_CUDA. */
 RF_API rf_status rf_unpin_all_cuda(int32_t device);

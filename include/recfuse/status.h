@@ -1,4 +1,4 @@
-/* How calls fail: a status is returned, its detail is kept for the thread. */
+/* Errors: a call returns a status, and its detail is stored for the thread. */
 #ifndef RECFUSE_API_STATUS_H
 #define RECFUSE_API_STATUS_H
 
@@ -18,8 +18,8 @@
 
 RF_BEGIN_DECLARATIONS
 
-/* One list of statuses: code, the Python exception that it becomes (Python's own, or of recfuse.errors), text. Memory is
- * the host's, device memory a GPU's. Internal: a bug, or a package that is not whole. */
+/* The list of statuses: code, Python exception (Python's own, or of recfuse.errors), text. Memory is the
+ * host's, device memory a GPU's. Internal: a bug, or an incomplete package. */
 #define RF_STATUS_LIST(X)                                               \
     X(RF_OK, "", "ok")                                                  \
     X(RF_ERR_VALUE, "ValueError", "a bad argument")                     \
@@ -44,8 +44,8 @@ typedef enum rf_status {
 RF_API const char *rf_status_text(rf_status status);
 /* Name of the Python exception a status becomes; "" for RF_OK. */
 RF_API const char *rf_status_python(rf_status status);
-/* What the last failing call on this thread found and what is allowed; "" when there was none. UTF-8. The
- * pointer is valid until the next failing call on this thread. */
+/* Returns the detail of the last failure on this thread: the value and the allowed values; "" without a
+ * failure. UTF-8. The pointer is valid until the next failing call on this thread. */
 RF_API const char *rf_last_error(void);
 
 /* RECFUSE_VERSION of the library in use; static. */

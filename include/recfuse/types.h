@@ -15,8 +15,8 @@ typedef enum rf_int_type { RF_INT32, RF_INT64 } rf_int_type;
 /* The numbers are those of ATen's _embedding_bag. */
 typedef enum rf_pooling { RF_SUM, RF_MEAN, RF_MAX } rf_pooling;
 
-/* How a call spreads its work over threads. `parallel_for` cuts [begin, end) into ranges, calls
- * body(from, to, context) on each, possibly at once, and returns 0 when all have returned. */
+/* Spreads the work of a call over threads. `parallel_for` cuts [begin, end) into ranges, calls body(from, to,
+ * context) on each, possibly at once, and returns 0 when all have returned. */
 typedef struct rf_executor {
     int32_t threads; /* ranges worth making; 1 runs on the caller's thread */
     int32_t (*parallel_for)(int64_t begin, int64_t end, int64_t grain,

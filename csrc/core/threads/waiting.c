@@ -16,7 +16,7 @@ int64_t rf__waiting_now(void) {
     return time.tv_sec * INT64_C(1000000000) + time.tv_nsec;
 }
 
-/* Takes one away, unless there is none. */
+/* Decrements a count unless it is 0. */
 static bool claim(int32_t *count) {
     int32_t found = __atomic_load_n(count, __ATOMIC_SEQ_CST);
     while (found > 0)
@@ -57,7 +57,7 @@ void rf__waiting_sleep(rf__waiting *of) {
     }
 }
 
-/* Who has been claimed has a post, which no other thread may find. */
+/* A claimed thread has a post, which no other thread may take. */
 void rf__waiting_end_sleep(rf__waiting *of) {
     if (!claim(&of->n_asleep)) rf__waiting_sleep(of);
 }

@@ -1,5 +1,5 @@
-/* How threads wait for each other where whoever wakes one must not wait itself: no lock, and a system call only where the
- * other one sleeps. */
+/* Waits between threads in which the waker never blocks: no lock, and a system call only if the waiting
+ * thread sleeps. */
 #ifndef RECFUSE_BASE_WAITING_H
 #define RECFUSE_BASE_WAITING_H
 
@@ -7,22 +7,22 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Who wakes a thread claims it first: by its flag where it watches, else as one of those asleep, to whom it then posts. So
- * there are as many posts as claims of sleepers. */
+/* A waker first claims a thread: by its flag if it watches, otherwise from the count of sleepers, to whom it
+ * then posts. So there are as many posts as claims of sleepers. */
 typedef struct rf__waiting {
     sem_t posts;
-    _Alignas(64) int32_t n_watching; /* atomic: 0 or 1; as the next one, threads that nobody has claimed */
+    _Alignas(64) int32_t n_watching; /* atomic: 0 or 1; like the next count, threads that are not claimed */
     int32_t n_asleep; /* atomic */
 } rf__waiting;
 
-/* Of no threads. */
+/* Resets to no threads. */
 void rf__waiting_reset(rf__waiting *of);
-/* Wakes so many threads, as far as they wait. What these are to see has been written before. */
+/* Wakes up to this many waiting threads. The caller must have written the data for them before. */
 void rf__waiting_wake(rf__waiting *of, int32_t threads);
 
-/* A thread says that it waits by rf__waiting_begin_..., looks once more whether there is what it waits for, and then goes on
- * waiting, or ends it where there is. One thread at a time watches: it looks at its flag until it is woken or the time is
- * `until`, of rf__waiting_now. Others sleep. */
+/* A thread announces by rf__waiting_begin_... that it waits, checks its condition once more, and then waits,
+ * or ends the wait if the condition holds. One thread at a time watches: it polls its flag until it is woken
+ * or until the time `until`, of rf__waiting_now. Others sleep. */
 void rf__waiting_begin_watch(rf__waiting *of);
 void rf__waiting_watch(rf__waiting *of, int64_t until);
 void rf__waiting_end_watch(rf__waiting *of);

@@ -14,33 +14,32 @@
 #include "core/threads/waiting.h"
 
 #ifndef RF_LEAST_CORES /* tests */
-#define RF_LEAST_CORES 4 /* of which one may be kept busy by a thread that watches for work */
+#define RF_LEAST_CORES 4 /* of which a thread that watches for work may occupy one */
 #endif
 
 enum {
     MOST_THREADS = 64,
     EXIT_SECONDS = 2,
     SHORT_WATCH = 50000, /* ns */
-    LONG_WATCH = 400000, /* where jobs have come so soon after each other */
+    LONG_WATCH = 400000, /* if jobs follow each other within this time */
 };
 
-/* Whoever hands a job over never takes the lock, and mostly makes no system call either: it may be the only thread that keeps
- * a GPU busy. A thread that has run out of work watches for more for a while before it sleeps. The while adapts itself, as
- * that of KVM's halt polling: to work that comes once in a millisecond a twentieth of a core is lost. */
+/* The submitter of a job never takes the lock, and rarely makes a system call, because it may be the only
+ * thread that feeds a GPU. A thread without work watches for a while before it sleeps. The duration adapts
+ * itself, like KVM's halt polling: with a job per millisecond it costs a twentieth of a core. */
 typedef struct crew {
-    pthread_mutex_t lock; /* guards what follows, up to `arrived` */
+    pthread_mutex_t lock; /* guards the following fields, up to `arrived` */
     pthread_cond_t work_ended;
-    rf__job *first,
-        **last; /* jobs whose tasks are not all taken, as far as is known; last: NULL where there is none */
+    rf__job *first, **last; /* jobs that may have untaken tasks; last: NULL without jobs */
     bool may_watch, has_watcher;
-    int64_t idle_since, watch; /* ns; 0: there is work. How long to watch */
+    int64_t idle_since, watch; /* ns; 0: not idle. Duration of the watch */
     _Alignas(64) rf__job *arrived; /* atomic, as those from here on: handed over, the last one first */
     int32_t n_threads;
     int64_t n_jobs; /* handed over and not ended */
     rf__waiting waiting;
 } crew;
 
-/* Each under its own lock, but for what is atomic. */
+/* Each is guarded by its own lock, except for atomic fields. */
 static crew crews[RF__CREWS];
 
 static void crews_reset(void) {
@@ -50,7 +49,7 @@ static void crews_reset(void) {
     }
 }
 
-/* Puts jobs that have arrived behind the others, in their order; under the lock. */
+/* Appends arrived jobs in their order; under the lock. */
 static void jobs_list(crew *of) {
     rf__job *arrived = __atomic_exchange_n(&of->arrived, NULL, __ATOMIC_SEQ_CST), *in_order = NULL;
     if (arrived == NULL) return;
@@ -71,7 +70,8 @@ static void jobs_list(crew *of) {
     of->last = last;
 }
 
-/* How many threads more jobs take, up to a few: those that begin wake others in turn; under the lock. */
+/* Returns the number of additional threads that jobs can use, up to a few: threads that begin wake others in
+ * turn; under the lock. */
 static int32_t room_of(const crew *of) {
     enum { FEW = 2 };
     int32_t room = 0;
@@ -111,7 +111,7 @@ static void job_await(crew *of) {
     pthread_mutex_lock(&of->lock);
 }
 
-/* The same, but not for long. */
+/* As above, for a short time. */
 static void job_watch(crew *of) {
     rf__waiting_begin_watch(&of->waiting);
     if (has_arrived(of)) {
@@ -127,8 +127,8 @@ static void job_watch(crew *of) {
     of->has_watcher = false;
 }
 
-/* Linux likes to wake a thread on its waker's core and to let it run there at once: whoever hands a job over would be stopped
- * for the whole of it. One that is meant for batches takes no core from another when it wakes. Where this fails it is as any. */
+/* Linux often wakes a thread on its waker's core and runs it there at once, which would stop the submitter of
+ * a job. A thread of the batch class preempts no other when it wakes. A failure has no effect. */
 static void be_modest(void) {
     const struct sched_param none = {0};
     (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);
@@ -184,7 +184,7 @@ static void at_exit(void) {
     }
 }
 
-/* In the child of a fork the threads are gone, and whoever held the locks. */
+/* The child of a fork has no such threads, and no holders of the locks. */
 static void prepare(void) {
     crews_reset();
     (void)pthread_atfork(NULL, NULL, crews_reset);
@@ -206,7 +206,7 @@ static bool thread_start(crew *of) {
     return started;
 }
 
-/* Whether a core can be spared for a thread that watches. */
+/* Returns true if a core can be spared for a thread that watches. */
 static bool has_cores(void) {
     cpu_set_t allowed;
     return sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) >= RF_LEAST_CORES;

@@ -86,7 +86,7 @@ rf_status rf__alias_build(rf__alias *alias, const double *weights, int64_t count
             stack[small++] = rich;
         }
     }
-    /* What is left has a share of 1 but for rounding. */
+    /* The remaining items have a share of 1 up to rounding. */
     while (small > 0) {
         const uint32_t item = stack[--small];
         alias->keep[item] = UINT32_MAX;

@@ -1,10 +1,10 @@
 /* Random numbers that are the same on every platform.
  *
  * SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): a counter
- * that is stepped by a constant and mixed, so a stream is one 64-bit state and any number of independent
- * streams is made by hashing a seed with a purpose and a number. Everything drawn from it uses integers,
- * + - * /, sqrt, floor and ldexp alone, which IEEE 754 and C make exact: libm's exp and log differ between
- * systems and are not used. Compile without contraction of a * b + c (ISO mode, -std=c11, does).
+ * that is stepped by a constant and mixed. A stream is a 64-bit state, and hashing a seed with a purpose and
+ * a number gives any number of independent streams. All draws use only integers, + - * /, sqrt, floor and
+ * ldexp, which IEEE 754 and C make exact; libm's exp and log differ between systems and are not used. Compile
+ * without contraction of a * b + c (ISO mode, -std=c11, does).
  */
 #ifndef RECFUSE_RANDOM_H
 #define RECFUSE_RANDOM_H
@@ -15,7 +15,7 @@ typedef struct rf__random {
     uint64_t state;
 } rf__random;
 
-/* What a stream is for: the streams of one seed must differ. */
+/* The purpose of a stream: the streams of a seed must differ. */
 typedef enum rf__random_purpose {
     RF__FOR_LENGTHS,
     RF__FOR_WEIGHTS,
@@ -62,16 +62,16 @@ double rf__random_normal(rf__random *random);
 /* Fills order [count] with a random permutation of 0 ... count - 1, count < 2^32. */
 void rf__random_permutation(rf__random *random, int64_t *order, int64_t count);
 
-/* exp and log by +, -, *, / alone, within 2 ulp; value > 0 for the logarithm. exp gives 0 below -700 and
- * its value at 700 above that. */
+/* exp and log by +, -, *, / only, within 2 ulp; value > 0 for the logarithm. exp returns 0 below -700 and its
+ * value at 700 above that. */
 double rf__exp(double value);
 double rf__log(double value);
 
 /* A table to draw from `count` weights in constant time (Walker's alias method, in Vose's order). */
 typedef struct rf__alias {
     int64_t count;
-    uint32_t *keep;  /* [count]: a slot's own item is drawn when 32 random bits are below this */
-    uint32_t *other; /* [count]: else this item */
+    uint32_t *keep; /* [count]: a slot's own item is drawn when 32 random bits are below this */
+    uint32_t *other; /* [count]: the alternative item */
 } rf__alias;
 
 /* Builds the table of weights [count], each >= 0 and finite, their sum > 0; 0 < count < 2^32. `alias` is zeros

@@ -1,4 +1,4 @@
-/* Threads of a call's own, for what runs without torch and its thread pool. */
+/* Threads for a single call, for work that runs without torch's thread pool. */
 #ifndef RECFUSE_THREADS_H
 #define RECFUSE_THREADS_H
 

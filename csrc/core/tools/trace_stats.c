@@ -18,7 +18,7 @@ rf_status rf__trace_curve(const double *ranks, const double *counts, int64_t n_p
                    ranks[i], counts[i]);
     }
     RF_FAIL_IF(n_points < 1, RF_ERR_VALUE, "there are no points, needed is at least 1");
-    int64_t next = 0; /* the first point behind the position; positions mostly rise */
+    int64_t next = 0; /* the first point after the position; positions are mostly ascending */
     for (int64_t i = 0; i < count; i++) {
         if (next > 0 && positions[i] < ranks[next - 1]) next = 0;
         while (next < n_points && ranks[next] <= positions[i]) next++;
@@ -59,8 +59,8 @@ rf_status rf__trace_times(const int64_t *counts, int64_t n_rows, double length, 
 rf_status rf__trace_reuse(const int64_t *rows, int64_t lookups, int64_t n_rows, int64_t *gaps,
                           int64_t *distances) {
     rf_status status = RF_OK;
-    int64_t *last = NULL; /* [n_rows]: 1 + the last lookup of each row, 0 where there was none */
-    int32_t *tree = NULL; /* [lookups + 1]: Fenwick tree of marks, one on the last lookup of each row */
+    int64_t *last = NULL; /* [n_rows]: 1 + the last lookup of each row, or 0 */
+    int32_t *tree = NULL; /* [lookups + 1]: Fenwick tree of marks, a mark on the last lookup of each row */
     RF_FAIL_IF(lookups >= INT32_MAX, RF_ERR_VALUE,
                "the trace has %lld lookups, allowed are fewer than 2^31 - 1", (long long)lookups);
     last = calloc((size_t)n_rows + 1, sizeof *last);

@@ -1,29 +1,31 @@
-/* Traces of row ids: synthesis of their order, and reuse distances.
+/* Traces of row indices: synthesis of their order, and reuse distances.
  *
- * Embedding accesses of production models are bursty: a row that has just been read is likely to be read
- * again soon, far more than its popularity explains (Jain et al., MICRO'24, whose traces are Meta's).
+ * Embedding accesses of production models are bursty: a row that was just read is likely to be read again
+ * soon, far more than its popularity explains (Jain et al., MICRO'24, whose traces are Meta's).
  */
 #ifndef RECFUSE_TRACE_STATS_H
 #define RECFUSE_TRACE_STATS_H
 
 #include "recfuse.h"
 
-/* Fills values [count] with the curve through (ranks [n_points], counts [n_points]) at each of positions [count]: a
- * power law between two points, constant outside. ranks rising and > 0, counts > 0, n_points >= 1, else RF_ERR_VALUE. */
+/* Fills values [count] with the curve through (ranks [n_points], counts [n_points]) at each of positions
+ * [count]: a power law between two points, constant outside. Requires ascending ranks > 0, counts > 0,
+ * n_points >= 1, else RF_ERR_VALUE. */
 rf_status rf__trace_curve(const double *ranks, const double *counts, int64_t n_points,
                           const double *positions, int64_t count, double *values);
 
-/* Fills times [sum of counts], all in [0, length): counts[r] times for each of n_rows rows, row after row. The first
- * time of a row is uniform; each later one, with probability `burst`, follows the one before it after
- * lognormal(log median, sigma) if that is before `length`; else it is uniform again. counts >= 0, length > 0,
- * burst in [0, 1], median > 0, sigma >= 0, else RF_ERR_VALUE. */
+/* Fills times [sum of counts], all in [0, length): counts[r] times for each of n_rows rows, row after row.
+ * The first time of a row is uniform; each later time, with probability `burst`, follows the previous one
+ * after lognormal(log median, sigma) if that is before `length`; otherwise it is uniform again. Requires
+ * counts >= 0, length > 0, burst in [0, 1], median > 0, sigma >= 0, else RF_ERR_VALUE. */
 rf_status rf__trace_times(const int64_t *counts, int64_t n_rows, double length, double burst, double median,
                           double sigma, uint64_t seed, double *times);
 
-/* For each lookup of rows [lookups], each in [0, n_rows): gaps, how many lookups ago the same row was read, and
- * distances, how many different other rows were read since; both -1 for a row's first lookup. An LRU cache
- * of C rows hits exactly where 0 <= distance < C. One pass with a Fenwick tree over the last lookup of each row
- * (Bennett and Kruskal, "LRU stack processing", 1975). lookups < 2^31. RF_ERR_INDEX, RF_ERR_VALUE, RF_ERR_MEMORY. */
+/* For each lookup of rows [lookups], each in [0, n_rows): gaps, the number of lookups since the same row was
+ * read, and distances, the number of different other rows read since; both -1 for a row's first lookup. An
+ * LRU cache of C rows hits exactly if 0 <= distance < C. One pass with a Fenwick tree over the last lookup of
+ * each row (Bennett and Kruskal, "LRU stack processing", 1975). Requires lookups < 2^31. RF_ERR_INDEX,
+ * RF_ERR_VALUE, RF_ERR_MEMORY. */
 rf_status rf__trace_reuse(const int64_t *rows, int64_t lookups, int64_t n_rows, int64_t *gaps,
                           int64_t *distances);
 

@@ -10,8 +10,8 @@
 
 /* All double, so that a float64 array [groups, 6] is an array of these. */
 typedef struct rf__workload_group {
-    double features;                 /* whole, >= 1 */
-    double rows;                     /* of each table; whole, in [1, 2^31) */
+    double features;                 /* integer, >= 1 */
+    double rows;                     /* of each table; integer, in [1, 2^31) */
     double mean, deviation, maximum; /* length: floor of a normal truncated to [0, maximum]; maximum may be
                                         infinite, 0 <= mean <= maximum; with deviation 0 always the mean */
     double coverage;                 /* in [0, 1]: a bag is empty with probability 1 - coverage */
@@ -21,18 +21,18 @@ typedef struct rf__workload_group {
 rf_status rf__workload_lengths(const rf__workload_group *groups, int64_t n_groups, int64_t batch,
                                uint64_t seed, int32_t *lengths);
 
-/* Fills indices, feature-major: for each group, each of its features, each bag, as many rows as
- * lengths [n_groups, batch] says; `lookups` is their number. skew 0: nearly uniform, row i has the weight
- * u^(1/3), u uniform (the published one). skew > 0: the r-th hottest row has the weight r^-skew; which row
- * that is, is random. Weights depend on (model_seed, group), draws on (model_seed, seed, feature).
- * RF_ERR_VALUE as above or where lengths and lookups disagree; RF_ERR_MEMORY. */
+/* Fills indices, feature-major: for each group, each of its features, each bag, lengths [n_groups, batch]
+ * rows; `lookups` is their number. skew 0: nearly uniform, row i has the weight u^(1/3), u uniform (as
+ * published). skew > 0: the r-th hottest row has the weight r^-skew; hot rows are chosen at random. Weights
+ * depend on (model_seed, group), draws on (model_seed, seed, feature). RF_ERR_VALUE as above or if lengths
+ * and lookups disagree; RF_ERR_MEMORY. */
 rf_status rf__workload_indices(const rf__workload_group *groups, int64_t n_groups, int64_t batch,
                                const int32_t *lengths, double skew, uint64_t model_seed, uint64_t seed,
                                rf_int_type index_type, int64_t lookups, void *indices);
 
-/* Fills sizes [count] of requests: floor of exp(normal(log median, log spread)), at least 1; a request above
- * `maximum` is served in pieces of `maximum` and a rest, of which one is picked. median > 0, spread >= 1,
- * maximum in [1, 2^31), else RF_ERR_VALUE. */
+/* Fills sizes [count] of requests: floor of exp(normal(log median, log spread)), at least 1. A request above
+ * `maximum` is served in parts of `maximum` and a rest, of which one is drawn. Requires median > 0, spread >=
+ * 1, maximum in [1, 2^31), else RF_ERR_VALUE. */
 rf_status rf__workload_batch_sizes(double median, double spread, int64_t maximum, uint64_t seed,
                                    int64_t count, int64_t *sizes);
 

@@ -1,6 +1,6 @@
-/* What a step of an embedding column makes of a value, and the hash. Included as "gpu/device/column_values.h" by host C and
- * by kernels: the same bits on both, so float32 is rounded after each operation. RF_COLUMN_STEP_LIST in
- * recfuse/embedding_columns.h says what each one means. */
+/* The steps of an embedding column on a value, and the hash. Included as "gpu/device/column_values.h" by host
+ * C and by kernels. Both compute the same bits, so float32 is rounded after each operation.
+ * RF_COLUMN_STEP_LIST in recfuse/embedding_columns.h defines the steps. */
 #ifndef RECFUSE_CUDA_DEVICE_COLUMN_VALUES_H
 #define RECFUSE_CUDA_DEVICE_COLUMN_VALUES_H
 
@@ -23,7 +23,8 @@ RF_COLUMN rf_u64 rf_column_high(rf_u64 x, rf_u64 y) {
 
 RF_COLUMN float rf_column_log1p(float value) { return (float)log1p((double)value); }
 
-/* Comparisons with a NaN are false, so it stays; as torch.clamp: where the bounds cross, the upper one. */
+/* Keeps a NaN, because comparisons with it are false. If the bounds cross, returns the upper bound, as
+ * torch.clamp. */
 RF_COLUMN float rf_column_clip(float value, float least, float most) {
     if (value < least) value = least;
     return value > most ? most : value;
@@ -45,8 +46,8 @@ RF_COLUMN rf_i64 rf_column_modulo(rf_i64 value, rf_i64 divisor) {
     return rest < 0 ? rest + divisor : rest;
 }
 
-/* XXH64 of a whole number of 8-byte words below 32 bytes (the specification of xxHash, section "XXH64 algorithm
- * description"). */
+/* XXH64 of a whole number of 8-byte words below 32 bytes (the specification of xxHash, section "XXH64
+ * algorithm description"). */
 #define RF_XXH64_1 0x9e3779b185ebca87ull
 #define RF_XXH64_2 0xc2b2ae3d27d4eb4full
 #define RF_XXH64_3 0x165667b19e3779f9ull
@@ -76,7 +77,8 @@ RF_COLUMN rf_u64 rf_column_hash_pair(rf_i64 left, rf_i64 right, rf_u64 seed) {
         rf_xxh64_word(rf_xxh64_word(seed + RF_XXH64_5 + 16, (rf_u64)left), (rf_u64)right));
 }
 
-/* How many of the rising boundaries [count] are less than the value; `right`: not greater. All, for a NaN. */
+/* Returns the number of the ascending boundaries [count] that are less than the value; `right`: not greater.
+ * All for a NaN. */
 RF_COLUMN rf_i64 rf_column_bucket(float value, const float *boundaries, rf_i64 count, int right) {
     rf_i64 first = 0, last = count;
     while (first < last) {
@@ -90,8 +92,9 @@ RF_COLUMN rf_i64 rf_column_bucket(float value, const float *boundaries, rf_i64 c
     return first;
 }
 
-/* Of boundaries that lie evenly, `inverse` the reciprocal of their distance, the one that can be in doubt: those before it
- * are less than the value, those behind it greater. rf_embedding_columns_program sees to that. A NaN has the last one. */
+/* Returns the boundary, of equidistant boundaries with `inverse` = 1 / distance, whose comparison is in
+ * doubt: all previous ones are less than the value, all later ones greater. rf_embedding_columns_program
+ * ensures that. A NaN gives the last one. */
 RF_COLUMN rf_i32 rf_column_nearest(float value, float first, rf_i64 count, float inverse) {
     const float last = (float)(count - 1);
     float near = (value - first) * inverse;
@@ -100,7 +103,7 @@ RF_COLUMN rf_i32 rf_column_nearest(float value, float first, rf_i64 count, float
     return (rf_i32)(near + 0.5f);
 }
 
-/* As rf_column_bucket, of such boundaries; count >= 2. */
+/* As rf_column_bucket, for equidistant boundaries; count >= 2. */
 RF_COLUMN rf_i64 rf_column_bucket_even(float value, const float *boundaries, rf_i64 count, float inverse,
                                        int right) {
     const rf_i32 nearest = rf_column_nearest(value, boundaries[0], count, inverse);
@@ -108,7 +111,8 @@ RF_COLUMN rf_i64 rf_column_bucket_even(float value, const float *boundaries, rf_
     return nearest + (right ? !(boundary > value) : !(boundary >= value));
 }
 
-/* The place of a word: `words` [count] rise, places [count] are theirs. -1: it is none. */
+/* Returns the position of a word: `words` [count] are ascending, places [count] are theirs. -1: not a word.
+ */
 RF_COLUMN rf_i64 rf_column_word(rf_i64 value, const rf_i64 *words, const rf_i64 *places, rf_i64 count) {
     rf_i64 first = 0, last = count;
     while (first < last) {

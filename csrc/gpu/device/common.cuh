@@ -1,6 +1,7 @@
-/* What all kernels share: loads of vectors, records of errors, the order of launches.
+/* Shared by all kernels: loads of vectors, records of errors, the order of launches.
  *
- * Included by NVRTC from memory, and by nvcc and editors from csrc (-I). */
+ * Included by NVRTC from memory, and by nvcc and editors from csrc (-I).
+ */
 #ifndef RECFUSE_COMMON_CUH
 #define RECFUSE_COMMON_CUH
 
@@ -43,8 +44,8 @@ RF_INLINE rf_bytes<16> rf_load(const rf_bytes<16> *from) {
     return to;
 }
 
-/* As rf_load where `there` is not negative, zeros elsewhere, and one instruction with a predicate: of a branch around rf_load the compiler
- * makes copies into other registers, which wait for what is loaded before the next load begins. */
+/* As rf_load if `there` is not negative, otherwise zeros, by one predicated instruction. For a branch around
+ * rf_load the compiler copies to other registers, which waits for the load before the next load begins. */
 RF_INLINE rf_bytes<2> rf_load_if(int there, const rf_bytes<2> *from) {
     rf_bytes<2> to = {};
     asm volatile("{ .reg .pred p; setp.ge.s32 p, %2, 0; @p ld.global.nc.u16 %0, [%1]; }"
@@ -103,18 +104,18 @@ RF_INLINE rf_bytes<16> rf_load_first(const rf_bytes<16> *from) {
     return to;
 }
 
-/* Asks for what lies there, in L2, and waits for nothing. Also before rf_wait_for_previous_kernel: what a kernel still writes goes
- * to L2, too. */
+/* Prefetches the line at an address into L2 without waiting. Allowed before rf_wait_for_previous_kernel,
+ * because later writes of a kernel go to L2 too. */
 RF_INLINE void rf_prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
-/* Keeps an address in registers, so that a place behind it is one multiplication and addition away. */
+/* Keeps an address in registers, so that an offset from it takes one multiplication and addition. */
 RF_INLINE void rf_keep(const rf_u8 *&address) { asm volatile("" : "+l"(address)); }
 RF_INLINE void rf_keep(rf_u8 *&address) { asm volatile("" : "+l"(address)); }
-/* Forgets where a number comes from, so that what is worked out of it is not held in registers. */
+/* Hides the origin of a number, so that the compiler does not hold values derived from it in registers. */
 RF_INLINE void rf_forget(int &number) { asm volatile("" : "+r"(number)); }
 
-/* The address so many times `pitch` bytes behind another, by that one multiplication and addition: left to itself a compiler
- * may multiply 64 bits. */
+/* Returns first + number * pitch by one multiplication and addition; otherwise a compiler may multiply 64
+ * bits. */
 RF_INLINE rf_u8 *rf_place(const rf_u8 *first, rf_u32 number, rf_u32 pitch) {
     rf_u64 bytes;
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(bytes) : "r"(number), "r"(pitch));
@@ -124,8 +125,8 @@ RF_INLINE rf_u8 *rf_place(const rf_u8 *first, rf_u64 number, rf_u32 pitch) {
     return (rf_u8 *)first + number * pitch;
 }
 
-/* As rf_load for one number, `how`: the rest of the instruction. Not __ldg: a compiler may move that one above
- * rf_wait_for_previous_kernel. */
+/* As rf_load for one number; `how`: the rest of the instruction. Not __ldg, because a compiler may move it
+ * above rf_wait_for_previous_kernel. */
 #define RF_LOADER(name, number, how, result)                                     \
     RF_INLINE number name(const number *from) {                                  \
         number to;                                                               \
@@ -158,7 +159,7 @@ RF_INLINE rf_u16 rf_bfloat16_of(float number) {
     return bits;
 }
 
-/* What a kernel says of an offender (error_word.h). */
+/* A kernel's report of an invalid value (error_word.h). */
 struct rf_offender {
     rf_argument argument;
     rf_i64 position, bag, value, limit, lookups;
@@ -182,25 +183,26 @@ RF_INLINE void rf_report(const rf_error_word &errors, const rf_offender &found, 
     record->ready = RF_ERROR_READY;
 }
 
-/* Launches that follow each other in a stream may overlap (rf__overlap says when): a kernel
- * waits here until what ran before has finished and its writes can be seen, and lets the next one be set up
- * meanwhile, but not the one after. */
+/* Consecutive launches in a stream may overlap (rf__overlap defines when). A kernel waits here until all
+ * previous kernels have finished and their writes are visible. From here on the next kernel may be set up,
+ * but not the one after it. */
 RF_INLINE void rf_wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-/* The next kernel may begin beside this one: where that one waits for this one before it reads or writes what this one
- * writes or reads, and reads until then nothing that the kernel before this one writes, unless this one has waited. */
+/* Lets the next kernel begin concurrently. Requires that the next kernel waits for this one before
+ * conflicting accesses, and until then reads no data that the kernel before this one writes, unless this one
+ * has waited. */
 RF_INLINE void rf_begin_next_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/* A root and a quotient that are off by two units of the last place at most, without the branches and the calls of those to the last
- * bit. By a divisor above 2^126 the quotient is 0. */
+/* A root and a quotient with errors of at most two units in the last place, without the branches and calls of
+ * exact ones. A divisor above 2^126 gives the quotient 0. */
 RF_INLINE float rf_near_root(float of) {
     float root;
     asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(of));

@@ -1,5 +1,6 @@
-/* Elements of rows: the bytes of each dtype, and the numbers that elements stand for. Kernels read and write elements of rows
- * through this header alone. An added dtype is one more rf_element; where it takes parameters of the row, so does its get(). */
+/* Elements of rows: the bytes of each dtype, and the values of elements. Kernels read and write elements of
+ * rows only through this header. A new dtype is a new rf_element; if it needs parameters of the row, its
+ * get() takes them. */
 #ifndef RECFUSE_ELEMENT_CUH
 #define RECFUSE_ELEMENT_CUH
 
@@ -61,7 +62,7 @@ template <> struct rf_element<RF_BFLOAT16> : rf_element_size<RF_BFLOAT16> {
     }
 };
 
-/* N elements side by side, moved by one instruction. */
+/* N consecutive elements, moved by one instruction. */
 template <int DTYPE, int N> using rf_elements = rf_bytes<N * rf_element<DTYPE>::BYTES>;
 
 template <int DTYPE, int N> RF_INLINE void rf_elements_get(const rf_elements<DTYPE, N> &from, float *to) {
@@ -75,7 +76,7 @@ template <int DTYPE, int N> RF_INLINE rf_elements<DTYPE, N> rf_elements_of(const
     return to;
 }
 
-/* Returns the bytes of an element of a table whose dtype is known when the kernel runs: no table has float64. */
+/* Returns the bytes of an element of a table whose dtype is known at run time: no table has float64. */
 RF_INLINE int rf_table_element_bytes(int dtype) {
     return dtype == RF_FLOAT32 ? rf_element_bytes(RF_FLOAT32) : rf_element_bytes(RF_FLOAT16);
 }

@@ -1,14 +1,17 @@
-/* Bad contents that a kernel finds: the record that the device writes and a later call on the host raises.
+/* Invalid contents that a kernel finds: the record that the device writes and a later call on the host
+ * raises.
  *
- * Each table (embedding_bag, pin_rows) and each set of tables (fused_embedding_bag) has a word of its own for one record,
- * so that a call raises what earlier calls with the same tables left, and no other's. The first offender claims the word
- * (atomicCAS of the number of records raised so far to one more) and alone writes the record: its fields, then
- * __threadfence_system(), then `ready`. The row counts as zero and the kernel goes on. Raising takes the record and adds
- * one to the number raised: from then on the word takes the next record, also of work that was in a stream before.
- * Nothing is put into a stream for it, so nothing that is found meanwhile is lost.
+ * Each table (embedding_bag, pin_rows) and each set of tables (fused_embedding_bag) has its own word with one
+ * record, so that a call raises the errors of earlier calls with the same tables only. The first offender
+ * claims the word (atomicCAS from the number of records raised so far to one more) and alone writes the
+ * record: its fields, then __threadfence_system(), then `ready`. The row counts as zero and the kernel
+ * continues. Raising takes the record and increments the number raised: from then on the word takes the next
+ * record, also of earlier work in a stream. This needs no operation in a stream, so no concurrent error is
+ * lost.
  *
- * Included as "gpu/device/error_word.h" by host C and by kernels. A new operator adds a line to the first list, and a line
- * to the second for each argument whose contents it checks. */
+ * Included as "gpu/device/error_word.h" by host C and by kernels. A new operator adds a line to the first
+ * list, and a line to the second for each argument whose contents it checks.
+ */
 #ifndef RECFUSE_CUDA_DEVICE_ERROR_WORD_H
 #define RECFUSE_CUDA_DEVICE_ERROR_WORD_H
 
@@ -30,15 +33,15 @@ typedef enum rf_operator {
 #undef RF_OPERATOR
 } rf_operator;
 
-/* What an element of an argument must be. */
+/* The rule of the elements of an argument. */
 typedef enum rf_rule {
     RF_RULE_INDEX,  /* in [0, limit) */
-    RF_RULE_OFFSET, /* 0 at position 0, else in [limit, lookups], limit being the one before */
+    RF_RULE_OFFSET, /* 0 at position 0, else in [limit, lookups], with the previous offset as limit */
     RF_RULE_RANGE,  /* in [limit, lookups] */
 } rf_rule;
 
-/* Arguments: X(name, its name in messages, rule, what the limit of an index counts or what a range ends with, what a limit
- * of 0 means). */
+/* Arguments: X(name, its name in messages, rule, the unit of an index's limit or the end of a range, the
+ * meaning of a limit of 0). */
 #define RF_ARGUMENT_LIST(X)                                                                     \
     X(indices, "indices", INDEX, "rows of its table", "its table has no rows")                  \
     X(offsets, "offsets", OFFSET, "", "")                                                       \
@@ -58,25 +61,25 @@ typedef enum rf_argument {
 #undef RF_ARGUMENT
 } rf_argument;
 
-/* States of a record: none, written. */
+/* States of a record: empty, written. */
 enum { RF_ERROR_NONE, RF_ERROR_READY };
 
 typedef struct rf_error_record {
     rf_u32 ready; /* RF_ERROR_... */
     rf_u32 argument; /* rf_argument */
     rf_u32 operator_number; /* rf_operator */
-    rf_i32 feature; /* -1: the operator has none; of maps: which of them; of columns: which */
-    rf_i64 position; /* in the argument; -1: it is not known */
-    rf_i64 bag; /* -1: the argument has none */
-    rf_i64 value; /* what was found there */
+    rf_i32 feature; /* -1: the operator has no features; for maps and columns: their number */
+    rf_i64 position; /* in the argument; -1: unknown */
+    rf_i64 bag; /* -1: the argument has no bags */
+    rf_i64 value; /* the value at that position */
     rf_i64 limit; /* see rf_rule */
     rf_i64 lookups; /* number of indices */
-    rf_u32 raised; /* records that the host has taken from here; written by it alone */
+    rf_u32 raised; /* records that the host has taken; only the host writes it */
     rf_u32 unused;
 } rf_error_record;
 RF_SIZE_IS(rf_error_record, 64);
 
-/* What kernels get: both are addresses of the device. */
+/* The argument of kernels: both are addresses of the device. */
 typedef struct rf_error_word {
     rf_u32 *claimed;
     rf_error_record *record; /* in pinned memory of the host */

@@ -1,10 +1,12 @@
-/* What kernels for compute capability 9.0 share: barriers in shared memory, copies by the tensor memory accelerator (TMA)
- * that complete on them, clusters.
+/* Shared by kernels for compute capability 9.0: barriers in shared memory, copies by the tensor memory
+ * accelerator (TMA) that complete on them, clusters.
  *
- * Addresses of shared memory are 32 bits wide (rf_shared). A barrier has a phase that ends when all arrivals that it was
- * initialised with have come and all bytes that were announced; one who waits names the parity of the phase: the first is
- * 0, and waiting for parity 1 of a new barrier returns at once. A wait never gives up. It has no trap for a phase that does
- * not end: with one in the loop the compiler makes every wgmma of the kernel wait for the last (its warning C7512). */
+ * Addresses of shared memory have 32 bits (rf_shared). The phase of a barrier ends when as many threads have
+ * arrived as it was initialised for, and all announced bytes have been copied. A waiting thread passes the
+ * parity of the phase: the first is 0, and waiting for parity 1 of a new barrier returns at once. A wait
+ * never gives up. It has no trap for a phase that does not end: with a trap in the loop the compiler
+ * serialises all wgmma of the kernel (its warning C7512).
+ */
 #ifndef RECFUSE_HOPPER_CUH
 #define RECFUSE_HOPPER_CUH
 
@@ -16,7 +18,8 @@ RF_INLINE rf_u32 rf_shared(const void *address) { return (rf_u32)__cvta_generic_
 RF_INLINE void rf_barrier_init(rf_u32 barrier, rf_u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
-/* After the initialisations, by the thread that made them; then a barrier of the cluster (or block). */
+/* After the initialisations, by the thread that made them; followed by a barrier of the cluster (or block).
+ */
 RF_INLINE void rf_barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 RF_INLINE void rf_barrier_wait(rf_u32 barrier, rf_u32 parity) {
@@ -35,13 +38,13 @@ RF_INLINE void rf_barrier_arrive(rf_u32 barrier) {
 RF_INLINE void rf_barrier_arrive_times(rf_u32 barrier, rf_u32 times) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(times) : "memory");
 }
-/* The same as one arrival, and so many bytes are on their way. */
+/* Arrives once, and announces a number of bytes. */
 RF_INLINE void rf_barrier_expect(rf_u32 barrier, rf_u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
-/* At the same address in block `rank` of the cluster. No .release: that compiles to a fence of the whole GPU, a
- * microsecond; what is signalled is that this thread has read, so there is nothing to publish. */
+/* Arrives at the same address in block `rank` of the cluster. Without .release, which compiles to a fence of
+ * the whole GPU (a microsecond): the signal means that this thread has read, so it publishes nothing. */
 RF_INLINE void rf_barrier_arrive_at(rf_u32 barrier, rf_u32 rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
                  "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
@@ -58,7 +61,7 @@ RF_INLINE void rf_group_sync(rf_u32 id, rf_u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Which lines leave L2 first, and last. */
+/* The lines that leave L2 first, and last. */
 #define RF_L2_FIRST 0x12F0000000000000ull
 #define RF_L2_NORMAL 0x1000000000000000ull
 #define RF_L2_LAST 0x14F0000000000000ull
@@ -80,7 +83,7 @@ RF_INLINE void rf_copy_box(rf_u32 to, const rf_tensor_map *map, int x, int y, in
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy)
         : "memory");
 }
-/* The same of four dimensions. */
+/* As above, with four dimensions. */
 RF_INLINE void rf_copy_box(rf_u32 to, const rf_tensor_map *map, int x, int y, int z, int w, rf_u32 barrier,
                            rf_u64 policy) {
     asm volatile(
@@ -96,13 +99,13 @@ RF_INLINE void rf_copy_box_to_both(rf_u32 to, const rf_tensor_map *map, int x, i
                  "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"((rf_u16)3), "l"(policy)
                  : "memory");
 }
-/* The box at (x, y, z) of a tensor comes to L2. */
+/* Prefetches the box at (x, y, z) of a tensor into L2. */
 RF_INLINE void rf_prefetch_box(const rf_tensor_map *map, int x, int y, int z) {
     asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x),
                  "r"(y), "r"(z)
                  : "memory");
 }
-/* The same of four dimensions. */
+/* As above, with four dimensions. */
 RF_INLINE void rf_prefetch_box(const rf_tensor_map *map, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x),
                  "r"(y), "r"(z), "r"(w)
@@ -112,8 +115,8 @@ RF_INLINE void rf_prefetch_box(const rf_tensor_map *map, int x, int y, int z, in
 RF_INLINE void rf_prefetch_map(const rf_tensor_map *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-/* A box from shared memory, as a group of this thread's; rf_stores_wait<N> returns when all but the last N groups have
- * been read. What ordinary stores have written is seen after rf_async_fence. */
+/* Stores a box from shared memory, as a group of this thread; rf_stores_wait<N> returns when all groups
+ * except the last N have been read. Ordinary stores are visible to it after rf_async_fence. */
 RF_INLINE void rf_store_box(const rf_tensor_map *map, int x, int y, int z, rf_u32 from) {
     asm volatile(
         "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),

@@ -1,9 +1,11 @@
-/* Stochastic rounding: a float32 becomes one of its two neighbours in float16 or bfloat16, at random, so that the mean
- * over many roundings is the value itself (Gupta et al., "Deep learning with limited numerical precision", ICML 2015).
- * Included as "gpu/device/rounding.h" by host C and by kernels: the same bits on both.
+/* Stochastic rounding: a float32 becomes one of its two neighbours in float16 or bfloat16, at random, so that
+ * the mean over many roundings is the value itself (Gupta et al., "Deep learning with limited numerical
+ * precision", ICML 2015). Included as "gpu/device/rounding.h" by host C and by kernels: the same bits on
+ * both.
  *
- * The random bits are a hash of what is rounded, not a generator's state: seed and step, row, column. So they depend on
- * no order and no number of threads, and a step that is run again rounds in the same way. */
+ * The random bits are a hash of seed and step, row and column, not the state of a generator. So they depend
+ * neither on the order nor on the number of threads, and a repeated step rounds in the same way.
+ */
 #ifndef RECFUSE_CUDA_DEVICE_ROUNDING_H
 #define RECFUSE_CUDA_DEVICE_ROUNDING_H
 
@@ -29,7 +31,7 @@ RF_ROUNDING rf_u64 rf_rounding_mix(rf_u64 bits) {
     return bits ^ (bits >> 31);
 }
 
-/* What the bits of a step and of a row of it come from. `step`: RF_UPDATE_STEP. */
+/* The source of the bits of a step and of a row. `step`: RF_UPDATE_STEP. */
 RF_ROUNDING rf_u64 rf_rounding_step(rf_u64 seed, float step) {
     return rf_rounding_mix(seed + (rf_rounding_word(step) + 1ull) * 0x9e3779b97f4a7c15u);
 }
@@ -45,8 +47,7 @@ RF_ROUNDING rf_u32 rf_rounding_bits(rf_u64 row, rf_u32 column) {
     return bits ^ (bits >> 16);
 }
 
-/* Values beyond the largest finite one become infinite as often as they are nearer to what would come next. A NaN stays
- * one. */
+/* Values beyond the largest finite value become infinite in proportion to their distance. Keeps NaN. */
 RF_ROUNDING rf_u16 rf_round_bf16(float value, rf_u32 random) {
     const rf_u32 word = rf_rounding_word(value);
     if ((word & 0x7f800000u) == 0x7f800000u)
@@ -58,7 +59,7 @@ RF_ROUNDING rf_u16 rf_round_f16(float value, rf_u32 random) {
     const rf_u32 word = rf_rounding_word(value), sign = word >> 16 & 0x8000u, rest = word & 0x7fffffffu;
     if (rest > 0x7f800000u) return (rf_u16)(sign | 0x7e00u);
     if (rest >= 0x47800000u) return (rf_u16)(sign | 0x7c00u); /* 2^16 and more */
-    if (rest < 0x38800000u) { /* below 2^-14, where neighbours are 2^-24 apart */
+    if (rest < 0x38800000u) { /* below 2^-14, where the spacing is 2^-24 */
         const float units = (value < 0 ? -value : value) * 16777216.0f;
         const rf_u32 whole = (rf_u32)units;
         const rf_u32 part = (rf_u32)((units - (float)whole) * 16777216.0f);

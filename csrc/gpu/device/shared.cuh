@@ -11,7 +11,7 @@ RF_INLINE rf_u32 rf_shared_kept(const void *address) {
     return kept;
 }
 
-/* 16 and 2 bytes that nobody writes meanwhile. */
+/* Loads 16 and 2 bytes that no thread writes at the same time. */
 RF_INLINE rf_bytes<16> rf_shared_load(rf_u32 from) {
     rf_bytes<16> to;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -29,7 +29,7 @@ RF_INLINE void rf_shared_store_2(rf_u32 to, rf_u32 value) {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"((rf_u16)value) : "memory");
 }
 
-/* Atomically adds; the second returns what was there. */
+/* Atomically adds; the second returns the old value. */
 RF_INLINE void rf_shared_add(rf_u32 at, rf_u32 more) {
     asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(at), "r"(more) : "memory");
 }
@@ -39,7 +39,8 @@ RF_INLINE rf_u32 rf_shared_add_from(rf_u32 at, rf_u32 more) {
     return was;
 }
 
-/* 4, 8 or 16 bytes of memory to shared memory, asynchronously. What was asked for up to rf_shared_copies_end is a group. */
+/* Copies 4, 8 or 16 bytes of memory into shared memory, asynchronously. The copies up to rf_shared_copies_end
+ * are a group. */
 template <int BYTES> RF_INLINE void rf_shared_copy(rf_u32 to, const void *from) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "as the instruction allows");
     if (BYTES == 16) {
@@ -49,7 +50,7 @@ template <int BYTES> RF_INLINE void rf_shared_copy(rf_u32 to, const void *from) 
     }
 }
 RF_INLINE void rf_shared_copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/* Waits until the thread's groups have arrived, but for the last LEFT ones. */
+/* Waits until all of the thread's groups except the last LEFT have arrived. */
 template <int LEFT> RF_INLINE void rf_shared_copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }

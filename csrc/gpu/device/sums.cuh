@@ -1,10 +1,10 @@
-/* Sums over the lanes of a warp and over a block, each thread's up to its own place. */
+/* Prefix sums over the lanes of a warp and over a block. */
 #ifndef RECFUSE_SUMS_CUH
 #define RECFUSE_SUMS_CUH
 
 #include "gpu/device/common.cuh"
 
-/* Of all lanes up to this one. */
+/* Returns the inclusive prefix sum over lanes. */
 template <typename T> RF_INLINE T rf_sum_of_lanes_to(T value) {
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
@@ -25,8 +25,8 @@ RF_INLINE T rf_sum_of_warps_before(T before, const T *of_warps, int warp, T &all
     return before;
 }
 
-/* Of all threads before this one in a block of WARPS warps; `all`: of the whole block. A barrier stands between calls with
- * one of_warps [WARPS], which is in shared memory. */
+/* Returns the exclusive prefix sum over the threads of a block of WARPS warps; `all`: the total. Calls with
+ * the same of_warps [WARPS], in shared memory, require a barrier between them. */
 template <int WARPS, typename T> RF_INLINE T rf_sum_of_block_before(T value, T *of_warps, T &all) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const T upto = rf_sum_of_lanes_to(value);

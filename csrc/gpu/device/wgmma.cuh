@@ -1,13 +1,15 @@
-/* Products of a warpgroup on tensor cores (wgmma, compute capability 9.0): sums [64, N] in float32 += A [64, 16] . B [16, N].
+/* Products of a warpgroup on tensor cores (wgmma, compute capability 9.0): sums [64, N] in float32 += A [64,
+ * 16] . B [16, N].
  *
- * Operands in shared memory are named by descriptors, whose lower word is an address / 16, so +1 is 16 bytes. Sums that a
- * product is going to are not to be touched from rf_wgmma_begin until rf_wgmma_wait says that it is done. */
+ * Descriptors name operands in shared memory. Their lower word is an address / 16, so +1 is 16 bytes. The
+ * sums of a product must not be accessed from rf_wgmma_begin until rf_wgmma_wait has returned.
+ */
 #ifndef RECFUSE_WGMMA_CUH
 #define RECFUSE_WGMMA_CUH
 
 #include "gpu/device/common.cuh"
 
-/* Registers that were written, by a load say, are seen by the products that follow. */
+/* Makes earlier writes to registers, for example by loads, visible to the following products. */
 RF_INLINE void rf_wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 /* Ends a group of products; rf_wgmma_wait<N>: all but the last N groups are done. */
 RF_INLINE void rf_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -15,14 +17,14 @@ template <int N> RF_INLINE void rf_wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* Upper words: rows along K of 64 bytes with the swizzle of 64 bytes, eight of them 512 bytes apart; rows of 128 bytes
- * with the swizzle of 128 bytes, eight of them 1,024 bytes apart, along K or across it. A step of 16 elements along K is
- * +2, across rows +128. */
+/* Upper words: rows along K of 64 bytes with the swizzle of 64 bytes, with 512 bytes per eight rows; rows of
+ * 128 bytes with the swizzle of 128 bytes, with 1,024 bytes per eight rows, along K or across it. A step of
+ * 16 elements along K is +2, across rows +128. */
 RF_INLINE rf_u32 rf_wgmma_rows_of_64_bytes(rf_u32 address) { return address >> 4; }
 #define RF_WGMMA_ROWS_OF_64_BYTES "0x80000020"
 RF_INLINE rf_u32 rf_wgmma_rows_of_128_bytes(rf_u32 address) { return address >> 4; }
-/* Rows across K hold 64 of N; the next 64 are `apart` bytes on. In a cluster an address has bits above those of shared
- * memory, which would fall into this field. */
+/* Rows across K hold 64 of N; the next 64 are `apart` bytes later. In a cluster an address has bits above
+ * those of shared memory, which would overlap this field. */
 RF_INLINE rf_u32 rf_wgmma_columns_of_128_bytes(rf_u32 address, rf_u32 apart) {
     return (address & 0x3ffffu) >> 4 | apart >> 4 << 16;
 }

@@ -1,8 +1,8 @@
-/* The functions of libcuda and of NVRTC that recfuse calls, declared by hand: neither is needed to build.
+/* The functions of libcuda and of NVRTC that recfuse calls, declared by hand: the build needs neither.
  *
  * Both libraries are opened at run time (driver.h, nvrtc.h). One list per library serves the struct of its
- * function pointers, the look-up of their names and tests/c/test_cuda_abi.py, which holds every line, struct
- * and number against cuda.h and nvrtc.h where those are installed.
+ * function pointers, the look-up of their names and tests/c/test_cuda_abi.py, which compares every line,
+ * struct and number with the installed cuda.h and nvrtc.h, if any.
  */
 #ifndef RECFUSE_CUDA_ABI_H
 #define RECFUSE_CUDA_ABI_H
@@ -33,7 +33,8 @@ typedef int rf__cu_tensor_swizzle;
 typedef int rf__cu_tensor_promotion;
 typedef int rf__cu_tensor_fill;
 
-/* What tensor copies of a kernel go by: in a parameter of it (__grid_constant__), or in its memory. */
+/* The description for a kernel's tensor copies: in a parameter of it (__grid_constant__), or in its memory.
+ */
 typedef rf_tensor_map rf__cu_tensor_map;
 
 typedef struct rf__cu_launch_attribute {
@@ -99,7 +100,7 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(TENSOR_MAP_L2_PROMOTION_L2_256B, 3)                        \
     X(TENSOR_MAP_FLOAT_OOB_FILL_NONE, 0)
 
-/* The same for CUDA_name, and for CU_MEMHOSTALLOC_name. */
+/* As above, for CUDA_name and for CU_MEMHOSTALLOC_name. */
 #define RF__CU_RESULT_LIST(X)   \
     X(SUCCESS, 0)               \
     X(ERROR_OUT_OF_MEMORY, 2)   \

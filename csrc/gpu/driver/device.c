@@ -58,7 +58,7 @@ static rf_status attributes_read(rf__cu_device handle, rf__cuda_device *device) 
     RF__READ(threads_per_sm, MAX_THREADS_PER_MULTIPROCESSOR)
     RF__READ(blocks_per_sm, MAX_BLOCKS_PER_MULTIPROCESSOR)
 #undef RF__READ
-    /* The "a" allows what only Hopper has. */
+    /* The "a" enables features of Hopper only. */
     snprintf(device->gpu.arch, sizeof device->gpu.arch, "sm_%d%d%s", (int)device->gpu.cc_major,
              (int)device->gpu.cc_minor, device->gpu.cc_major == 9 && device->gpu.cc_minor == 0 ? "a" : "");
     RF__CUDA_TRY(driver->cuDeviceGetName(device->gpu.name, sizeof device->gpu.name, handle));

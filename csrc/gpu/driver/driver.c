@@ -40,7 +40,7 @@ rf__cu_capture_mode rf__cuda_capture_mode(const rf__cuda_driver *driver, rf__cu_
     return mode;
 }
 
-static char refusal[2 * RF__PATH_BYTES + 512]; /* written once, by a constructor; "": none */
+static char refusal[2 * RF__PATH_BYTES + 512]; /* written once, by a constructor; "": not refused */
 
 void rf__cuda_refuse(const char *reason) { snprintf(refusal, sizeof refusal, "%s", reason); }
 
@@ -74,7 +74,7 @@ static rf_status driver_open(void) {
                "the CUDA driver (%s) has no %s; recfuse needs the driver of CUDA 12.0 or newer", library_name,
                missing);
     const rf__cu_result result = functions.cuInit(0);
-    /* What a child hears whose parent used CUDA through others, such as torch. */
+    /* The error in a child whose parent used CUDA through other libraries, such as torch. */
     if (result == RF__CU_ERROR_NOT_INITIALIZED) return fail_after_fork();
     RF_FAIL_IF(result == RF__CU_ERROR_NO_DEVICE, RF_ERR_NO_DEVICE,
                "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE); see nvidia-smi "

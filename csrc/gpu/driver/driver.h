@@ -17,12 +17,13 @@ rf_status rf__cuda_driver_get(const rf__cuda_driver **driver);
  * library in a process. Once, before any of them is called. */
 void rf__cuda_refuse(const char *reason);
 
-/* Sets how this thread counts while a stream of the process is captured into a graph, and returns what it was.
- * With RF__CU_STREAM_CAPTURE_MODE_RELAXED it may allocate and load modules, which are no part of a graph. */
+/* Sets how this thread behaves while a stream of the process is captured into a graph, and returns the
+ * previous mode. With RF__CU_STREAM_CAPTURE_MODE_RELAXED it may allocate and load modules, which are not part
+ * of a graph. */
 rf__cu_capture_mode rf__cuda_capture_mode(const rf__cuda_driver *driver, rf__cu_capture_mode mode);
 
-/* RF_OK for 0; else a message with the function at the head of `call`, and CUDA's name and text of the
- * error; RF_ERR_OUT_OF_MEMORY when memory ran out, else RF_ERR_CUDA. Only after rf__cuda_driver_get. */
+/* Returns RF_OK for 0; otherwise sets a message with the function at the head of `call`, and CUDA's name and
+ * text of the error, and returns RF_ERR_OUT_OF_MEMORY or RF_ERR_CUDA. Requires rf__cuda_driver_get. */
 rf_status rf__cuda_status(rf__cu_result result, const char *call);
 
 /* The status of a function of the driver, RF__CUDA_CALL(driver->cuMemFree_v2(memory)); and RF_TRY for it. */

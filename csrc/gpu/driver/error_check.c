@@ -5,7 +5,7 @@ rf_status rf__cuda_check_word(const rf__cuda_device *device, rf__cuda_error_word
     rf__cu_capture_status capturing = RF__CU_STREAM_CAPTURE_STATUS_NONE;
     if (!rf__cuda_error_is_left(word)) return RF_OK;
     RF_CHECK(rf__cuda_enter(device));
-    /* Fails too where the driver refuses a query of the default stream because another stream is captured. */
+    /* Also fails if the driver refuses a query of the default stream because another stream is captured. */
     if (device->driver->cuStreamIsCapturing(stream, &capturing) == RF__CU_SUCCESS &&
         capturing == RF__CU_STREAM_CAPTURE_STATUS_NONE)
         status = rf__cuda_error_raise(word);

@@ -4,8 +4,8 @@
 
 #include "gpu/driver/device.h"
 
-/* Raises the error of a word, or its note, once. RF_OK where there is none, and where `stream` is captured. Costs one read of
- * host memory where there is none. Never waits. */
+/* Raises the error of a word, or its note, once. Returns RF_OK without any, and if `stream` is captured.
+ * Costs one read of host memory without an error. Never waits. */
 rf_status rf__cuda_check_word(const rf__cuda_device *device, rf__cuda_error_word word, void *stream);
 
 #endif

@@ -19,7 +19,7 @@ rf_status rf__cuda_error_words_new(const rf__cuda_driver *driver, rf__cuda_error
                                         RF__CU_MEMHOSTALLOC_PORTABLE | RF__CU_MEMHOSTALLOC_DEVICEMAP));
     memset(words->records, 0, bytes);
     RF__CUDA_TRY(driver->cuMemHostGetDevicePointer_v2(&records, words->records, 0));
-    /* As many zeros as there are words: no table owns one yet. */
+    /* As many zeros as there are words: no table owns a word yet. */
     RF_TRY(rf__cuda_upload(driver, words->owners, RF__CUDA_ERROR_WORDS * sizeof *words->first.claimed,
                            &claimed));
     words->first = (rf_error_word){(rf_u32 *)(uintptr_t)claimed, (rf_error_record *)(uintptr_t)records};
@@ -38,7 +38,7 @@ static uint64_t mix(uint64_t value) {
     return value ^ (value >> 32);
 }
 
-/* Number of the word of a table, which is taken where it is new. */
+/* Returns the number of a table's word, and claims it for a new table. */
 static uint32_t word_number(const rf__cuda_error_words *words, uint64_t table) {
     enum { PROBES = 64 };
     const uint32_t first = (uint32_t)(table % RF__CUDA_ERROR_WORDS);
@@ -119,10 +119,10 @@ static bool is_ready(const rf_error_record *record) {
     return __atomic_load_n(&record->ready, __ATOMIC_ACQUIRE) == RF_ERROR_READY;
 }
 
-/* The lock of taking a record or a note, so that one thread raises it; nothing waits under it. A child, which has no CUDA,
- * never comes here. */
+/* The lock for taking a record or a note, so that one thread raises it; no wait happens under it. A child
+ * process, which has no CUDA, never gets here. */
 static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
-static rf__cuda_note *notes; /* under the lock; of all devices, one of a word at most */
+static rf__cuda_note *notes; /* under the lock; of all devices, at most one per word */
 static int32_t n_notes; /* atomic; written under the lock */
 
 void rf__cuda_note_leave(rf__cuda_error_word word, rf__cuda_note *note) {
@@ -145,7 +145,8 @@ static bool is_note_of(const rf__cuda_note *note, const rf_error_record *records
     return note->of >= records && note->of < records + count;
 }
 
-/* The first note of one of these records [count], or NULL; it is the caller's. *more: others there are. */
+/* Returns the first note of one of these records [count], or NULL; the caller frees it. *more: there are
+ * others. */
 static rf__cuda_note *note_take(const rf_error_record *records, int32_t count, int32_t *more) {
     rf__cuda_note *taken = NULL;
     *more = 0;
@@ -174,13 +175,13 @@ static rf_status note_raise(rf__cuda_note *note) {
     return status;
 }
 
-/* Copies a record and frees its word; false where another thread was first. */
+/* Copies a record and frees its word; false if another thread was first. */
 static bool record_take(rf_error_record *record, rf_error_record *copy) {
     pthread_mutex_lock(&taking);
     const bool taken = is_ready(record);
     if (taken) {
         *copy = *record;
-        /* In this order: it is empty, and then a kernel may write the next one. */
+        /* In this order: the record is empty before a kernel may write the next one. */
         __atomic_store_n(&record->ready, RF_ERROR_NONE, __ATOMIC_RELEASE);
         __atomic_store_n(&record->raised, copy->raised + 1, __ATOMIC_RELEASE);
     }

@@ -12,25 +12,26 @@ enum { RF__CUDA_ERROR_WORDS = 4096 };
 typedef struct rf__cuda_error_words {
     rf_error_word first; /* of the arrays [RF__CUDA_ERROR_WORDS], by their addresses on the device */
     rf_error_record *records; /* the same records for the host; pinned */
-    uint64_t *owners; /* [RF__CUDA_ERROR_WORDS] hashes of tables, 0: nobody's; atomic */
+    uint64_t *owners; /* [RF__CUDA_ERROR_WORDS] hashes of tables, 0: free; atomic */
 } rf__cuda_error_words;
 
 /* Allocates zeroed words, in the current context. Waits for its own copy. RF_ERR_MEMORY, RF_ERR_OUT_OF_MEMORY. */
 rf_status rf__cuda_error_words_new(const rf__cuda_driver *driver, rf__cuda_error_words *words);
 
-/* One word: what kernels get, and the host's view of its record. */
+/* A word: the argument of kernels, and the host's view of its record. */
 typedef struct rf__cuda_error_word {
     rf_error_word on_device;
     rf_error_record *record;
 } rf__cuda_error_word;
 
-/* The word of a table at `weight` (of a fused call: the first one), told from others there by `shape`: rows, or what
- * else does. The same for ever. Where thousands are in use already, some share theirs. Takes no lock. */
+/* Returns the word of a table at `weight` (for a fused call: the first table); `shape` (for example rows)
+ * distinguishes tables with one address. Always returns the same word. If thousands are in use, tables share
+ * words. Takes no lock. */
 rf__cuda_error_word rf__cuda_error_word_of(const rf__cuda_error_words *words, const void *weight,
                                            uint64_t shape);
 
-/* What threads of the host have found for a call whose work is in a stream: an error of a word as well, with its message. From
- * malloc. */
+/* An error, with its message, that threads of the host have found for a call whose work is in a stream;
+ * treated like an error of a word. Allocated by malloc. */
 typedef struct rf__cuda_note {
     struct rf__cuda_note *next; /* error_words.c's, as the second */
     const rf_error_record *of;
@@ -38,15 +39,16 @@ typedef struct rf__cuda_note {
     char text[1024];
 } rf__cuda_note;
 
-/* Leaves a note for whoever raises the word's errors; of several the first stays. The note is no longer the caller's. On any
- * thread; calls no driver, cannot fail. */
+/* Leaves a note for the thread that raises the word's errors; the first of several stays. Takes the ownership
+ * of the note. Callable from any thread; makes no driver call, cannot fail. */
 void rf__cuda_note_leave(rf__cuda_error_word word, rf__cuda_note *note);
 
-/* Whether a kernel has left an error in the word, or a thread a note in any word. Reads host memory once or twice. */
+/* Returns true if a kernel has left an error in the word, or a thread a note in any word. Reads host memory
+ * once or twice. */
 bool rf__cuda_error_is_left(rf__cuda_error_word word);
 /* Raises the error or the note of a word, once: RF_ERR_INDEX or RF_ERR_VALUE with its message; of two threads one raises it. */
 rf_status rf__cuda_error_raise(rf__cuda_error_word word);
-/* Raises the first error or note of all words. Its message says how many others are left. */
+/* Raises the first error or note of all words. Its message has the number of the others. */
 rf_status rf__cuda_errors_raise(const rf__cuda_error_words *words);
 
 #endif

@@ -1,4 +1,5 @@
-/* The one table of GPUs: NVIDIA's architecture whitepapers and data sheets, and what drivers report of these devices. */
+/* The table of GPUs: NVIDIA's architecture whitepapers and data sheets, and the drivers' reports of these
+ * devices. */
 #include "gpu/driver/gpu.h"
 
 #include <stdio.h>
@@ -69,7 +70,7 @@ const rf__gpu *rf__gpus(int32_t *count) {
     return gpus;
 }
 
-/* Reads "sm_90a", or "sm_90a:114:50" with SMs and MiB of L2, which are 0 where there are none. */
+/* Reads "sm_90a", or "sm_90a:114:50" with SMs and MiB of L2, which are 0 if absent. */
 static bool arch_read(const char *text, rf__gpu *to) {
     enum {
         LEAST = 80 /* kernels prefetch into L2 with an eviction priority, which older GPUs do not have */
@@ -89,7 +90,7 @@ static bool arch_read(const char *text, rf__gpu *to) {
     return true;
 }
 
-/* The known GPU of an architecture, or of the nearest one before it; the typical one. */
+/* Returns the typical known GPU of an architecture, or of the nearest previous architecture. */
 static const rf__gpu *nearest(const rf__gpu *wanted) {
     const rf__gpu *best = &gpus[0];
     for (int32_t i = 0; i < COUNT; i++) {
@@ -151,7 +152,7 @@ void rf__gpu_add_rates(rf__gpu *gpu) {
         const int64_t least = best == NULL           ? INT64_MAX
                               : best->sms > gpu->sms ? best->sms - gpu->sms
                                                      : gpu->sms - best->sms;
-        /* Of GPUs with as many SMs, memory tells: the driver's name holds the table's. */
+        /* For GPUs with equal numbers of SMs the memory decides: the driver's name contains the table's. */
         if (distance < least || (distance == least && strstr(gpu->name, gpus[i].name) != NULL))
             best = &gpus[i];
     }

@@ -14,22 +14,23 @@ typedef struct rf__gpu {
     /* Rates; 0: unknown. */
     double clock; /* Hz, of the SMs under load */
     double bytes_per_second; /* of device memory */
-    double flops_per_clock; /* of an SM, float32 outside of tensor cores */
-    double tensor_flops_per_clock; /* of an SM, float16 with float32 sums, dense */
+    double flops_per_clock; /* per SM, float32 outside of tensor cores */
+    double tensor_flops_per_clock; /* per SM, float16 with float32 sums, dense */
 } rf__gpu;
 
-/* The known GPUs [count], those of one architecture side by side, the typical one first. */
+/* Returns the known GPUs [count]; those of one architecture are adjacent, the typical one first. */
 RF__SHARED const rf__gpu *rf__gpus(int32_t *count);
 
-/* Describes a GPU by its name ("H100", in any case), or by its architecture: "sm_90a" is the typical GPU, "sm_90a:114:50" one
- * with that many SMs and MiB of L2. An architecture that is not in the table is described by the nearest known one before it. RF_ERR_VALUE:
- * neither; the message has the names. */
+/* Describes a GPU by its name ("H100", in any case), or by its architecture: "sm_90a" is the typical GPU,
+ * "sm_90a:114:50" a GPU with that many SMs and MiB of L2. An architecture that is not in the table is
+ * described by the nearest previous known GPU. RF_ERR_VALUE: neither; the message has the names. */
 RF__SHARED rf_status rf__gpu_find(const char *name, rf__gpu *gpu);
 
-/* A GPU of an architecture ("sm_90a"): the typical one, or the known one before it, with that architecture. */
+/* Returns a GPU of an architecture ("sm_90a"): the typical one, or the previous known one with that
+ * architecture. */
 RF__SHARED rf_status rf__gpu_of_arch(const char *arch, rf__gpu *gpu);
 
-/* Completes a GPU of the driver by the rates of the known GPU that is most like it. */
+/* Adds the rates of the most similar known GPU to a GPU of the driver. */
 void rf__gpu_add_rates(rf__gpu *gpu);
 
 #endif

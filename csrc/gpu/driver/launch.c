@@ -4,7 +4,7 @@ static uint32_t or_1(uint32_t size) { return size > 0 ? size : 1; }
 
 enum { MOST_ATTRIBUTES = 3 };
 
-/* The driver's form of a launch. `attributes` [MOST_ATTRIBUTES] is written as far as it is used, and lasts as long as *all. */
+/* Converts a launch to the driver's form. `attributes` [MOST_ATTRIBUTES] must live as long as *all. */
 static rf_status config_of(const rf__cuda_device *device, const rf__launch_config *config,
                            rf__cu_launch_attribute *attributes, rf__cu_launch_config *all) {
     enum { HOPPER = 9 };

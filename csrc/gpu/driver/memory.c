@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Page-locked memory that copies start from. It is used again when its last copy is done, and never freed: that would
- * wait for the device. So there is as much as copies have been under way at once. */
+/* Page-locked memory from which copies start. It is reused after its last copy, and never freed, because
+ * freeing waits for the device. So there is as much as copies have been in flight at once. */
 typedef struct staging {
     struct staging *next;
     void *memory;
@@ -25,10 +25,10 @@ typedef struct shared_bytes {
 typedef struct staging_pool {
     pthread_mutex_t lock;
     shared_bytes *shared; /* under the lock; never freed, since graphs read them */
-    staging *idle, *lost; /* under the lock; of those lost nobody knows when their copies are done */
+    staging *idle, *lost; /* under the lock; the completion of copies from lost memory is unknown */
 } staging_pool;
 
-/* Each under its own lock. A child of a process with a device has no CUDA and never comes here. */
+/* Each is guarded by its own lock. A child of a process with a device has no CUDA and never gets here. */
 static staging_pool pools[RF__CUDA_MOST_DEVICES] = {
     [0 ... RF__CUDA_MOST_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 
@@ -61,7 +61,7 @@ rf__cu_pointer rf__cuda_host_pointer(const rf__cuda_device *device, const void *
     rf__cu_pointer on_device = 0;
     void *values[] = {&type, &on_device};
     if (rf__cuda_enter(device) != RF_OK) return 0;
-    /* Of memory that the driver does not know, this function gives 0; the one of a single attribute fails. */
+    /* For memory unknown to the driver this function returns 0; the function for a single attribute fails. */
     const rf__cu_result result =
         device->driver->cuPointerGetAttributes(2, attributes, values, (uintptr_t)memory);
     rf__cuda_leave();
@@ -72,8 +72,8 @@ bool rf__cuda_is_page_locked(const rf__cuda_device *device, const void *memory) 
     return rf__cuda_host_pointer(device, memory) != 0;
 }
 
-/* The number of the default stream, which is always the same one: the driver need not be asked, and gives no other
- * stream this number. */
+/* The number of the default stream, which is always the same stream: the driver need not be called, and gives
+ * no other stream this number. */
 static const unsigned long long DEFAULT_STREAM = ~0ULL;
 
 rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const rf_cuda_allocator *allocator,
@@ -91,7 +91,8 @@ rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const r
     return rf__cuda_leave_with(status);
 }
 
-/* Takes staging memory of so many bytes whose last copy is done, or makes some. In the device's context. */
+/* Returns staging memory of at least this size whose last copy is done, or allocates it. In the device's
+ * context. */
 static rf_status staging_take(const rf__cuda_device *device, size_t bytes, staging **taken) {
     enum { LEAST = 1 << 16 };
     const rf__cuda_driver *driver = device->driver;
@@ -99,7 +100,7 @@ static rf_status staging_take(const rf__cuda_device *device, size_t bytes, stagi
     staging_pool *pool = &pools[device->ordinal];
     staging *found = NULL, *idle, **end;
     pthread_mutex_lock(&pool->lock);
-    idle = pool->idle; /* all of it: the driver is not asked under the lock */
+    idle = pool->idle; /* all of it, because no driver call is made under the lock */
     pool->idle = NULL;
     pthread_mutex_unlock(&pool->lock);
     for (end = &idle; *end != NULL;) {

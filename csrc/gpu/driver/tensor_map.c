@@ -7,10 +7,11 @@
 
 enum { GRAIN = 16, MOST_BOX = 256, KEPT = 16 };
 
-/* This thread's last maps. A map is a function of its params alone, and its bytes hold whatever becomes of the memory: so a
- * kept one is never stale, and layers called again with the same memory spare the driver's work. */
+/* This thread's last maps. A map is a function of its params only, and stays valid whatever happens to the
+ * memory. So a cached map is never stale, and layers called again with the same memory avoid the driver's
+ * work. */
 static _Thread_local struct {
-    rf__tensor_map_params params; /* data NULL: none; without padding, so compared bytewise */
+    rf__tensor_map_params params; /* data NULL: empty; without padding, so compared bytewise */
     rf__cu_tensor_map map;
 } kept[KEPT];
 static _Thread_local uint32_t kept_next; /* the oldest */
@@ -65,7 +66,8 @@ static rf_status encode(const rf__cuda_driver *driver, const rf__tensor_map_para
         box[i] = (uint32_t)params->box[i];
         if (i > 0) pitches[i - 1] = (uint64_t)params->pitches[i];
     }
-    /* L2 reads ahead no further than a box is wide: other columns are perhaps wanted long after they have left L2. */
+    /* L2 prefetches no further than a box is wide: other columns may be needed long after they have been
+     * evicted. */
     const bool narrow = rf__elements_bytes(params->dtype, box[0]) <= 128;
     return RF__CUDA_CALL(driver->cuTensorMapEncodeTiled(
         map, types[params->dtype], (unsigned int)params->dimensions, (void *)(uintptr_t)params->data, sizes,

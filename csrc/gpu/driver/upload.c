@@ -8,7 +8,7 @@ rf_status rf__cuda_upload(const rf__cuda_driver *driver, const void *from, size_
     if (bytes == 0) return RF_OK;
     const rf__cu_capture_mode mode = rf__cuda_capture_mode(driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
     RF__CUDA_TRY(driver->cuMemAlloc_v2(memory, bytes));
-    /* A stream of its own: the default one must not be used while others are captured. */
+    /* Its own stream, because the default stream must not be used while others are captured. */
     RF__CUDA_TRY(driver->cuStreamCreate(&stream, RF__CU_STREAM_NON_BLOCKING));
     RF__CUDA_TRY(driver->cuMemcpyHtoDAsync_v2(*memory, from, bytes, stream));
     RF__CUDA_TRY(driver->cuStreamSynchronize(stream));

@@ -8,8 +8,8 @@
 
 /* Both in the current context; also while a stream is captured. */
 
-/* Allocates memory with `bytes` of `from`, which is complete when the call returns, for any stream. Waits for its own copy.
- * *memory is 0 for no bytes, and where it fails. */
+/* Allocates memory with `bytes` of `from`, complete for any stream when the call returns. Waits for its own
+ * copy. *memory is 0 for 0 bytes and on failure. */
 rf_status rf__cuda_upload(const rf__cuda_driver *driver, const void *from, size_t bytes,
                           rf__cu_pointer *memory);
 /* Frees memory; 0 is fine. Waits for the device. */

@@ -13,7 +13,7 @@
 
 enum { HASH_DIGITS = 32, STALE_SECONDS = 3600 };
 static const char entry_ending[] = ".cubin";
-static const char temporary_ending[] = ".tmp"; /* behind an entry's name; six random characters follow */
+static const char temporary_ending[] = ".tmp"; /* after an entry's name; six random characters follow */
 
 bool rf__cache_folder(char *path) {
     const char *own = getenv("RECFUSE_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -24,7 +24,8 @@ bool rf__cache_folder(char *path) {
     return false;
 }
 
-/* Is it the name of an entry or of a temporary file? All else in the folder is left alone. */
+/* Returns true if it is the name of an entry or of a temporary file. Other files in the folder are never
+ * touched. */
 static bool name_is_ours(const char *name, bool *temporary) {
     if (strspn(name, "0123456789abcdef") != HASH_DIGITS || name[HASH_DIGITS] != '-') return false;
     const char *ending = strstr(name, entry_ending);
@@ -109,8 +110,8 @@ void rf__cache_trim(const char *folder, int64_t most_bytes) {
     free(files);
 }
 
-/* How an entry begins; the key follows, then the cubin. In this machine's byte order: an entry of another
- * machine is a damaged one. */
+/* The head of an entry; the key follows, then the cubin. In this machine's byte order: an entry of another
+ * byte order counts as damaged. */
 typedef struct entry_head {
     char magic[8];
     uint64_t checksum; /* of the whole file with this field zero */
@@ -150,7 +151,8 @@ static bool trusted_folder(char *path) {
     return rf__cache_folder(path) && rf__cache_folder_trusted(path, reason);
 }
 
-/* Reads one file. What is no entry for `key` is removed: it is damaged, or of a key with the same hash. */
+/* Reads a file. Removes it if it is not an entry for `key`: it is damaged, or has another key with the same
+ * hash. */
 static bool entry_read(const char *path, const rf__cache_key *key, rf__cache_entry *entry) {
     char *file = NULL;
     size_t bytes = 0;
@@ -244,7 +246,7 @@ bool rf__cache_write(const rf__cache_key *key, const char *compiler, const rf__c
         done = rf__file_write(file, &head, sizeof head) && rf__file_write(file, key->text, key->bytes) &&
                rf__file_write(file, entry->cubin, (size_t)entry->cubin_bytes);
         (void)fchmod(file, 0644); /* a folder may be filled by one user and read by others */
-        done = close(file) == 0 && done; /* where a full disk may first show */
+        done = close(file) == 0 && done; /* a full disk may first show here */
         done = done && rename(temporary, path) == 0;
         if (!done) (void)unlink(temporary);
     }

@@ -1,4 +1,4 @@
-/* From a kernel's source to a cubin: out of the cache on disk, or through the compiler and into it. */
+/* From a kernel's source to a cubin: from the cache on disk, or through the compiler and into the cache. */
 #define _GNU_SOURCE /* clock_gettime, strtok_r */
 #include "gpu/jit/jit.h"
 
@@ -27,7 +27,7 @@ static double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* The options of one compilation, cut apart. */
+/* The options of a compilation, split. */
 typedef struct option_list {
     char text[9216]; /* each option ends with a zero */
     const char *options[RF__NVRTC_MOST_OPTIONS];
@@ -73,7 +73,7 @@ static rf_status key_new(const rf__kernel_source *kernel, const rf__source *sour
     return RF_OK;
 }
 
-/* The number before `words` in [from, to), which is on the same line and belongs to one kernel; -1: none. */
+/* Returns the number before `words` in [from, to), on the same line and of the same kernel, or -1. */
 static int32_t number_before(const char *from, const char *to, const char *words) {
     const char *at = strstr(from, words);
     if (at == NULL || at >= to) return -1;
@@ -81,10 +81,11 @@ static int32_t number_before(const char *from, const char *to, const char *words
     return (int32_t)strtol(at, NULL, 10);
 }
 
-/* What the assembler says about one kernel of the file:
+/* The assembler's report of a kernel of the file:
  *     ... Function properties for NAME
  *     ... 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
- *     ... Used 18 registers, used 1 barriers, 256 bytes smem */
+ *     ... Used 18 registers, used 1 barriers, 256 bytes smem
+ */
 static void report_read(const char *log, const char *entry, rf__cache_report *report) {
     static const char head[] = "Function properties for ";
     *report = (rf__cache_report){-1, -1, -1, -1};
@@ -105,7 +106,7 @@ static void report_read(const char *log, const char *entry, rf__cache_report *re
     report->stack_bytes = number_before(from, end, " bytes stack frame");
     if (stores >= 0 && loads >= 0) report->spill_bytes = stores + loads;
     report->static_shared = number_before(used, end, " bytes smem");
-    if (report->static_shared < 0 && report->registers >= 0) report->static_shared = 0; /* said only if any */
+    if (report->static_shared < 0 && report->registers >= 0) report->static_shared = 0; /* absent if 0 */
 }
 
 static rf_status compile(const rf__kernel_source *kernel, const rf__source *source,
@@ -133,7 +134,7 @@ static rf_status fail_forbidden(const rf__kernel_source *kernel, const char *arc
         refused ? ", which is not used: " : "", refused ? reason : "", arch, defines);
 }
 
-/* `compiles`: what is not in the cache; else *info says that it is not there. */
+/* `compiles`: compiles a kernel that is not in the cache; otherwise *info says that it is missing. */
 static rf_status get(const rf__kernel_source *kernel, const rf__kernel_options *options, const char *arch,
                      bool compiles, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
     const double start = seconds_now();
@@ -152,7 +153,7 @@ static rf_status get(const rf__kernel_source *kernel, const rf__kernel_options *
     if (allowed) found = rf__nvrtc_find(&library);
     if (found == RF_OK)
         snprintf(compiler, sizeof compiler, "nvrtc%d.%d", (int)library->major, (int)library->minor);
-    /* Without a compiler of its own, a machine takes what any has made. */
+    /* A machine without a compiler accepts entries of any compiler. */
     cached = rf__cache_read(&key, found == RF_OK ? compiler : NULL, &entry, path);
     if (!cached && compiles) {
         RF_TRY(allowed ? found : fail_forbidden(kernel, arch, options->defines));

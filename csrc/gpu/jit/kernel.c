@@ -9,8 +9,8 @@
 
 enum { BUCKETS = 1024 };
 
-/* One kernel of one device. What identifies it never changes, and it is never removed. A fork waits for no lock here:
- * children of a process with a device have no CUDA and do not come here. */
+/* A kernel on a device. Its key never changes, and it is never removed. A fork waits for no lock here:
+ * children of a process with a device have no CUDA and do not get here. */
 typedef struct loaded {
     struct loaded *next; /* in its bucket; set before the entry can be seen */
     const rf__cuda_device *device;
@@ -19,9 +19,9 @@ typedef struct loaded {
     rf__kernel kernel;
     /* The lock of compiling and loading it. */
     pthread_mutex_t making;
-    atomic_uint failures; /* that threads had; those who waited share the last one */
-    rf_status status; /* of the last; under the lock */
-    char *message; /* of the last, NULL where there was no memory for it; under the lock */
+    atomic_uint failures; /* failures so far; threads that waited share the last one */
+    rf_status status; /* of the last failure; under the lock */
+    char *message; /* of the last failure, NULL if out of memory; under the lock */
     size_t key_bytes;
     unsigned char key[];
 } loaded;
@@ -34,7 +34,8 @@ static uint64_t hash_word(uint64_t hash, uint64_t word) {
     return hash ^ (hash >> 32);
 }
 
-/* Of a long key its size and its head are enough: those with one head share a bucket, and are compared. */
+/* Only the size and the head of a long key are hashed: keys with the same head share a bucket, and are
+ * compared. */
 static _Atomic(loaded *) *bucket_of(const rf__cuda_device *device, const rf__kernel_source *source,
                                     const void *key, size_t key_bytes) {
     enum { HEAD_BYTES = 256 };
@@ -111,7 +112,7 @@ out:
     return status;
 }
 
-/* The entry of a kernel, a new one at the head of its bucket where there is none. */
+/* Returns the entry of a kernel, or adds one at the head of its bucket. */
 static rf_status find_or_add(_Atomic(loaded *) *bucket, const rf__cuda_device *device,
                              const rf__kernel_source *source, const void *key, size_t key_bytes,
                              loaded **entry) {
@@ -131,7 +132,7 @@ static rf_status find_or_add(_Atomic(loaded *) *bucket, const rf__cuda_device *d
     return RF_OK;
 }
 
-/* Keeps a failure for those who wait for the kernel; under its lock. */
+/* Stores a failure for the threads that wait for the kernel; under its lock. */
 static void failure_keep(loaded *entry, rf_status status) {
     free(entry->message);
     entry->message = strdup(rf_last_error());

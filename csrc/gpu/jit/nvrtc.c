@@ -73,7 +73,7 @@ out:
     return status;
 }
 
-/* The log, with a zero at its end; NULL when there is no memory for it. */
+/* Returns the log, zero-terminated; NULL if out of memory. */
 static char *log_of(const nvrtc_functions *nvrtc, rf__nvrtc_program program) {
     size_t bytes = 0;
     if (nvrtc->nvrtcGetProgramLogSize(program, &bytes) != 0) bytes = 0;
@@ -99,7 +99,7 @@ static rf_status compile(const nvrtc_functions *nvrtc, const char *file, const r
     rf__nvrtc_program program = NULL;
     rf__nvrtc_result result = 0;
     size_t bytes = 0;
-    /* What comes from NVRTC's own cache, on machines with a GPU, lacks the report on registers. */
+    /* Results of NVRTC's own cache, on machines with a GPU, lack the report on registers. */
     const bool has_cache = found.major > 12 || (found.major == 12 && found.minor >= 9);
     const char *all_options[RF__NVRTC_MOST_OPTIONS + 1];
     RF_FAIL_IF(n_options > RF__NVRTC_MOST_OPTIONS, RF_ERR_VALUE,

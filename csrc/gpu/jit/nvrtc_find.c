@@ -15,10 +15,10 @@ enum { MAJORS = sizeof majors / sizeof majors[0], MOST_ROOTS = 8, LOOKED_BYTES =
 
 typedef struct search {
     rf__nvrtc_library *library;
-    char looked[LOOKED_BYTES]; /* folders that held none, a line each */
+    char looked[LOOKED_BYTES]; /* folders without it, a line each */
     char roots[MOST_ROOTS][RF__PATH_BYTES]; /* folders that Python packages are in */
     int n_roots;
-    int shortage; /* why a folder could not be opened: too many files are open; else 0 */
+    int shortage; /* errno if a folder could not be opened because too many files are open; else 0 */
 } search;
 
 /* Cuts the last `parts` parts off a path. */
@@ -95,7 +95,7 @@ static void add_root(search *where, const char *file, int parts) {
     rf__path_set(where->roots[where->n_roots++], "%s", root);
 }
 
-/* site-packages/torch/lib/libtorch_cpu.so lies beside site-packages/nvidia. */
+/* site-packages/torch/lib/libtorch_cpu.so is next to site-packages/nvidia. */
 static int add_root_of_torch(struct dl_phdr_info *info, size_t bytes, void *context) {
     static const char *const names[] = {"/torch/lib/libtorch_cpu.so", "/torch/lib/libc10.so"};
     (void)bytes;

@@ -1,9 +1,10 @@
-/* Keeps NVRTC's hands off the program's signals.
+/* Prevents NVRTC from changing the program's signals.
  *
- * In the first compilation of a process, NVRTC 12 and 13 set handlers of SIGINT and SIGTERM by signal() and put the former
- * ones back some 35 ms later, without their flags. Until then a signal on any thread ends the process by exit(4). No mask
- * helps: a signal to the process goes to whatever thread takes it. So the library's own slot for signal() in its table of
- * imported functions gets a function that changes nothing; other libraries and the program are not affected.
+ * In the first compilation of a process, NVRTC 12 and 13 set handlers of SIGINT and SIGTERM by signal() and
+ * restore the former handlers about 35 ms later, without their flags. Until then a signal on any thread ends
+ * the process by exit(4). Masks do not help, because a signal to the process goes to any thread that accepts
+ * it. So the library's slot for signal() in its table of imported functions gets a function without effect;
+ * other libraries and the program are not affected.
  */
 #define _GNU_SOURCE /* dladdr, dlinfo */
 #include <dlfcn.h>
@@ -18,10 +19,10 @@
 typedef void (*signal_handler)(int number);
 
 static const void
-    *nvrtc_image; /* where the library begins; written before its slot, under the lock of opening it */
+    *nvrtc_image; /* begin of the library; written before its slot, under the lock of opening it */
 
-/* In NVRTC's place of signal(): says that signals are ignored, so that it leaves them as they are. Only a handler that is its
- * own may be replaced: that of a compilation which another library began before. */
+/* Replaces signal() for NVRTC: reports signals as ignored, so that it does not change them. It may replace
+ * only its own handler, of a compilation that another library began earlier. */
 static signal_handler signal_left(int number, signal_handler handler) {
     struct sigaction present;
     Dl_info owner;
@@ -38,7 +39,7 @@ static ElfW(Addr) value_of(const struct link_map *map, ElfW(Sxword) tag) {
     return 0;
 }
 
-/* The address of the import `name`; NULL: there is none. */
+/* Returns the address of the import `name`, or NULL. */
 static void **slot_of(const struct link_map *map, const char *name) {
     const ElfW(Rela) *imports = (const ElfW(Rela) *)value_of(map, DT_JMPREL);
     const ElfW(Sym) *symbols = (const ElfW(Sym) *)value_of(map, DT_SYMTAB);

@@ -68,7 +68,7 @@ rf_status rf__source_read(const char *file, rf__source *source) {
                RF__PATH_BYTES - 1);
     RF_TRY(text_read(folder, file, &source->text));
     RF_TRY(headers_add(folder, source->text, source));
-    for (int32_t i = 0; i < source->n_headers; i++) { /* n_headers grows meanwhile */
+    for (int32_t i = 0; i < source->n_headers; i++) { /* n_headers grows during the loop */
         RF_TRY(headers_add(folder, source->headers[i], source));
     }
 out:

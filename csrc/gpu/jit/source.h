@@ -1,4 +1,4 @@
-/* The texts of kernels: files under kernels/ beside this library, which is csrc in a source tree. */
+/* The texts of kernels: files in kernels/ next to this library, which is csrc in a source tree. */
 #ifndef RECFUSE_CUDA_SOURCE_H
 #define RECFUSE_CUDA_SOURCE_H
 
@@ -13,7 +13,7 @@ enum { RF__MOST_HEADERS = 32 };
 typedef struct rf__source {
     char *text;
     char *headers[RF__MOST_HEADERS]; /* texts, in the order in which the includes are met */
-    char *header_names[RF__MOST_HEADERS]; /* as in the #include line: a path under kernels/ */
+    char *header_names[RF__MOST_HEADERS]; /* as in the #include line: a path in kernels/ */
     int32_t n_headers;
 } rf__source;
 

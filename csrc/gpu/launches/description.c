@@ -1,10 +1,10 @@
-/* Descriptions found, made, dropped. */
+/* Descriptions: search, creation and release. */
 #include "gpu/launches/description.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_DESCRIPTIONS = 256 }; /* of a device, without resident ones */
+enum { MOST_DESCRIPTIONS = 256 }; /* per device, without resident ones */
 static const int64_t MOST_BYTES = INT64_C(128) << 20; /* of their uploads */
 
 typedef struct rf__described_node {
@@ -19,15 +19,16 @@ typedef struct rf__described_node {
     uint64_t parent;
     size_t bytes[RF__KEY_PARTS];
     bool given[RF__KEY_PARTS];
-    unsigned char key[]; /* the parts, one behind the other */
+    unsigned char key[]; /* the parts, one after another */
 } node;
 
-/* Those of one device; those used last come first. */
+/* The descriptions of a device, most recently used first. */
 typedef struct lists {
     node *cached, *resident;
 } lists;
 
-/* Each under its device's lock. A child of a process with a device has no CUDA and never comes here. */
+/* Each is guarded by its device's lock. A child of a process with a device has no CUDA and never gets here.
+ */
 static lists devices[RF__CUDA_MOST_DEVICES];
 static uint64_t numbers; /* atomic */
 
@@ -36,7 +37,7 @@ static node **list_of(const rf__cuda_store *store) {
     return store->resident ? &of->resident : &of->cached;
 }
 
-/* Where all bytes are the same, so are those that count: equal keys, the usual case, cost one comparison. */
+/* If all bytes are equal, so are the compared ones: equal keys, the usual case, cost one comparison. */
 static bool part_is(const unsigned char *was, const rf__key_part *part) {
     const unsigned char *is = part->data;
     if (part->bytes == 0 || memcmp(was, is, part->bytes) == 0) return true;
@@ -105,7 +106,7 @@ out:
     return status;
 }
 
-/* The description, now the first of its list and with one user more; NULL: there is none. Under the lock. */
+/* Returns the description, moved to the front of its list and with one more user, or NULL. Under the lock. */
 static node *node_find(const rf__cuda_store *store, const rf__description_key *key) {
     node **first = list_of(store);
     for (node **at = first; *at != NULL; at = &(*at)->next) {

@@ -76,7 +76,7 @@ static rf_status launch_record(const rf__gpu *gpu, const rf__launches *launches,
 rf_status rf__explain_record(const rf__gpu *gpu, const rf__launches *launches) {
     rf_status status = RF_OK;
     pthread_mutex_lock(&lock);
-    if (!rf__explains()) goto out; /* it has ended meanwhile */
+    if (!rf__explains()) goto out; /* it has ended in between */
     RF_TRY(record_grow(launches->count));
     for (int32_t i = 0; i < launches->count; i++) RF_TRY(launch_record(gpu, launches, i));
     calls++;

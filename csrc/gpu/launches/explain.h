@@ -5,25 +5,26 @@
 
 #include "gpu/launches/launches.h"
 
-/* One launch. `launch.key`, `arguments` and `describe` mean nothing any more. */
+/* A launch. `launch.key`, `arguments` and `describe` are no longer valid. */
 typedef struct rf__explained {
     const char *name; /* of the operator; static */
     rf__gpu gpu;
     rf__kernel_launch launch;
     int64_t workspace_bytes; /* of the call */
-    int32_t dynamic_shared; /* that the kernel is loaded with, at least what the launch takes */
+    int32_t dynamic_shared; /* with which the kernel is loaded, at least that of the launch */
     int32_t call; /* the calls' number, from 0: launches of one call have one number */
     char *defines; /* "" of a fill */
 } rf__explained;
 
-/* Begins a record; one is kept at a time. With a GPU, calls of this thread on the CPU's tensors are lowered for it, and give
- * results of any contents; calls of other threads run. RF_ERR_VALUE: a record is being kept already. RF_ERR_MEMORY. */
+/* Begins a record; only one may be active. With a GPU, calls of this thread on the CPU's tensors are lowered
+ * for it and return undefined results; calls of other threads run. RF_ERR_VALUE: a record is active already.
+ * RF_ERR_MEMORY. */
 RF__SHARED rf_status rf__explain_begin(const rf__gpu *gpu);
 /* Ends it, on the thread that began it. *launches [*count] is the caller's: rf__explained_free. */
 RF__SHARED void rf__explain_end(rf__explained **launches, int32_t *count);
 RF__SHARED void rf__explained_free(rf__explained *launches, int32_t count);
 
-/* Whether a record is kept. */
+/* Returns true if a record is active. */
 bool rf__explains(void);
 /* Adds launches to it. */
 rf_status rf__explain_record(const rf__gpu *gpu, const rf__launches *launches);

@@ -1,9 +1,11 @@
-/* A call as a value: its kernels, their arguments, the workspace that they share.
+/* A call as a value: its kernels, their arguments, and their common workspace.
  *
- * A family lowers a problem to launches (rf__X_lower): a pure function of a GPU's description and the problem, which needs no
- * GPU, takes no lock and allocates no device memory. The launches are then run (below), compiled ahead, explained
- * (explain.h) or simulated. Pointers of the problem are in the arguments already. What does not exist when a call is
- * lowered is named, and bound when the launches run: places in the workspace and in uploads, the error word, tensor maps. */
+ * A family lowers a problem to launches (rf__X_lower): a pure function of a GPU's description and the
+ * problem, which needs no GPU, takes no lock and allocates no device memory. The launches are then run
+ * (below), compiled ahead, explained (explain.h) or simulated. Pointers of the problem are in the arguments
+ * already. Objects that do not exist during the lowering are named, and bound when the launches run:
+ * positions in the workspace and in uploads, the error word, tensor maps.
+ */
 #ifndef RECFUSE_CUDA_LAUNCHES_H
 #define RECFUSE_CUDA_LAUNCHES_H
 
@@ -24,12 +26,12 @@ enum {
 typedef enum rf__overlap {
     RF__OVERLAP_NEVER,
     RF__OVERLAP_ALWAYS,
-    /* Where its blocks load SMs evenly: they fill one wave, or at least as many waves as an SM runs blocks. */
+    /* If its blocks load SMs evenly: they fill one wave, or at least as many waves as an SM runs blocks. */
     RF__OVERLAP_EVEN
 } rf__overlap;
 
-/* One kernel, or a fill of memory with zeros. Grid, block and cluster: blocks, threads, blocks; 0 counts as 1, a cluster of
- * zeros is none. */
+/* A kernel, or a fill of memory with zeros. Grid, block and cluster: blocks, threads, blocks; 0 counts as 1,
+ * a cluster of zeros is no cluster. */
 typedef struct rf__kernel_launch {
     const rf__kernel_source
         *source; /* NULL: a fill of `fill_bytes` at the address in its arguments, a uint64_t */
@@ -37,7 +39,7 @@ typedef struct rf__kernel_launch {
     int64_t fill_bytes;
     uint32_t grid[3], block[3], cluster[3];
     uint32_t shared_bytes; /* dynamic, a block */
-    /* Not 0: dynamic shared memory that lets no more than `most_blocks` run on an SM, used where registers allow more. */
+    /* Not 0: dynamic shared memory that limits an SM to `most_blocks`, used if registers allow more. */
     uint32_t limiting_shared_bytes, most_blocks;
     rf__overlap overlap;
     bool cooperative; /* all blocks run at once, or the launch fails */
@@ -68,7 +70,8 @@ typedef struct rf__launches {
     const char *name; /* of the operator, for messages and explanations; static */
     int32_t count, n_bindings, n_maps;
     int64_t workspace_bytes; /* aligned to 16 */
-    /* Earlier errors of these tables are raised first, where `checks`; kernels report to the word of owner and shape. */
+    /* Earlier errors of these tables are raised first if `checks`; kernels report to the word of owner and
+     * shape. */
     const void *owner;
     uint64_t shape;
     bool checks;
@@ -87,17 +90,17 @@ void rf__launches_free(rf__launches *launches);
  * functions below are about the launch added last; `at` is a byte of its arguments. RF_ERR_MEMORY, RF_ERR_INTERNAL. */
 rf_status rf__launches_add(rf__launches *launches, const rf__kernel_launch *launch, const void *key,
                            size_t key_bytes, const void *arguments, size_t argument_bytes);
-/* The same with the arguments of the launch before, which are bound already. Requires that there is one. */
+/* As above, with the bound arguments of the previous launch, which must exist. */
 rf_status rf__launches_add_alike(rf__launches *launches, const rf__kernel_launch *launch, const void *key,
                                  size_t key_bytes);
-/* The uint64_t there is a place in the workspace, or in upload `number`. */
+/* The uint64_t there is a position in the workspace, or in upload `number`. */
 void rf__launches_bind_workspace(rf__launches *launches, size_t at);
 void rf__launches_bind_upload(rf__launches *launches, int32_t number, size_t at);
 /* The rf_error_word there is the call's. */
 void rf__launches_bind_errors(rf__launches *launches, size_t at);
-/* The rf_tensor_map there is made of these. */
+/* The rf_tensor_map there is encoded from these params. */
 void rf__launches_bind_map(rf__launches *launches, size_t at, const rf__tensor_map_params *params);
-/* Adds a fill with zeros: of the workspace from a place on, or of memory at an address. */
+/* Adds a fill with zeros: of the workspace from a position on, or of memory at an address. */
 rf_status rf__launches_fill(rf__launches *launches, uint64_t address, bool in_workspace, int64_t bytes);
 
 /* The arguments and the key of a launch. */
@@ -110,12 +113,13 @@ static inline const void *rf__launches_key(const rf__launches *launches, int32_t
 
 /* Raises earlier errors of the call's tables. RF_OK for a described device. */
 rf_status rf__launches_pending(const rf__cuda_device *device, const rf__launches *launches, void *stream);
-/* Raises earlier errors, takes the workspace from the allocator (NULL: the driver), binds, finds kernels
- * and puts the launches into the stream; never waits. `uploads` [RF__MOST_UPLOADS]: addresses, NULL where there are none. Of a
- * described device nothing runs. Once, since it binds. */
+/* Raises earlier errors, takes the workspace from the allocator (NULL: the driver), binds, finds kernels and
+ * puts the launches into the stream; never waits. `uploads` [RF__MOST_UPLOADS]: addresses, NULL without
+ * uploads. On a described device nothing runs. Only once, because it binds. */
 rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,
                            const rf_cuda_allocator *allocator, void *stream);
-/* The same with memory of the caller's as workspace, of launches->workspace_bytes, and without a look at earlier errors. */
+/* As above, with the caller's workspace of launches->workspace_bytes, and without a check of earlier errors.
+ */
 rf_status rf__launches_run_in(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,
                               uint64_t workspace, void *stream);
 

@@ -1,4 +1,4 @@
-/* Launches put into a stream: the only place that launches kernels. */
+/* Puts launches into a stream: the only file that launches kernels. */
 #include <string.h>
 
 #include "gpu/driver/error_check.h"
@@ -38,9 +38,9 @@ static rf_status bind_all(const rf__cuda_device *device, rf__launches *launches,
     return RF_OK;
 }
 
-/* Whether the blocks of two launches side by side would load the SMs evenly. The blocks of the second go where the first
- * leaves room: so only where each takes the place of one of the first, or has an SM to itself. Overlap hides the start of
- * the second, .7 us on an H200. */
+/* Returns true if the blocks of two overlapping launches would load the SMs evenly. Blocks of the second take
+ * the room that the first leaves, so this holds only if each replaces a block of the first, or has an SM to
+ * itself. Overlap hides the start of the second, .7 us on an H200. */
 static bool is_even(const rf__gpu *gpu, const rf__kernel_launch *launch, const rf__kernel *kernel) {
     const int64_t y = launch->grid[1] > 0 ? launch->grid[1] : 1;
     const int64_t waves = (launch->grid[0] * y + gpu->sms - 1) / gpu->sms;
@@ -48,7 +48,7 @@ static bool is_even(const rf__gpu *gpu, const rf__kernel_launch *launch, const r
                                                 kernel->static_shared + kernel->dynamic_shared);
 }
 
-/* Shared memory that keeps blocks out is taken from L1: none where registers keep them out already. */
+/* Shared memory that limits blocks is taken from L1: 0 if registers limit them already. */
 static uint32_t shared_bytes_of(const rf__gpu *gpu, const rf__kernel_launch *launch,
                                 const rf__kernel *kernel) {
     if (launch->limiting_shared_bytes == 0) return launch->shared_bytes;
@@ -57,7 +57,8 @@ static uint32_t shared_bytes_of(const rf__gpu *gpu, const rf__kernel_launch *lau
     return by_registers <= launch->most_blocks ? launch->shared_bytes : launch->limiting_shared_bytes;
 }
 
-/* Cuts a grid of clusters to those that the GPU runs at once: all SMs, but where those of a GPC are not whole clusters. */
+/* Cuts a grid of clusters to those that the GPU runs at once: all SMs, unless those of a GPC are not whole
+ * clusters. */
 static rf_status grid_cut(const rf__cuda_device *device, const char *name, const rf__kernel *kernel,
                           rf__launch_config *config) {
     int32_t clusters = 0;
@@ -88,7 +89,7 @@ static rf_status launch_kernel(const rf__cuda_device *device, rf__launches *laun
     if (launch->resident) RF_CHECK(grid_cut(device, launches->name, kernel, &config));
     if (launch->uncooperative_at == 0 || !config.cooperative) return rf__launch(device, &config, arguments);
     if (rf__launch(device, &config, arguments) == RF_OK) return RF_OK;
-    const int32_t yes = 1; /* the stream may have fewer SMs than the device, which the driver alone knows */
+    const int32_t yes = 1; /* the stream may have fewer SMs than the device, which only the driver knows */
     memcpy((unsigned char *)arguments + launch->uncooperative_at, &yes, sizeof yes);
     config.cooperative = false;
     return rf__launch(device, &config, arguments);
@@ -118,7 +119,7 @@ static rf_status launch_all(const rf__cuda_device *device, rf__launches *launche
     return RF_OK;
 }
 
-/* Compiles where it must, which takes seconds: before anything is in the stream. */
+/* Compiles if necessary, which takes seconds: before anything is in the stream. */
 static rf_status kernels_find(const rf__cuda_device *device, const rf__launches *launches,
                               const rf__kernel **kernels) {
     for (int32_t i = 0; i < launches->count; i++) {
@@ -157,7 +158,7 @@ rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches
     rf__cuda_block workspace = {0};
     if (launches->checks) RF_CHECK(rf__launches_pending(device, launches, stream));
     if (takes) {
-        if (allocator != NULL) /* which knows of captures: the driver need not be asked */
+        if (allocator != NULL) /* the allocator knows of captures, so no driver call is needed */
             store = (rf__cuda_store){.device = device, .stream = stream, .allocator = *allocator};
         else
             RF_CHECK(rf__cuda_store_of(device, stream, NULL, &store));

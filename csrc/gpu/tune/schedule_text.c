@@ -16,7 +16,7 @@ static rf_status value_check(const rf__schedule_field *field, long long value) {
     return RF_OK;
 }
 
-/* Adds a name to a list, "a, b or c", with `last` before the last one. */
+/* Adds a name to a list, "a, b or c", with `last` before the last name. */
 static void list_add(char *list, size_t bytes, const char *name, int32_t i, int32_t count, const char *last) {
     const size_t used = strlen(list);
     snprintf(list + used, bytes - used, "%s%s", i == 0 ? "" : i < count - 1 ? ", " : last, name);

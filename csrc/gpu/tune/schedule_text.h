@@ -24,11 +24,11 @@ typedef struct rf__schedule_fields {
     int32_t count;
 } rf__schedule_fields;
 
-/* Reads fields in any order with spaces between into `schedule`, a struct of zeros; NULL and "": none. RF_ERR_VALUE: an
- * unknown field, one that is given twice, or a value that is not allowed. */
+/* Reads fields in any order, separated by spaces, into `schedule`, a struct of zeros; NULL and "": no fields.
+ * RF_ERR_VALUE: a field that is unknown or repeated, or a value that is not allowed. */
 rf_status rf__schedule_parse(rf__schedule_fields fields, const char *text, void *schedule);
 
-/* Writes the fields that are not 0 to text [bytes], cut off where it is too short. */
+/* Writes the fields that are not 0 to text [bytes], truncated if it is too short. */
 void rf__schedule_print(rf__schedule_fields fields, const void *schedule, char *text, size_t bytes);
 
 /* RF_ERR_VALUE: a field that is not 0 is out of its bounds; from C they may hold anything. */

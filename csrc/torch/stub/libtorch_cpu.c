@@ -1,5 +1,5 @@
-/* Stands in for libtorch_cpu.so when recfuse is linked, so that building needs no torch: the names of
- * torch_abi.h and nothing behind them. It is neither installed nor loaded. */
+/* Replaces libtorch_cpu.so when recfuse is linked, so that building needs no torch: the names of torch_abi.h
+ * without code. It is neither installed nor loaded. */
 #include "torch/torch_abi.h"
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"
