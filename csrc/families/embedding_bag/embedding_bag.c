@@ -1,4 +1,4 @@
-/* rf_embedding_bag_cuda, and its kernels compiled ahead. */
+/* rf_embedding_bag_cuda, and compilation of its kernels ahead. */
 #include <inttypes.h>
 
 #include "core/validate.h"
@@ -24,7 +24,7 @@ rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
     return rf__embedding_bag_run(device, params, schedule, stream->stream);
 }
 
-/* Whether a description of a call makes sense, of which only the alignment of its addresses is known. */
+/* Checks the description of a call, whose addresses are known only by their alignment. */
 static rf_status check_described(const rf_embedding_bag_params *params, int32_t alignment) {
     RF_FAIL_IF(alignment < rf__elements_bytes(params->dtype, 1) || alignment > 16 ||
                    (alignment & (alignment - 1)) != 0 || params->dim <= 0 ||

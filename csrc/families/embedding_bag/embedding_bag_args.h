@@ -1,4 +1,4 @@
-/* What the kernel of embedding_bag.cu is launched with; its constants are macros (see there). */
+/* The arguments of the kernel in embedding_bag.cu; its constants are macros (see there). */
 #ifndef RECFUSE_CUDA_EMBEDDING_BAG_ARGS_H
 #define RECFUSE_CUDA_EMBEDDING_BAG_ARGS_H
 

@@ -14,20 +14,20 @@
 static const rf__kernel_source list_source = {"families/embedding_bag/embedding_bag.cu", "rf_embedding_bag"};
 static const rf__kernel_source short_source = {"families/embedding_bag/short_bags.cu", "rf_short_bags"};
 
-/* All that the code of a variant depends on; compared bytewise, so there is no padding. */
+/* Everything on which the code of a variant depends; compared bytewise, so it has no padding. */
 typedef struct bag_variant {
     int64_t dim, stride; /* elements */
     int32_t alignment;   /* bytes */
     int32_t dtype, index_type, offset_type, pooling;
     int32_t wide_rows, weighted, padded, check;
     int32_t block, min_blocks;
-    int32_t bags; /* of a warp of short_bags.cu; 0: embedding_bag.cu, which has what follows */
+    int32_t bags; /* per warp, of short_bags.cu; 0: embedding_bag.cu, with the following fields */
     int32_t station, distance, threads, parts, segment;
     int32_t dynamic_shared; /* bytes a block at launch */
 } bag_variant;
 _Static_assert(sizeof(bag_variant) == 2 * sizeof(int64_t) + 18 * sizeof(int32_t), "compared bytewise");
 
-/* Of a row, as many slices of the least elements as a grid is high. */
+/* Most columns of a row: the smallest slices times the height of a grid. */
 enum { WARP = 32, MOST_ALIGNMENT = 16, MOST_DIM = 65535 * 64 };
 
 static rf__bag_shape shape_of(const rf__gpu *gpu, const rf_embedding_bag_params *params) {
@@ -93,7 +93,7 @@ static bag_variant variant_of(const rf_embedding_bag_params *params, const rf__b
     return variant;
 }
 
-/* Lets no block beyond `min_blocks` fit on an SM, where so few would. */
+/* Limits an SM to `min_blocks` blocks if so few would fill it. */
 static void limit_blocks(const rf__gpu *gpu, bag_variant *variant) {
     enum { MOST_LIMITED = 24 }; /* 128 * n * (n + 1) bytes must fit an SM */
     if (variant->min_blocks > MOST_LIMITED) return;

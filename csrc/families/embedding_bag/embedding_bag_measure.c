@@ -33,5 +33,5 @@ rf_status rf_embedding_bag_measure(const rf_embedding_bag_measurement *work, con
                                .seconds = work->seconds};
     RF_CHECK(rf__cuda_enter(device));
     RF_CHECK(rf__cuda_leave_with(rf__time(device, stream->stream, &timing)));
-    return rf__embedding_bag_run(device, &empty, NULL, stream->stream); /* raises what they found */
+    return rf__embedding_bag_run(device, &empty, NULL, stream->stream); /* raises their errors */
 }

@@ -38,9 +38,10 @@ void rf_embedding_bag_schedule_print(const rf_embedding_bag_schedule *schedule, 
 }
 
 enum { WARP = 32, MOST_VECTORS = 2, INDICES_A_LANE = 4 };
-/* Of short bags: vectors in flight a lane, warps an SM, lookups a warp, and lookups of a bag. */
+/* Of short bags: vectors in flight per lane, warps per SM, lookups per warp, and lookups per bag. */
 enum { MOST_IN_FLIGHT = 8, WARPS_TO_HIDE = 16, MOST_LOOKUPS = 128, MOST_OF_SHORT = 16 };
-/* Threads are many where they are so many times as many as run at once; bags that a group of lanes reads alone. */
+/* Threads count as many from this multiple of those that run at once; longest bags that a group of lanes
+ * reads alone. */
 enum { MANY = 3, MOST_ALONE = 16 };
 /* Bytes of rows of a warp's part of a bag, above which they are read in the order of the table's parts. */
 enum { LEAST_SWEPT = 24 << 10 };
@@ -80,7 +81,7 @@ static bool has_many_sums(const rf__bag_shape *shape) {
     return rf__elements_in(shape->row.dtype, shape->alignment) > 4;
 }
 
-/* 32 warps leave 64 registers a thread, 24 leave 80: without spills that is what the kernels take. */
+/* 32 warps leave 64 registers per thread, 24 leave 80: the needs of the kernels without spills. */
 int32_t rf__bag_warps(const rf__bag_shape *shape) {
     const bool whole_rows = shape->row.bytes / shape->alignment == rf__bag_lanes(shape);
     return shape->more_state || !whole_rows ? 24 : 32;
@@ -94,9 +95,9 @@ static int32_t default_threads(const rf__bag_shape *shape, int64_t mean) {
     /* A slot with too few rows waits for the others more than it helps them. */
     const int64_t useful = larger(lanes * power_below(larger(mean / 12, 1)),
                                   smaller(64, lanes * power_below(larger(mean / 4, 1))));
-    /* Short bags are best read a row at a time, where they fill the GPU so and a list has all of their rows. */
+    /* Short bags are best read a row at a time, if that fills the GPU and a list holds all of their rows. */
     if (to_fill <= lanes && mean <= smaller(MOST_ALONE, lanes * INDICES_A_LANE)) return (int32_t)lanes;
-    /* Neighbours in a warp wait for the longest of their bags: long bags get a warp each, or half of one where all may
+    /* The bags of a warp wait for the longest of them: long bags get a warp each, or half a warp if all may
      * be equally long. */
     const int64_t whole = shape->lookups % larger(shape->bags, 1) == 0 ? WARP / 2 : WARP;
     const int64_t least = larger(lanes, smaller(whole, lanes * power_below(larger(mean / 8, 1))));
@@ -104,10 +105,10 @@ static int32_t default_threads(const rf__bag_shape *shape, int64_t mean) {
     return (int32_t)larger(least, smaller(smaller(power_below(to_fill), useful), most));
 }
 
-/* Large blocks: neighbouring bags share rows, and then meet in one L1. Few bags make one block an SM, which
- * the next launch can overlap; otherwise blocks are small enough to load the SMs evenly, and smaller still where
- * there are many: the place of a block is free again when its last warp ends. `units`: bags, or warps, of so many
- * threads, of `warps` an SM. */
+/* Large blocks, because adjacent bags share rows, which then meet in one L1. Few bags make one block per SM,
+ * which the next launch can overlap; otherwise blocks are small enough to load the SMs evenly, and smaller
+ * still if there are many, because the slot of a block is free only when its last warp ends. `units`: bags,
+ * or warps, of `threads` threads, with `warps` per SM. */
 static int32_t default_block(const rf__bag_shape *shape, int32_t warps, int64_t units, int32_t threads) {
     const int64_t all = units * rf__bag_slices(shape) * threads;
     const int64_t at_once = (int64_t)shape->sms * warps * WARP;
@@ -123,8 +124,8 @@ static int32_t default_block(const rf__bag_shape *shape, int32_t warps, int64_t 
     return (int32_t)larger(block, WARP);
 }
 
-/* Rows in flight a slot: 8 vectors of 16 bytes, 4 where each holds 8 sums and ordering a list or meeting other warps
- * takes registers, too. */
+/* Rows in flight per slot: 8 vectors of 16 bytes, or 4 if each holds 8 sums and ordering a list or reducing
+ * over warps takes registers too. */
 static int32_t default_distance(const rf__bag_shape *shape, const rf_embedding_bag_schedule *schedule,
                                 int64_t rows_a_slot) {
     if (schedule->station == RF_STATION_NONE) return 1;
@@ -133,15 +134,15 @@ static int32_t default_distance(const rf__bag_shape *shape, const rf_embedding_b
     return (int32_t)larger(smaller(most, power_above(rows_a_slot)), 1);
 }
 
-/* A sweep through the table pays where the rows of a batch do not fit in L2 but repeat before they leave it, and where a
- * warp has enough of them for each part. */
+/* A sweep through the table pays if the rows of a batch do not fit in L2 but repeat before they are evicted,
+ * and if a warp has enough of them for each part. */
 static int32_t default_parts(const rf__bag_shape *shape, int64_t share) {
     const bool large = shape->table_bytes >= 2 * shape->l2_bytes &&
                        shape->lookups >= 2 * shape->l2_bytes / larger(shape->row.bytes, 1);
     return large && share >= WARP && share * shape->row.bytes > LEAST_SWEPT ? 4 : 1;
 }
 
-/* Blocks of whole warps that make up the warps of an SM asked for. */
+/* Returns blocks of whole warps that make up the requested warps of an SM. */
 static int32_t block_within(const rf_embedding_bag_schedule *schedule, int32_t block, int32_t least) {
     const int64_t most = (int64_t)schedule->warps * WARP;
     return most > 0 ? (int32_t)larger(smaller(block, most & -most), least) : block;
@@ -180,7 +181,7 @@ static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedu
 
 int32_t rf__bag_groups(const rf__bag_shape *shape) { return WARP / rf__bag_lanes(shape); }
 
-/* Bags of a warp for which a lane holds 8 vectors, or for which there are lanes. */
+/* Returns the most bags of a warp for which a lane holds 8 vectors, or for which there are lanes. */
 static int64_t most_bags(const rf__bag_shape *shape) {
     return smaller((int64_t)rf__bag_groups(shape) * MOST_IN_FLIGHT / rf__bag_vectors(shape), WARP);
 }
@@ -190,8 +191,8 @@ static bool is_for_lists(const rf_embedding_bag_schedule *schedule) {
            schedule->parts != 0 || schedule->segment != 0;
 }
 
-/* As many bags a warp as leave the SMs some warps each, which hide each other's waits, and as end soon enough to load
- * the SMs evenly. */
+/* Returns as many bags per warp as leave each SM some warps, which hide each other's waits, and end soon
+ * enough to load the SMs evenly. */
 static int32_t default_bags(const rf__bag_shape *shape) {
     const int64_t warps = (int64_t)shape->sms * WARPS_TO_HIDE;
     const int64_t share = shape->bags * rf__bag_slices(shape) / larger(warps, 1);
@@ -200,14 +201,14 @@ static int32_t default_bags(const rf__bag_shape *shape) {
     return (int32_t)larger(power_below(smaller(share, most)), rf__bag_groups(shape));
 }
 
-/* Up to how many lookups bags are short in the mean: the more rows a warp reads at once, and the less registers are left,
- * the sooner a list in shared memory is ahead. */
+/* Returns the largest mean of lookups of short bags: the more rows a warp reads at once, and the fewer
+ * registers are free, the sooner a list in shared memory is faster. */
 static int64_t most_short(const rf__bag_shape *shape) {
     const bool few_registers = rf__bag_warps(shape) < 32 || rf__bag_vectors(shape) > 1;
     return smaller(rf__bag_lanes(shape), few_registers ? 4 : MOST_OF_SHORT);
 }
 
-/* One lookup a bag or less in the mean; or some more, where there are bags enough for several of them a warp. */
+/* At most one lookup per bag in the mean; or slightly more, with enough bags for several per warp. */
 static bool is_short(const rf__bag_shape *shape) {
     if (shape->lookups <= shape->bags) return true;
     return shape->lookups / most_short(shape) <= shape->bags && default_bags(shape) > rf__bag_groups(shape);

@@ -1,11 +1,11 @@
-/* Schedules of the embedding bag: defaults for what is left open, and what a kernel can do. */
+/* Schedules of the embedding bag: defaults of open fields, and the limits of a kernel. */
 #ifndef RECFUSE_CUDA_EMBEDDING_BAG_SCHEDULE_H
 #define RECFUSE_CUDA_EMBEDDING_BAG_SCHEDULE_H
 
 #include "core/row_format.h"
 #include "core/status.h"
 
-/* What a schedule depends on. */
+/* The inputs of a default schedule. */
 typedef struct rf__bag_shape {
     int32_t sms;          /* of the GPU */
     int64_t l2_bytes;
@@ -27,11 +27,11 @@ int64_t rf__bag_slices(const rf__bag_shape *shape);
 /* Neighbouring bags that a warp reads rows of at once. */
 int32_t rf__bag_groups(const rf__bag_shape *shape);
 
-/* Warps of an SM that registers suffice for where a schedule leaves `warps` open. */
+/* Returns the warps of an SM for which registers suffice if a schedule leaves `warps` open. */
 int32_t rf__bag_warps(const rf__bag_shape *shape);
 
-/* Fills in what is 0 but for `warps`, which stays open: nothing then keeps more warps from running.
- * RF_ERR_VALUE: a field is out of its bounds, or the schedule does not fit the shape. */
+/* Fills in fields that are 0, except for `warps`: an open `warps` limits nothing. RF_ERR_VALUE: a field is
+ * out of its bounds, or the schedule does not fit the shape. */
 rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a program of embedding columns may hold, and what fits it. */
+/* Checks of a program of embedding columns, and of a call by it. */
 #include "families/embedding_columns/program/columns_program.h"
 #include "core/validate.h"
 
@@ -149,10 +149,10 @@ static rf_status check_table(const rf__columns *columns, int32_t at) {
     return RF_OK;
 }
 
-/* What a value is between two steps; unknown: as the input has it. */
+/* The type of a value between two steps; unknown: that of the input. */
 typedef enum column_kind { UNKNOWN, FLOAT, INTEGER } column_kind;
 
-/* What a source's values are after its steps. */
+/* Finds the type of a source's values after its steps. */
 static rf_status kind_of(const rf__columns *columns, int32_t at, int32_t number, column_kind input,
                          column_kind *kind) {
     const rf_columns_source *source = &columns->sources[number];
@@ -183,7 +183,7 @@ static rf_status kind_of(const rf__columns *columns, int32_t at, int32_t number,
     return RF_OK;
 }
 
-/* Of a table's column the values of a source must be integers. */
+/* The values of a source for a table's column must be integers. */
 static rf_status check_kind(const rf__columns *columns, int32_t at, int32_t source, column_kind input) {
     column_kind kind;
     RF_CHECK(kind_of(columns, at, source, input, &kind));

@@ -1,4 +1,4 @@
-/* rf_embedding_columns_lookups_cuda: counts, their sums, and then what is looked up. */
+/* rf_embedding_columns_lookups_cuda: counts, their prefix sums, then the lookups. */
 #include <stddef.h>
 #include <stdio.h>
 

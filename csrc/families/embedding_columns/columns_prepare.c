@@ -1,4 +1,4 @@
-/* What a call's kernels are given: checks, tensors, how samples are cut. */
+/* Prepares the arguments of a call's kernels: checks, tensors, partition of the samples. */
 #include <inttypes.h>
 
 #include "core/validate.h"
@@ -19,20 +19,20 @@ _Static_assert(RF_COLUMN_TENSOR_BYTES == RF_COLUMNS_MOST_UNITS * RF_COLUMNS_UNIT
                    RF_COLUMN_BUFFER_BYTES == sizeof(rf_columns_buffer),
                "what the public header says");
 
-/* Whether an input is described in one unit. */
+/* Returns true if an input takes one unit. */
 static bool is_short(const rf_column_input *input) {
     return input->width > 0 && input->sample_stride >= 0 && input->sample_stride <= UINT32_MAX &&
            input->value_stride >= 0 && input->value_stride <= UINT32_MAX;
 }
 
-/* The inputs ahead of the first that is not. */
+/* Counts the leading inputs of one unit. */
 static int64_t count_short(const rf_embedding_columns_params *params) {
     int64_t count = 0;
     while (count < params->n_inputs && is_short(&params->inputs[count])) count++;
     return count;
 }
 
-/* Units ahead of the buffers, and with them. */
+/* Returns the units before the buffers, and with them. */
 static int64_t input_units(const rf_embedding_columns_params *params, int64_t n_short) {
     return n_short + (params->n_inputs - n_short) * RF_COLUMNS_UNITS_OF_TENSOR;
 }
@@ -89,7 +89,7 @@ static int32_t output_vector(const rf_embedding_columns_params *params) {
     return vector;
 }
 
-/* As many samples of a block as leave each SM some blocks. */
+/* Returns as many samples per block as leave each SM some blocks. */
 static int32_t samples_of(const rf__gpu *gpu, int64_t tasks, int64_t batch) {
     int32_t samples = RF_COLUMNS_MOST_SAMPLES;
     while (samples > LEAST_SAMPLES &&
@@ -98,8 +98,8 @@ static int32_t samples_of(const rf__gpu *gpu, int64_t tasks, int64_t batch) {
     return samples;
 }
 
-/* Of tasks of bags as few as let all of these blocks run at once, beside the others: a bag's lookups follow one another, and
- * so do the bags of a group of threads. */
+/* Returns, for tasks of bags, as few samples as let all of these blocks run concurrently with the others: the
+ * lookups of a bag are handled in sequence, and so are the bags of a group of threads. */
 static int32_t bag_samples_of(const rf__gpu *gpu, int64_t tasks, int64_t batch, int32_t samples) {
     while (samples > LEAST_SAMPLES &&
            (batch + samples / 2 - 1) / (samples / 2) * tasks <= (int64_t)BAG_BLOCKS_OF_SM * gpu->sms)
@@ -135,7 +135,7 @@ static void tensors_put(const rf_embedding_columns_params *params, rf_columns_ar
                      (rf_columns_buffer)params->buffers[i].dtype << RF_COLUMNS_HIGH_BYTE;
 }
 
-/* The least room that kernels are compiled for and that has so many units. */
+/* Returns the smallest size, out of those for which kernels are compiled, with at least this many units. */
 static int32_t room_of(int64_t units) {
     static const int32_t rooms[] = {RF_COLUMNS_FEW_UNITS, RF_COLUMNS_SOME_UNITS, RF_COLUMNS_MANY_UNITS};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)

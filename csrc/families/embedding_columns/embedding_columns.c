@@ -8,8 +8,8 @@
 static const rf__kernel_source source = {"families/embedding_columns/embedding_columns.cu",
                                          "rf_embedding_columns"};
 
-/* All that the code depends on: nothing of a model but what kinds of columns and types it has. All of it int32_t: compared
- * bytewise. */
+/* Everything on which the code depends: of a model only its kinds of columns and types. All of it int32_t:
+ * compared bytewise. */
 typedef struct columns_variant {
     int32_t units, tables, output, bags, check; /* tables: rf_dtype, -1: several */
 } columns_variant;
@@ -28,7 +28,7 @@ static int32_t tables_of(const rf_embedding_columns_params *params) {
     return params->n_buffers > 0 ? (int32_t)params->buffers[0].dtype : RF_FLOAT32;
 }
 
-/* Lookups of tables are not known before the kernel runs: rows that are read are counted as one a table and sample. */
+/* The lookups of tables are unknown before the kernel runs: counts one row per table and sample. */
 static void traffic_count(const rf_embedding_columns_params *params, int64_t read_bytes,
                           rf__kernel_launch *launch) {
     const int64_t output = rf__elements_bytes(params->output_dtype, params->batch * params->output_dim);
@@ -40,7 +40,7 @@ static void traffic_count(const rf_embedding_columns_params *params, int64_t rea
 rf_status rf__embedding_columns_lower(const rf__gpu *gpu, const rf_embedding_columns_params *params,
                                       const int64_t *program_on_device, rf__launches *launches) {
     rf__columns_launch columns;
-    rf_columns_args args; /* only tensors that there are are written, copied and read by the kernel */
+    rf_columns_args args; /* the kernel writes, copies and reads only the tensors of the call */
     RF_CHECK(rf__columns_prepare(gpu, params, program_on_device, true, launches, &columns, &args));
     if (columns.blocks == 0) return RF_OK;
     const columns_variant variant = {.units = columns.units,

@@ -8,7 +8,7 @@ static atomic_int left_out; /* atomic; RF__BACKWARD_WITHOUT_... */
 
 void rf__backward_leave_out(int32_t parts) { atomic_store(&left_out, parts); }
 
-/* Rows of each matrix are numbered from firsts[i] to firsts[i + 1] among all that are found. */
+/* Rows of each matrix have the numbers firsts[i] to firsts[i + 1] among all rows with lookups. */
 typedef struct row_counts {
     int64_t firsts[RF_BACKWARD_MOST_MATRICES + 1];
 } row_counts;
@@ -30,7 +30,7 @@ out:
     return rf__cuda_leave_with(status);
 }
 
-/* The most rows that lookups can find, for a device that counts none. */
+/* An upper bound of the rows with lookups, for a device that does not count. */
 static void counts_bound(const rf__backward_problem *problem, row_counts *to) {
     const int64_t lookups = problem->call.lookups;
     to->firsts[0] = 0;
@@ -40,7 +40,7 @@ static void counts_bound(const rf__backward_problem *problem, row_counts *to) {
     }
 }
 
-/* Has memory made for the rows of each matrix, which then leads there. */
+/* Allocates the rows of each matrix, to which the matrix then points. */
 static rf_status rows_allocate(rf__backward_problem *problem, const row_counts *counts) {
     for (int32_t i = 0; problem->listed != NULL && i < problem->n_matrices; i++) {
         rf_backward_matrix *matrix = &problem->matrices[i];
@@ -56,7 +56,7 @@ static rf_status rows_allocate(rf__backward_problem *problem, const row_counts *
     return RF_OK;
 }
 
-/* The launches behind the number of rows, at place `counts_at`: none where it is 0. */
+/* Runs the launches after the counting of rows, whose number is at `counts_at`: no counting if it is 0. */
 static rf_status listed_run(const rf__cuda_store *store, const rf__described *described,
                             rf__backward_problem *problem, const char *operator_name, uint64_t workspace,
                             int64_t counts_at) {
@@ -78,7 +78,7 @@ out:
     return status;
 }
 
-/* Finds or makes the description; none where there is no lookup. */
+/* Finds or creates the description; none without lookups. */
 static rf_status describe(const rf__cuda_store *store, const rf__backward_problem *problem,
                           rf__described *described) {
     const rf_fused_backward_params *call = &problem->call;

@@ -1,12 +1,13 @@
-/* The backward of fused calls on a GPU: the forward transposed (DESIGN's decision 10).
+/* The backward pass of fused calls on a GPU: the transpose of the forward pass.
  *
- * From file to file: entry.c, the functions of recfuse.h; backward.c, runs a problem; lowering.c, descriptions and launches of
- * both paths; problem.c, features as kernels see them; segments.c, features whose entries are sorted together;
- * general/layout.c, the workspace of the general path; general/general.c, its launches; backward_kernel.c, variants of its kernels;
- * small/small.c, tables that fit in shared memory.
- * On the device, general path: keys.cu makes entries of lookups, sort.cu sorts them by row, rows.cu and joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
- * listed.cu updates rows whose sums are given. Small tables: lists.cu, small_rows.cu. All
- * end in emit.cuh. */
+ * From file to file: entry.c, the functions of recfuse.h; backward.c, runs a problem; lowering.c,
+ * descriptions and launches of both paths; problem.c, features in the form of kernels; segments.c, features
+ * whose entries are sorted together; general/layout.c, the workspace of the general path; general/general.c,
+ * its launches; backward_kernel.c, variants of its kernels; small/small.c, tables that fit in shared memory.
+ * On the device, general path: keys.cu converts lookups to entries, sort.cu sorts them by row, rows.cu and
+ * joins.cu pool them row by row (unique.cu counts the rows of a row-sparse gradient). listed.cu updates rows
+ * from given sums. Small tables: lists.cu, small_rows.cu. All end in the epilogue, emit.cuh.
+ */
 #ifndef RECFUSE_CUDA_BACKWARD_H
 #define RECFUSE_CUDA_BACKWARD_H
 
@@ -16,34 +17,37 @@
 
 /* Parts that a call can do without; its results are the same. */
 enum { RF__BACKWARD_WITHOUT_SMALL = 1 /* takes all features the general path: small/ */ };
-/* Sets what later calls of this process leave out; 0, as at the start: nothing. For benchmarks/ablations.py. */
+/* Sets the parts that later calls of this process omit; 0, as at the start: none. For
+ * benchmarks/ablations.py. */
 RF__SHARED void rf__backward_leave_out(int32_t parts);
 
-/* Features of a call whose buffers are among the matrices, and what becomes of a row's sum. */
+/* Features of a call whose buffers are among the matrices, and the use of a row's sum. */
 typedef struct rf__backward_problem {
-    rf_fused_backward_params call; /* of `rows`, `dim`, `dtype` and `group` nothing is read */
+    rf_fused_backward_params call; /* `rows`, `dim`, `dtype` and `group` are not read */
     rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
-    int64_t buffers[RF_BACKWARD_MOST_MATRICES]; /* of which features have them */
+    int64_t buffers[RF_BACKWARD_MOST_MATRICES]; /* buffers of the matrices */
     int32_t n_matrices;
     rf_dtype dtype; /* of the matrices */
     int32_t emit; /* RF_EMIT_GRADIENT or optimizer + 1 */
     bool stochastic_rounding;
     rf_emit_args emit_args;
-    int32_t left_out; /* RF__BACKWARD_WITHOUT_..., or-ed: not used by this call, to measure what they bring */
+    int32_t left_out; /* RF__BACKWARD_WITHOUT_..., or-ed: omitted by this call, to measure their gain */
     /* [n_matrices]: rows and sums are listed there; NULL: sums are written to the matrices, gradients to zeros. */
     const rf_sparse_output *const *listed;
 } rf__backward_problem;
 
-/* Adds a matrix, whose first row follows the last row of the one before. */
+/* Adds a matrix, whose first row follows the last row of the previous matrix. */
 void rf__backward_matrix_add(rf__backward_problem *problem, int64_t buffer, rf_backward_matrix matrix);
-/* Whether sums are rounded stochastically: float32 is not. */
+/* Returns true if sums are rounded stochastically; float32 is not. */
 static inline bool rf__backward_rounds(const rf__backward_problem *problem) {
     return problem->stochastic_rounding && problem->dtype != RF_FLOAT32;
 }
-/* Whether a matrix and its states can be read and written by four columns at once; optimizer -1: a gradient. */
+/* Returns true if a matrix and its states can be read and written by four columns at once; optimizer -1: a
+ * gradient. */
 bool rf__backward_aligned(const rf_backward_matrix *matrix, rf_dtype dtype, int32_t optimizer);
 
-/* Traffic of some features, where all features of a call have as many lookups: about, for explanations. */
+/* Approximate traffic of some features, if all features of a call have equally many lookups, for
+ * explanations. */
 typedef struct rf__backward_traffic {
     double columns; /* of grad */
     double lookups, lookup_elements; /* elements of grad that are added */
@@ -67,11 +71,11 @@ typedef struct rf__backward_features {
     rf__backward_traffic traffic;
 } rf__backward_features;
 
-/* Describes features; to be freed, also where it fails. */
+/* Describes features; the caller frees the result, also on failure. */
 rf_status rf__backward_describe(const rf__backward_problem *problem, rf__backward_features *described);
-/* Counts the features whose pooling is not -1, and what they have in common: all but `rows` and `dim`. */
+/* Counts the features whose pooling is not -1, and their common properties: all except `rows` and `dim`. */
 void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_features *described);
-/* Which features are sorted together, by how many digits of how many bits. */
+/* Computes which features are sorted together, by how many digits of how many bits. */
 void rf__backward_segment(const rf__backward_problem *problem, rf__backward_features *described);
 
 /* Kernels. */
@@ -90,7 +94,7 @@ typedef enum rf__backward_kernel {
     RF__BACKWARD_KERNELS
 } rf__backward_kernel;
 
-/* What specialises them; a kernel's code does not depend on all of it. */
+/* The specialisation of kernels; the code of a kernel does not depend on all of it. */
 typedef struct rf__backward_variant {
     int32_t kernel; /* rf__backward_kernel */
     int32_t index_type, offset_type;
@@ -106,7 +110,7 @@ rf_status rf__backward_launch_add(rf__launches *launches, const rf__backward_var
                                   rf__backward_kernel number, const rf__kernel_launch *launch,
                                   const void *arguments, size_t argument_bytes);
 
-/* Lowers an update of rows whose sums are given. */
+/* Lowers an update of rows from given sums. */
 rf_status rf__rows_update_lower(const rf_rows_update_params *params, rf__launches *launches);
 
 #endif

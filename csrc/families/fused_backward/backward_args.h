@@ -1,6 +1,7 @@
-/* What the backward's host C and its kernels both know: numbers of kinds, features, matrices, the arguments of launches. Read
- * by C11 and by NVRTC, as "families/fused_backward/backward_args.h" on both sides. In kernels RF_INDEX and RF_OFFSET are the
- * types of indices and offsets, RF_KEY and RF_VALUE those of entries. */
+/* Shared by the host C and the kernels of the backward pass: numbers of kinds, features, matrices, the
+ * arguments of launches. Read by C11 and by NVRTC, as "families/fused_backward/backward_args.h" on both
+ * sides. In kernels RF_INDEX and RF_OFFSET are the types of indices and offsets, RF_KEY and RF_VALUE those of
+ * entries. */
 #ifndef RECFUSE_CUDA_BACKWARD_ARGS_H
 #define RECFUSE_CUDA_BACKWARD_ARGS_H
 
@@ -30,7 +31,7 @@ typedef struct __align__(2 * (sizeof(RF_KEY) > sizeof(RF_VALUE) ? sizeof(RF_KEY)
 enum {
     RF_BACKWARD_BLOCK = 256, /* threads */
     RF_BACKWARD_SORT_BLOCK = 512, /* threads of keys.cu and sort.cu */
-    /* Lookups or entries of each, RF_ITEMS in kernels: of many, and where there are few. */
+    /* Lookups or entries of each, RF_ITEMS in kernels: for many, and for few. */
     RF_BACKWARD_MOST_ITEMS = 8,
     RF_BACKWARD_FEW_ITEMS = 4,
     RF_BACKWARD_PLACES_DIGITS = 32, /* of a block of rf_backward_places */
@@ -40,25 +41,25 @@ enum {
     RF_BACKWARD_ROWS_AT_ONCE = 4, /* entries that a group of it takes at once, at most */
     RF_BACKWARD_MOST_MATRICES = 16, /* of a launch */
     RF_BACKWARD_LANES = 32, /* most that share a row */
-    /* What becomes of a row's sum: an optimizer's number plus one, or: */
+    /* The use of a row's sum: an optimizer's number plus one, or: */
     RF_EMIT_GRADIENT = 0, /* it is written, to row `row` of a matrix */
-    /* How entries are counted into their rows. */
+    /* The factors of entries. */
     RF_ENTRIES_DIRECT = 0, /* a value is an element of grad; the factor is 1 */
     RF_ENTRIES_INDIRECT = 1, /* a value is a lookup, which has an element of grad and a factor */
-    RF_ENTRIES_MIXED = 2, /* the same, and a factor of -(feature + 1) says: by maximum. No sample weights */
-    RF_BACKWARD_MOST_FEATURES = 1 << 24 /* so many that a float32 tells them apart */
+    RF_ENTRIES_MIXED = 2, /* the same, and a factor of -(feature + 1) means a maximum. No sample weights */
+    RF_BACKWARD_MOST_FEATURES = 1 << 24 /* a float32 distinguishes this many */
 };
 
-/* What the host writes of a feature. Rows are counted over all matrices of the launch. */
+/* The host's description of a feature. Rows count over all matrices of the launch. */
 typedef struct rf_backward_feature {
-    rf_i64 first_row, rows, padding_idx; /* -1: none */
+    rf_i64 first_row, rows, padding_idx; /* -1: no padding */
     rf_i32 output_column;
     rf_i32 pooling; /* rf_pooling; -1: it is not of this launch */
 } rf_backward_feature;
 RF_SIZE_IS(rf_backward_feature, 32);
 
-/* Features follow each other in segments whose rows follow each other as well, so that each segment's entries are sorted
- * by themselves, by keys less its `base`: those have fewer bits than keys of all rows. */
+/* Consecutive features whose rows are consecutive too form segments. The entries of each segment are sorted
+ * separately, by key minus its `base`: these have fewer bits than keys of all rows. */
 typedef struct rf_backward_segments {
     rf_i64 bases[RF_BACKWARD_MOST_SEGMENTS];
     rf_u32 slots[RF_BACKWARD_MOST_SEGMENTS]; /* the first bag */
@@ -66,8 +67,9 @@ typedef struct rf_backward_segments {
 } rf_backward_segments;
 RF_SIZE_IS(rf_backward_segments, 392);
 
-/* A weight, or where its gradient is written. Of a gradient that is listed, row n of those that are found in all matrices
- * is row n from `weight` on, and its number is listed[n]: both begin so much before the matrix's own memory. */
+/* A weight, or the destination of its gradient. For a row-sparse gradient, row n among the rows with lookups
+ * of all matrices is row n from `weight` on, and its number is listed[n]: both pointers begin that far before
+ * the matrix's own memory. */
 typedef struct rf_backward_matrix {
     RF_BACKWARD_ADDRESS(rf_u8) weight; /* [rows, dim] */
     union {
@@ -80,7 +82,7 @@ typedef struct rf_backward_matrix {
 } rf_backward_matrix;
 RF_SIZE_IS(rf_backward_matrix, 48);
 
-/* What emit.cuh does by. */
+/* The arguments of emit.cuh. */
 typedef struct rf_emit_args {
     RF_BACKWARD_ADDRESS(const float) numbers; /* RF_UPDATE_...; NULL: gradients */
     rf_u64 seed;
@@ -90,11 +92,11 @@ RF_SIZE_IS(rf_emit_args, 16);
 /* Counts of a pass of the sort. A chunk is of one segment; those of a segment follow each other. */
 typedef struct rf_backward_counts {
     RF_BACKWARD_ADDRESS(rf_u32) lengths; /* [RF_BACKWARD_MOST_SEGMENTS]: lookups or entries of a segment */
-    RF_BACKWARD_ADDRESS(rf_u32) totals; /* as many, of entries alone */
+    RF_BACKWARD_ADDRESS(rf_u32) totals; /* as many, of entries only */
     RF_BACKWARD_ADDRESS(rf_u32) digits; /* [segments][digits]: entries */
     RF_BACKWARD_ADDRESS(rf_u32)
     places; /* [chunks][digits]: entries, then those of the segment's chunks before */
-    rf_i32 shift, bits; /* of the pass's digit in a key less its segment's base */
+    rf_i32 shift, bits; /* of the pass's digit in a key minus its segment's base */
 } rf_backward_counts;
 RF_SIZE_IS(rf_backward_counts, 40);
 
@@ -105,9 +107,9 @@ typedef struct rf_backward_keys_args {
     RF_BACKWARD_ADDRESS(const float) sample_weights; /* [lookups], or NULL */
     RF_BACKWARD_ADDRESS(const rf_backward_feature) features;
     RF_BACKWARD_ADDRESS(rf_backward_entry) entries; /* [lookups] */
-    RF_BACKWARD_ADDRESS(RF_VALUE) sources; /* [lookups]: elements of grad; NULL where entries are direct */
-    RF_BACKWARD_ADDRESS(float) factors; /* [lookups]; NULL where entries are direct */
-    RF_BACKWARD_ADDRESS(float) bag_factors; /* [slots], of features with RF_MEAN; NULL: there are none */
+    RF_BACKWARD_ADDRESS(RF_VALUE) sources; /* [lookups]: elements of grad; NULL if entries are direct */
+    RF_BACKWARD_ADDRESS(float) factors; /* [lookups]; NULL if entries are direct */
+    RF_BACKWARD_ADDRESS(float) bag_factors; /* [slots], of features with RF_MEAN; NULL without any */
     rf_i64 lookups, output_dim;
     rf_i64 trash; /* the key of lookups that do not count */
     rf_i64 span; /* keys that a segment may have */
@@ -121,7 +123,7 @@ RF_SIZE_IS(rf_backward_keys_args, 536);
 typedef struct rf_backward_sort_args {
     RF_BACKWARD_ADDRESS(const rf_backward_entry) entries;
     RF_BACKWARD_ADDRESS(rf_backward_entry) sorted;
-    RF_BACKWARD_ADDRESS(rf_i64) count; /* of entries, all of them; written by rf_backward_sort */
+    RF_BACKWARD_ADDRESS(rf_i64) count; /* number of all entries; written by rf_backward_sort */
     rf_i64 trash;
     rf_backward_segments segments;
     rf_backward_counts counts;
@@ -135,7 +137,8 @@ RF_SIZE_IS(rf_backward_sort_args, 464);
           : RF_BACKWARD_SORT_BLOCK * (items) * (entry_bytes)) +                                     \
      2 * 4 * (digits) + RF_BACKWARD_SORT_BLOCK / 32 * 8 + 16)
 
-/* Shared memory of a block of rows.cu: keys, values and factors of a chunk, rows found before each; parts of sums. */
+/* Shared memory of a block of rows.cu: keys, values and factors of a chunk, numbers of previous rows; partial
+ * sums. */
 #define RF_BACKWARD_ROWS_SHARED(chunk, entry_bytes, vectors)    \
     (((chunk) + 1 + RF_BACKWARD_ROWS_AT_ONCE) * (entry_bytes) + \
      ((chunk) + RF_BACKWARD_ROWS_AT_ONCE) * (4 + 4) + 2 * RF_BACKWARD_BLOCK * 16 * (vectors))
@@ -143,18 +146,18 @@ RF_SIZE_IS(rf_backward_sort_args, 464);
 /* unique.cu, rows.cu, joins.cu */
 typedef struct rf_backward_rows_args {
     RF_BACKWARD_ADDRESS(const rf_backward_entry) entries; /* [count], by rising keys */
-    RF_BACKWARD_ADDRESS(const RF_VALUE) sources; /* [lookups]; NULL where entries are direct */
+    RF_BACKWARD_ADDRESS(const RF_VALUE) sources; /* [lookups]; NULL if entries are direct */
     RF_BACKWARD_ADDRESS(const float) factors;
     RF_BACKWARD_ADDRESS(const rf_u8) grad; /* [bags, output_dim] */
     RF_BACKWARD_ADDRESS(const rf_i64) winners; /* as grad; NULL: no feature pools by maximum */
     RF_BACKWARD_ADDRESS(const rf_backward_feature) features;
     RF_BACKWARD_ADDRESS(float)
     partials; /* [chunks][2][pitch]: sums of the first and the last run of a chunk */
-    /* [chunks + 1 + n_matrices]: rows found before a chunk, all that are, those before a matrix; NULL: sums are not
-     * listed. */
+    /* [chunks + 1 + n_matrices]: number of rows before a chunk, the total, those before a matrix; NULL for
+     * dense gradients. */
     RF_BACKWARD_ADDRESS(rf_u32) bases;
     RF_BACKWARD_ADDRESS(const rf_i64) count;
-    rf_i64 lookups; /* entries that there is memory for */
+    rf_i64 lookups; /* entries that fit into the memory */
     rf_i32 chunk, chunks; /* entries a block; blocks */
     rf_i32 pitch, n_matrices;
     rf_i32 by_frequency, unused; /* a row's sum is divided by the number of its entries */

@@ -1,4 +1,5 @@
-/* Descriptions of backward problems, and their launches: small tables by the small path, others by the general one. */
+/* Descriptions of backward problems, and their launches: small tables by the small path, others by the
+ * general path. */
 #include "families/fused_backward/lowering.h"
 
 #include <inttypes.h>
@@ -10,8 +11,8 @@
 enum {
     ALIGNMENT = 256, /* of parts of the workspace; the small path's begins there */
     MOST_ALIGNMENT = 16,
-    MANY_FEATURES = 64, /* so many fill a GPU, a block each */
-    MANY_LOOKUPS = 65536, /* of a feature, about: too many for a block */
+    MANY_FEATURES = 64, /* this many fill a GPU with a block each */
+    MANY_LOOKUPS = 65536, /* of a feature, approximately: too many for a block */
     FEW_LOOKUPS = 4096 /* so few that the launches of the general path cost more than one block's work */
 };
 
@@ -42,7 +43,8 @@ rf__backward_key rf__backward_key_of(const rf__backward_problem *problem) {
     return key;
 }
 
-/* Whether the small path pays: a feature there is a block's work, and two paths are more launches than one. */
+/* Returns true if the small path pays: a feature is the work of one block there, and two paths have more
+ * launches than one. */
 static bool small_pays(const rf__backward_problem *problem, const rf__backward_features *described) {
     if (described->count == 0 || problem->listed != NULL || described->rows >= INT32_MAX) return false;
     if ((problem->left_out & RF__BACKWARD_WITHOUT_SMALL) != 0) return false;
@@ -55,7 +57,7 @@ static bool small_pays(const rf__backward_problem *problem, const rf__backward_f
     return all_small;
 }
 
-/* Of the features in `general`, the plan takes those that the small path is for. */
+/* Moves those features in `general` for which the small path is meant to the plan. */
 static rf_status paths_choose(const rf__gpu *gpu, const rf__backward_problem *problem,
                               rf__backward_features *general, rf__backward_small_plan *small) {
     const rf__backward_traffic all = general->traffic;
@@ -109,7 +111,7 @@ out:
     return status;
 }
 
-/* The layout of the general path, behind the workspace of the small one. */
+/* Computes the layout of the general path, after the workspace of the small path. */
 static rf_status layout_of(const rf__gpu *gpu, const rf__backward_description *description,
                            const rf__backward_problem *problem, const char *operator_name,
                            rf__backward_layout *layout) {

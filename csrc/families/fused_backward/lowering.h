@@ -1,8 +1,9 @@
-/* A backward problem lowered: its description, which many batches share, and its launches.
+/* A lowered backward problem: its description, which many batches share, and its launches.
  *
- * A description is all that the kernels read of a call beside its lookups, gradients, weights and states: features of the
- * general path, lists and tasks of the small one. It depends on features, sizes and alignments, and on how many lookups
- * there are, about. */
+ * A description contains all data that the kernels read of a call except its lookups, gradients, weights and
+ * states: features of the general path, lists and tasks of the small path. It depends on features, sizes and
+ * alignments, and on the approximate number of lookups.
+ */
 #ifndef RECFUSE_CUDA_BACKWARD_LOWERING_H
 #define RECFUSE_CUDA_BACKWARD_LOWERING_H
 
@@ -16,7 +17,8 @@ typedef struct rf__backward_description {
     int64_t small_at; /* bytes of the upload: after features of the general path */
 } rf__backward_description;
 
-/* Sizes and alignments that a description is made from, without padding; features are compared beside them. */
+/* Sizes and alignments from which a description is made, without padding; features are compared separately.
+ */
 typedef struct rf__backward_key {
     int64_t n_features;
     int64_t bags, lookups, output_dim; /* lookups rounded up */
@@ -32,11 +34,13 @@ rf__backward_key rf__backward_key_of(const rf__backward_problem *problem);
 /* An rf__description_make; its problem is an rf__backward_problem. */
 rf_status rf__backward_description_make(const rf__gpu *gpu, const void *problem, rf__description *to);
 
-/* Adds the launches of a batch: all, or with `listed` those up to the number of rows, which is at *counts_at of the
- * workspace (rf__backward_counts_at); nothing is counted where *counts_at is 0. Description NULL: there are no lookups. */
+/* Adds the launches of a batch: all, or with `listed` those up to the number of rows, which is at *counts_at
+ * of the workspace (rf__backward_counts_at); nothing is counted if *counts_at is 0. Description NULL: no
+ * lookups. */
 rf_status rf__backward_lower(const rf__gpu *gpu, const rf__backward_description *description,
                              const rf__backward_problem *problem, rf__launches *launches, int64_t *counts_at);
-/* Adds the launches behind them, in the same workspace; the matrices lead to memory for rows and their numbers. */
+/* Adds the launches after them, in the same workspace; the matrices point to memory for rows and their
+ * numbers. */
 rf_status rf__backward_listed_lower(const rf__gpu *gpu, const rf__backward_description *description,
                                     const rf__backward_problem *problem, rf__launches *launches);
 

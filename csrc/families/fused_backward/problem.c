@@ -39,7 +39,7 @@ static bool all_aligned(const rf__backward_problem *problem) {
     return aligned;
 }
 
-/* Of a matrix that several features share no row counts twice. */
+/* Rows of a matrix that several features share count once. */
 static rf__backward_traffic traffic_of(const rf__backward_problem *problem,
                                        const rf_backward_feature *features) {
     const rf_fused_backward_params *call = &problem->call;

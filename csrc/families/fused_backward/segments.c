@@ -1,14 +1,14 @@
-/* How the lookups of a call are cut into segments that are sorted by themselves.
+/* Cuts the lookups of a call into segments that are sorted separately.
  *
- * Lookups come feature by feature. Features that follow each other, whose rows follow each other too, need not be sorted
- * by their tables: only by rows inside of them. Where that spares a pass of the sort, neighbouring features are taken
- * together as long as their rows have few enough bits. Features that share rows, or whose rows are not in their order, are of
- * one segment; where that has too many rows, all are.
+ * Lookups are in the order of features. Consecutive features whose rows are consecutive too need not be
+ * sorted by table, only by rows inside of it. If that saves a pass of the sort, consecutive features are
+ * joined as long as their rows have few enough bits. Features that share rows, or whose rows are in another
+ * order, are in one segment; if that has too many rows, all are.
  */
 #include "core/validate.h"
 #include "families/fused_backward/backward.h"
 
-enum { DIGIT_BITS = 10 /* of a pass; more where that spares one */ };
+enum { DIGIT_BITS = 10 /* of a pass; more if that saves a pass */ };
 
 /* Rows [first, behind) of all, and the first bag. */
 typedef struct segment_t {
@@ -24,7 +24,7 @@ static int32_t least_passes(int32_t bits) {
     return least < passes_of(bits, DIGIT_BITS) ? least : passes_of(bits, DIGIT_BITS);
 }
 
-/* Writes the segments of at most `most` rows each. Returns how many they are, or 0: there is no such cut. */
+/* Writes the segments of at most `most` rows each. Returns their number, or 0 if there is no such cut. */
 static int32_t cut(const rf__backward_problem *problem, const rf_backward_feature *features, int64_t most,
                    segment_t *to) {
     int32_t count = 0;
@@ -45,7 +45,7 @@ static int32_t cut(const rf__backward_problem *problem, const rf_backward_featur
     return count;
 }
 
-/* What kernels read of segments. */
+/* Converts segments to the form of kernels. */
 static rf_backward_segments described_as(const segment_t *segments, int32_t count) {
     rf_backward_segments to = {.count = count};
     for (int32_t s = 0; s < count; s++) {

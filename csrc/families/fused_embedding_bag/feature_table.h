@@ -12,14 +12,15 @@ typedef struct rf__fused_table {
     rf__fused_described *described; /* features and their classes */
     const rf__fused_class_list *classes;
     rf__fused_traffic traffic;
-    bool all_expected; /* schedules say how many lookups each feature has */
+    bool all_expected; /* schedules have the expected lookups of each feature */
     bool wide_rows; /* a table has more rows than 32 bits count */
     /* Under the device's lock: columns of buffers that rf__check_fused_rows has passed. */
     bool rows_checked;
     int64_t columns[]; /* [n_buffers] */
 } rf__fused_table;
 
-/* Finds or makes the description, whose data is a rf__fused_table, and holds it. `schedules` may be NULL. */
+/* Finds or creates the description, whose data is a rf__fused_table, and holds it. `schedules` may be NULL.
+ */
 rf_status rf__fused_table_acquire(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
                                   const rf_fused_schedule *schedules, rf__described *described);
 

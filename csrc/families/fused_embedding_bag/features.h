@@ -7,12 +7,12 @@
 #include "families/fused_embedding_bag/feature_rows.h"
 #include "families/fused_embedding_bag/fused_args.h"
 
-/* What a feature's rows are like, for a kernel. */
+/* The layout of a feature's rows for a kernel. */
 typedef struct rf__fused_geometry {
     rf__row_format row;
-    int32_t align, store; /* bytes of a vector; that its place in the output is aligned to */
+    int32_t align, store; /* bytes of a vector; alignment of a vector in the output */
     int32_t lanes, vectors; /* that read a row, and how often each */
-    int32_t slices; /* of a row that is wider */
+    int32_t slices; /* of a wider row */
     int32_t columns; /* vectors of a row */
     int32_t pooling, is_padded;
 } rf__fused_geometry;
@@ -51,7 +51,8 @@ typedef struct rf__fused_classes {
     uint64_t code[RF_FUSED_MOST_CLASSES]; /* all fields of each in one number, to find it by */
 } rf__fused_classes;
 
-/* Whether a feature's table is staged, where the GPU can: never, where a batch makes it pay, or as its schedule says. */
+/* The staging of a feature's table, if the GPU supports it: never, if a batch makes it pay, or as its
+ * schedule requires. */
 typedef enum rf__fused_staging {
     RF__STAGE_NEVER,
     RF__STAGE_WHERE_IT_PAYS,
@@ -62,14 +63,14 @@ typedef enum rf__fused_staging {
 typedef struct rf__fused_feature {
     rf__fused_geometry shape;
     int32_t classes[RF_FUSED_BUCKETS]; /* the number of its class, by mean bag length; -1: nothing to do */
-    int32_t classes_of_few[RF_FUSED_BUCKETS]; /* the same in batches of RF_FUSED_FEW_BAGS and less */
-    int32_t classes_staged[RF_FUSED_BUCKETS]; /* the same where its table is staged; -1: it cannot be */
+    int32_t classes_of_few[RF_FUSED_BUCKETS]; /* the same in batches of at most RF_FUSED_FEW_BAGS */
+    int32_t classes_staged[RF_FUSED_BUCKETS]; /* the same if its table is staged; -1: impossible */
     rf__fused_staging staging;
     int64_t rows, table_bytes;
     int32_t expected_sixteenths; /* lookups of a bag, as in rf_fused_schedule */
 } rf__fused_feature;
 
-/* Lookups of each feature in a batch: from offsets, or as expected where they are NULL. */
+/* Lookups of each feature in a batch: from offsets, or as expected if they are NULL. */
 typedef struct rf__fused_batch {
     int64_t bags;
     const void *offsets; /* on the host, may be NULL */

@@ -1,31 +1,34 @@
 /* The fused embedding bags on a GPU, for operators, tools and measure.c.
  *
- * The way of a call, from file to file. Each includes only what stands behind it here, and tests/tools/test_lint.py holds
- * the table:
+ * The path of a call, from file to file. Each includes only files that come after it here;
+ * tests/tools/test_lint.py has the table:
  *
  *   fused_embedding_bag.c   rf_fused_embedding_bag_cuda: checks, prepares, lowers, runs; fused.h
- *   fused_prepare.c               a call's descriptions, found or made (gpu/launches/description.h): its partition
+ *   fused_prepare.c               a call's descriptions, found or created (gpu/launches/description.h): its
+ *   partition
  *   feature_table.c         and its features
  *   fused_lower.c                 launches of a batch
- *   partition/map_lower.c      the launch of partition/map.cu, which maps a batch whose offsets are on the device
+ *   partition/map_lower.c      the launch of partition/map.cu, which maps a batch whose offsets are on the
+ *   device
  *   partition/traffic.c     bytes and operations of a launch
  *   partition/cut.c, write.c, check.c, cost.c
- *                           which block works on what, on the host: tasks cut, written, looked at
+ *                           the assignment of work to blocks, on the host: tasks cut, written, checked
  *   fused_kernel.c                variants of kernels: options, shared memory
- *   schedule/                     schedules: defaults and what a feature can run; features with theirs
- *   staged/staged.c         which tables are copied to shared memory, and which SM pools them
+ *   schedule/                     schedules: defaults and limits of a feature; features with their schedules
+ *   staged/staged.c         the tables that are staged in shared memory, and the SM of each
  *   geometry.c              vectors, lanes and slices of a feature's rows; limits (features.h)
  *   feature_rows.h          the rows of a feature's table
- *   fused_args.h, partition/fused_map_args.h  what kernels know too
+ *   fused_args.h, partition/fused_map_args.h  shared with kernels
  *
- * On the device: fused_embedding_bag.cu (pool/pool.cuh with indices.cuh, pool/pool_columns.cuh with column_rows.cuh),
- * partition/map.cu, staged/staged.cu (producer.cuh, ring.cuh); fused.cuh is what they share. */
+ * On the device: fused_embedding_bag.cu (pool/pool.cuh with indices.cuh, pool/pool_columns.cuh with
+ * column_rows.cuh), partition/map.cu, staged/staged.cu (producer.cuh, ring.cuh); all include fused.cuh.
+ */
 #ifndef RECFUSE_CUDA_FUSED_H
 #define RECFUSE_CUDA_FUSED_H
 
 #include "families/fused_embedding_bag/fused_prepare.h"
 
-/* rf_fused_embedding_bag_cuda, and rf__check_fused_rows where columns are not NULL. */
+/* rf_fused_embedding_bag_cuda, with rf__check_fused_rows if columns are not NULL. */
 rf_status rf__fused_run_call(const rf_fused_embedding_bag_params *params, const int64_t *columns,
                              const rf_fused_plan *plan, void *workspace, int64_t workspace_bytes,
                              const rf_cuda_stream *stream);
@@ -41,9 +44,10 @@ typedef struct rf__fused_measurement {
     int64_t rounds;
 } rf__fused_measurement;
 
-/* Not timed: result [n_sets, rounds], seconds a batch, sets in turns, each with a kernel of its own. Timed: result
- * [n_sets, n_features], clock cycles of the blocks that worked on a feature, over all rounds and batches, by one
- * kernel that has the schedules of all sets. An untimed round comes first. Waits for the device. */
+/* Not timed: result [n_sets, rounds], seconds per batch, sets in turns, each with its own kernel. Timed:
+ * result [n_sets, n_features], clock cycles of the blocks that worked on a feature, over all rounds and
+ * batches, by one kernel that has the schedules of all sets. An untimed round comes first. Waits for the
+ * device. */
 RF__SHARED rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, double *result,
                                        const rf_cuda_stream *stream);
 

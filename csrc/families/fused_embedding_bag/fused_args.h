@@ -1,6 +1,7 @@
-/* What the fused embedding bag's host C and its kernels both know: numbers of kinds, descriptors of features, tasks and
- * lanes, the arguments of a launch. Read by C11 and by NVRTC, as "families/fused_embedding_bag/fused_args.h" on both sides. In kernels
- * RF_INDEX and RF_OFFSET are the types of indices and offsets. */
+/* Shared by the fused embedding bag's host C and its kernels: numbers of kinds, descriptors of features,
+ * tasks and lanes, the arguments of a launch. Read by C11 and by NVRTC, as
+ * "families/fused_embedding_bag/fused_args.h" on both sides. In kernels RF_INDEX and RF_OFFSET are the types
+ * of indices and offsets. */
 #ifndef RECFUSE_CUDA_FUSED_ARGS_H
 #define RECFUSE_CUDA_FUSED_ARGS_H
 
@@ -26,12 +27,12 @@ enum {
     RF_FUSED_CLASS_STAGED = 2,
     RF_FUSED_BLOCK = 64, /* threads of a block that pools */
     RF_FUSED_TILE = 32, /* lanes of a tile */
-    RF_FUSED_TILE_BAGS = RF_FUSED_BLOCK / RF_FUSED_TILE * 4, /* of a tile that a block works on at once */
+    RF_FUSED_TILE_BAGS = RF_FUSED_BLOCK / RF_FUSED_TILE * 4, /* of a tile that a block handles at once */
     RF_FUSED_TILE_ROWS = 256, /* row numbers that a warp has of a tile at once */
     RF_FUSED_BUCKETS = 8, /* of mean bag lengths, each with a default schedule */
-    RF_FUSED_FEW_BAGS = 256, /* of a feature: up to so many, two warps share a long one */
+    RF_FUSED_FEW_BAGS = 256, /* of a feature: up to this number, two warps share a long bag */
     RF_FUSED_MOST_CLASSES = 128,
-    RF_FUSED_PARTIAL_FLOATS = 32, /* partial sums are counted in so many */
+    RF_FUSED_PARTIAL_FLOATS = 32, /* the unit of partial sums */
     /* Of a block of staged/staged.cu. */
     RF_FUSED_STAGED_BLOCK = 640, /* threads that pool */
     RF_FUSED_STAGED_HELPERS = 128, /* producer threads, that load tables for them */
@@ -40,7 +41,7 @@ enum {
     RF_FUSED_STAGED_SHARED = RF_FUSED_STAGED_RING + 15360 /* and lists of bags */
 };
 
-/* The bucket of a mean bag length: bags up to so many lookups are of a bucket, the last one has the longer ones. */
+/* The bucket of a mean bag length: the most lookups of each bucket; the last bucket has longer bags. */
 #define RF_FUSED_BUCKET_ENDS {2, 6, 12, 24, 48, 96, 192}
 RF_FUSED_FUNCTION int rf_fused_bucket(rf_fused_number mean) {
     const rf_fused_number ends[RF_FUSED_BUCKETS - 1] = RF_FUSED_BUCKET_ENDS;
@@ -49,7 +50,7 @@ RF_FUSED_FUNCTION int rf_fused_bucket(rf_fused_number mean) {
     return bucket;
 }
 
-/* What a schedule must be made for, to fit a feature. */
+/* The properties of a feature that a schedule must match. */
 RF_FUSED_FUNCTION int rf_fused_shape_code(int dtype, int align, int store, int lanes, int vectors, int whole,
                                           int pooling, int padded) {
     return dtype | align << 2 | store << 7 | lanes << 12 | vectors << 18 | whole << 20 | pooling << 21 |
@@ -57,13 +58,13 @@ RF_FUSED_FUNCTION int rf_fused_shape_code(int dtype, int align, int store, int l
 }
 enum { RF_FUSED_COLUMN_CODE = (1 << 12) - 1 }; /* the bits of it that matter to columns */
 
-/* Lookups of a bag whose indices a slot has at a time. */
+/* Lookups of a bag whose indices a slot loads at once. */
 RF_FUSED_FUNCTION int rf_fused_indices_at_once(int distance) { return distance < 4 ? 4 : distance; }
 
 /* A feature. */
 typedef struct RF_FUSED_ALIGN(16) rf_fused_descriptor {
     RF_FUSED_ADDRESS(const rf_u8) weight;
-    rf_i64 rows, padding_idx; /* -1: none */
+    rf_i64 rows, padding_idx; /* -1: no padding */
     rf_i64 output_offset; /* bytes from the first column */
     rf_u32 pitch; /* bytes from row to row */
     rf_i32 columns; /* vectors of a row */
@@ -72,15 +73,15 @@ typedef struct RF_FUSED_ALIGN(16) rf_fused_descriptor {
 } rf_fused_descriptor;
 RF_SIZE_IS(rf_fused_descriptor, 48);
 
-/* What one block does: bags [first_bag, last_bag) of a feature, or of the 32 lanes of a tile. */
+/* The task of a block: bags [first_bag, last_bag) of a feature, or of the 32 lanes of a tile. */
 typedef struct RF_FUSED_ALIGN(16) rf_fused_task {
     rf_i32 feature; /* or the number of a tile */
     rf_i32 first_bag, last_bag;
     rf_i32 schedule; /* the number of its class */
-    rf_i32 slice; /* of a row that is too wide for a warp; of a tile 1: its bags have more lookups than one */
-    rf_i32 share; /* of each bag, in the low half; the high one says how many tasks share them */
+    rf_i32 slice; /* of a row that is too wide for a warp; for a tile 1: its bags have more than one lookup */
+    rf_i32 share; /* of each bag, in the low half; the high half is the number of tasks that share them */
     rf_i32 group; /* of the tasks that share bags */
-    rf_i32 partials; /* where the group's partial sums are, in RF_FUSED_PARTIAL_FLOATS */
+    rf_i32 partials; /* position of the group's partial sums, in RF_FUSED_PARTIAL_FLOATS */
 } rf_fused_task;
 RF_SIZE_IS(rf_fused_task, 32);
 enum { RF_FUSED_SHARE_BITS = 16, RF_FUSED_WHOLE_BAGS = 1 << RF_FUSED_SHARE_BITS }; /* of `share` */
@@ -89,7 +90,7 @@ RF_FUSED_FUNCTION int rf_fused_shares(int share) { return share >> RF_FUSED_SHAR
 
 /* A lane of a tile: one vector of a feature's rows. */
 typedef struct RF_FUSED_ALIGN(8) rf_fused_lane {
-    rf_i32 feature; /* -1: none */
+    rf_i32 feature; /* -1: unused */
     rf_i32 column;
 } rf_fused_lane;
 RF_SIZE_IS(rf_fused_lane, 8);
@@ -98,14 +99,14 @@ RF_SIZE_IS(rf_fused_lane, 8);
 typedef struct rf_fused_args {
     RF_FUSED_ADDRESS(const RF_INDEX) indices; /* rounded down to a multiple of four elements */
     RF_FUSED_ADDRESS(const RF_OFFSET) offsets; /* [features * bags + 1] */
-    RF_FUSED_ADDRESS(const float) sample_weights; /* as `indices`; NULL: none */
+    RF_FUSED_ADDRESS(const float) sample_weights; /* as `indices`; NULL: no weights */
     RF_FUSED_ADDRESS(rf_u8) output;
-    rf_i64 end; /* behind the last lookup, counted from `indices`; the first one is number `lead` */
+    rf_i64 end; /* end of the lookups, relative to `indices`; the first has the number `lead` */
     rf_u32 output_pitch; /* bytes */
     rf_i32 lead, bags, n_features;
     rf_i32 limit; /* number of tiles; of staged tasks, a block */
     rf_i32 n_groups, n_partials; /* of tasks that share bags */
-    rf_u32 tiles_a_task; /* in 2^-32, rounded up; 0: there are none, or an earlier kernel says */
+    rf_u32 tiles_a_task; /* in 2^-32, rounded up; 0: no tiles, or an earlier kernel computes it */
     RF_FUSED_ADDRESS(const rf_fused_descriptor) features;
     RF_FUSED_ADDRESS(const rf_fused_task) tasks;
     RF_FUSED_ADDRESS(const int) n_tasks; /* NULL: as many as blocks */

@@ -19,8 +19,9 @@ static rf_status check_plan(const rf_fused_embedding_bag_params *params, const r
     return rf__check_fused_warps(plan->warps);
 }
 
-/* Begins a call and the question for its workspace: checks, prepares, lowers. Without work there are neither features nor
- * launches. Requires rf__launches_init before; prepared and launches are to be released also where this fails. */
+/* Begins a call and the query of its workspace: checks, prepares, lowers. Without work there are neither
+ * features nor launches. Requires rf__launches_init before; the caller releases prepared and launches, also
+ * on failure. */
 static rf_status begin(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
                        const rf_cuda_stream *stream, const rf__cuda_device **device,
                        rf__fused_prepared *prepared, rf__launches *launches) {
@@ -50,7 +51,7 @@ rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *
     return status;
 }
 
-/* The caller's workspace, if it is one that the kernels can work in. */
+/* Checks that the kernels can use the caller's workspace. */
 static rf_status check_workspace(const void *workspace, int64_t bytes, int64_t needed) {
     enum { ALIGNMENT = 16 };
     if (workspace != NULL && bytes >= needed && (uintptr_t)workspace % ALIGNMENT == 0) return RF_OK;

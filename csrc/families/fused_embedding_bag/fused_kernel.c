@@ -24,8 +24,8 @@ static rf__fused_class_list *list_find(rf__fused_class_list *from, const rf__fus
     return from;
 }
 
-/* What kernels with these classes need, as pool/indices.cuh and pool/pool.cuh lay it out: row numbers of all slots of a warp,
- * and the sums of warps that share a bag. */
+/* Counts the shared memory of kernels with these classes, in the layout of pool/indices.cuh and
+ * pool/pool.cuh: row indices of all slots of a warp, and the sums of warps that share a bag. */
 static void needs_count(rf__fused_class_list *list) {
     for (int32_t i = 0; i < list->count; i++) {
         const rf__fused_class *class_of_list = &list->of[i];
@@ -65,8 +65,8 @@ rf_status rf__fused_class_list_of(const rf__fused_classes *classes, const rf__fu
     return RF_OK;
 }
 
-/* Row numbers that a warp hands out at once, at most: of all its slots, or of a tile, each with its weight, as
- * pool/column_rows.cuh does where no tables are staged. */
+/* Returns the most row indices that a warp exchanges at once: of all its slots, or of a tile, each with its
+ * weight, as pool/column_rows.cuh does if no tables are staged. */
 static int32_t rows_of_warp(const rf__fused_variant *variant) {
     const rf__fused_class_list *classes = variant->classes;
     const int32_t of_tile = variant->weighted ? 2 * RF_FUSED_TILE_ROWS : RF_FUSED_TILE_ROWS;
@@ -106,7 +106,8 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
                     sizeof options->defines);
 }
 
-/* The staged kernel's block has nearly all shared memory: beside it none is taken to keep blocks out. */
+/* The staged kernel's block has nearly all shared memory: next to it no shared memory is used to limit
+ * blocks. */
 void rf__fused_kernel_choose(const rf__gpu *gpu, int32_t warps, rf__fused_variant *variant,
                              rf__kernel_launch *launch) {
     const int32_t blocks = (warps > 0 ? warps : RF__FUSED_DEFAULT_WARPS) * WARP / RF_FUSED_BLOCK;

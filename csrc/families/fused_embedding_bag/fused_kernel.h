@@ -6,7 +6,7 @@
 #include "gpu/launches/launches.h"
 
 enum {
-    RF__FUSED_DEFAULT_WARPS = 28, /* of an SM: 72 registers a thread, without spills */
+    RF__FUSED_DEFAULT_WARPS = 28, /* per SM: 72 registers per thread, without spills */
     RF__FUSED_BLOCKS = RF__FUSED_DEFAULT_WARPS * 32 / RF_FUSED_BLOCK /* that an SM runs by default */
 };
 
@@ -25,7 +25,7 @@ typedef struct rf__fused_class_list {
 RF__SHARED rf_status rf__fused_class_list_of(const rf__fused_classes *classes,
                                              const rf__fused_class_list **list);
 
-/* All that the code of a kernel depends on; compared bytewise, so there is no padding. */
+/* Everything on which the code of a kernel depends; compared bytewise, so it has no padding. */
 typedef struct rf__fused_variant {
     const rf__fused_class_list *classes;
     int32_t index_type, offset_type, output_dtype;
@@ -38,11 +38,11 @@ typedef struct rf__fused_variant {
 } rf__fused_variant;
 _Static_assert(sizeof(rf__fused_variant) == sizeof(void *) + 14 * sizeof(int32_t), "compared bytewise");
 
-/* Completes a variant of fused_embedding_bag.cu, and a launch by its kernel, threads and shared memory. An SM runs at most so many
- * `warps` of it; 0: a good default, which nothing holds it to. */
+/* Completes a variant of fused_embedding_bag.cu, and a launch by its kernel, threads and shared memory. An SM
+ * runs at most `warps` warps of it; 0: the default, without a limit. */
 void rf__fused_kernel_choose(const rf__gpu *gpu, int32_t warps, rf__fused_variant *variant,
                              rf__kernel_launch *launch);
-/* The same of staged/staged.cu: leaves out of the variant what its code does not depend on. */
+/* As above, for staged/staged.cu: clears the parts of the variant on which its code does not depend. */
 void rf__fused_staged_kernel_choose(rf__fused_variant *variant, rf__kernel_launch *launch);
 
 #endif

@@ -20,14 +20,14 @@ static rf__fused_variant variant_of(const rf__fused_problem *problem) {
                                .callers_mapping = problem->callers_mapping};
 }
 
-/* By which a block guesses its tile while it waits for its task. */
+/* The ratio by which a block guesses its tile while it waits for its task. */
 static uint32_t tiles_a_task(const rf__fused_mapping *mapping) {
     if (mapping->n_tiles == 0 || mapping->n_tiles >= mapping->n_tasks) return 0;
     return (uint32_t)((((uint64_t)mapping->n_tiles << 32) + (uint64_t)mapping->n_tasks - 1) /
                       (uint64_t)mapping->n_tasks);
 }
 
-/* All but what the partition says. */
+/* Returns the arguments except for those from the partition. */
 static rf_fused_args args_of(const rf__fused_problem *problem) {
     const rf_fused_embedding_bag_params *params = problem->params;
     const int64_t index_bytes = params->index_type == RF_INT64 ? 8 : 4;
@@ -45,8 +45,8 @@ static rf_fused_args args_of(const rf__fused_problem *problem) {
         .cycles = problem->cycles};
 }
 
-/* The mapping is the upload: partial sums of tasks that share bags come first in the workspace, then a counter for each
- * group of them. */
+/* The mapping is the upload: partial sums of tasks that share bags come first in the workspace, then a
+ * counter for each group of them. */
 static rf_status mapping_lower(const rf__fused_mapping *mapping, rf_fused_args *args,
                                rf__launches *launches) {
     args->limit = mapping->n_tiles;
@@ -109,7 +109,7 @@ static rf_status others_lower(const rf__gpu *gpu, const rf__fused_problem *probl
                               int32_t n_tasks, rf__launches *launches) {
     const bool with_staged = problem->staged.depth > 0;
     rf__fused_variant variant = variant_of(problem);
-    /* No overlap where its blocks' cycles are counted: waiting would be, too. */
+    /* No overlap if the cycles of its blocks are counted, because they would include the wait. */
     rf__kernel_launch launch = {.grid = {(uint32_t)n_tasks},
                                 .overlap = problem->cycles == 0 || with_staged ? RF__OVERLAP_ALWAYS
                                                                                : RF__OVERLAP_NEVER};
@@ -127,7 +127,7 @@ void rf__fused_owner_set(const rf_fused_embedding_bag_params *params, rf__launch
 
 rf_status rf__fused_lower(const rf__gpu *gpu, const rf__fused_problem *problem, rf__launches *launches) {
     rf_fused_args args = args_of(problem);
-    int32_t n_tasks = problem->mapping.n_tasks; /* none where all tables are staged */
+    int32_t n_tasks = problem->mapping.n_tasks; /* 0 if all tables are staged */
     rf__fused_owner_set(problem->params, launches);
     if (problem->map_table != NULL)
         RF_CHECK(device_map_lower(gpu, problem, &args, launches, &n_tasks));

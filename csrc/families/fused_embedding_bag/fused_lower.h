@@ -15,7 +15,7 @@ typedef struct rf__fused_problem {
     bool callers_mapping;
     int32_t warps; /* as in rf_fused_plan */
     const rf__fused_map_table *map_table; /* not NULL: partition/map.cu maps by it */
-    /* Else: the mapping's first row, its staged tables, and how much of the batch is theirs, 0 to 1. */
+    /* Otherwise: the mapping's first row, its staged tables, and their share of the batch, 0 to 1. */
     rf__fused_mapping mapping;
     rf__fused_staged staged;
     double staged_share;
@@ -26,7 +26,7 @@ typedef struct rf__fused_problem {
  * RF__FUSED_UPLOAD_PARTITION (the mapping, or the table of map.cu). */
 rf_status rf__fused_lower(const rf__gpu *gpu, const rf__fused_problem *problem, rf__launches *launches);
 
-/* Sets the tables whose errors launches of these params raise and report; rf__fused_lower does. */
+/* Sets the tables whose errors launches of these params raise and report; called by rf__fused_lower. */
 void rf__fused_owner_set(const rf_fused_embedding_bag_params *params, rf__launches *launches);
 
 /* Compiles the kernel of a problem without a mapping, of which `info` tells, and those that its batches with staged

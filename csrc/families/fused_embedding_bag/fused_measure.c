@@ -13,7 +13,7 @@ static const rf_fused_schedule *set_of(const rf__fused_measurement *work, int64_
     return work->schedules + set * work->batches[0].n_features;
 }
 
-/* Device memory that grows; what it was before is lost. */
+/* Device memory that grows and loses its contents then. */
 typedef struct scratch {
     rf__cu_pointer memory;
     int64_t bytes;
@@ -183,7 +183,8 @@ rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, doubl
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
     rf__cuda_store store;
-    rf__cu_capture_mode mode = RF__CU_STREAM_CAPTURE_MODE_RELAXED; /* others may capture streams meanwhile */
+    rf__cu_capture_mode mode =
+        RF__CU_STREAM_CAPTURE_MODE_RELAXED; /* other threads may be capturing streams */
     RF_FAIL_IF(work->n_batches <= 0 || work->n_sets <= 0 || work->rounds < 0, RF_ERR_VALUE,
                "measure: needs a batch, a set of schedules, and rounds of 0 or more");
     RF_TRY(rf__check_fused_warps(work->warps));
@@ -200,7 +201,7 @@ rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, doubl
     if (status == RF_OK) status = pending(device, work, stream->stream);
     (void)rf__cuda_capture_mode(device->driver, mode);
     rf__cuda_leave();
-    rf__description_forget(&store); /* there is one for each set */
+    rf__description_forget(&store); /* each set has one */
 out:
     return status;
 }

@@ -32,7 +32,7 @@ static rf_status mapping_describe(const rf__fused_mapping *mapping, int64_t rows
     return RF_OK;
 }
 
-/* The problem of a mapping by expected lookups; without padding where it is a key. */
+/* The key of a mapping by expected lookups; without padding. */
 typedef struct batch_key {
     int64_t bags, may_stage;
 } batch_key;
@@ -63,14 +63,14 @@ static rf_status batch_acquire(const rf__cuda_store *store, const rf__fused_tabl
     return rf__description_acquire(store, &key, &problem, &prepared->partition);
 }
 
-/* The caller's mapping, on the host alone. */
+/* The caller's mapping, only on the host. */
 static rf_status callers_make(const rf__gpu *gpu, const void *of, rf__description *description) {
     (void)gpu;
     const rf_fused_plan *plan = of;
     return mapping_describe((const rf__fused_mapping *)plan->mapping, plan->mapping_rows, description);
 }
 
-/* Whether the caller's mapping is for this call. */
+/* Checks that the caller's mapping is for this call. */
 static rf_status callers_mapping_check(const rf__cuda_device *device, const rf__fused_table *table,
                                        const rf_fused_embedding_bag_params *params,
                                        const rf_fused_plan *plan) {
@@ -92,7 +92,8 @@ static rf_status callers_mapping_check(const rf__cuda_device *device, const rf__
     return rf__fused_mapping_check(&table->described->what, head, plan->mapping_rows);
 }
 
-/* Copied to the device for this call alone; a graph's copy stays, and is found by the first row, which has a checksum. */
+/* Copied to the device for this call only; a graph's copy stays, and is found by the first row, which has a
+ * checksum. */
 static rf_status callers_acquire(const rf__cuda_store *store, const rf_fused_plan *plan,
                                  rf__fused_prepared *prepared) {
     const rf__description_key key = {.make = callers_make,
@@ -129,7 +130,7 @@ static rf_status map_table_acquire(const rf__cuda_store *store, const rf__fused_
     return RF_OK;
 }
 
-/* A mapping that is made before the launch. */
+/* Finds or creates a mapping before the launch. */
 static rf_status mapping_acquire(const rf__cuda_store *store, const rf__fused_table *table,
                                  const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
                                  rf__fused_prepared *prepared) {

@@ -1,4 +1,4 @@
-/* What the features of a fused call are like, for kernels: vectors, lanes, slices. */
+/* The geometry of features for kernels: vectors, lanes, slices. */
 #include <inttypes.h>
 
 #include "families/fused_embedding_bag/features.h"

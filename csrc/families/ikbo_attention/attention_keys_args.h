@@ -1,4 +1,5 @@
-/* Where a user's keys are, for the kernels of both paths, whatever the maps contain. Host C reads it too: C tests run it. */
+/* The positions of a user's keys, for the kernels of both paths and for any contents of the maps. Also read
+ * by host C, for C tests. */
 #ifndef RECFUSE_CUDA_IKBO_ATTENTION_KEYS_H
 #define RECFUSE_CUDA_IKBO_ATTENTION_KEYS_H
 
@@ -12,7 +13,7 @@
 
 /* Integers of 32 or 64 bits. */
 typedef struct rf_integers {
-    const void *data; /* NULL: there are none */
+    const void *data; /* NULL: absent */
     rf_i64 is_long;
 } rf_integers;
 
@@ -20,19 +21,19 @@ RF_BOTH rf_i64 rf_integer_at(const rf_integers *integers, rf_i64 at) {
     return integers->is_long ? ((const rf_i64 *)integers->data)[at] : ((const rf_i32 *)integers->data)[at];
 }
 
-/* Where users' keys are, in positions from the first of all. */
+/* The positions of users' keys, relative to the first of all. */
 typedef struct rf_attention_users {
-    rf_integers lengths; /* [count] or none */
-    rf_integers offsets; /* [count + 1] or none; with them the rest but `positions` is not used */
-    rf_i64 count, positions; /* of a user; with offsets of all */
-    rf_i64 pitch; /* from a user's first position to the next's */
+    rf_integers lengths; /* [count] or absent */
+    rf_integers offsets; /* [count + 1] or absent; with them only `positions` of the others is used */
+    rf_i64 count, positions; /* per user; with offsets of all */
+    rf_i64 pitch; /* between the first positions of users */
 } rf_attention_users;
 
 typedef struct rf_attention_keys {
     rf_i64 first, count;
 } rf_attention_keys;
 
-/* A user's keys, whatever the contents are: `count` of users and more have none. */
+/* Returns a user's keys, for any contents: users from `count` on have no keys. */
 RF_BOTH rf_attention_keys rf_attention_keys_of(const rf_attention_users *users, rf_i64 user) {
     rf_attention_keys keys = {0, 0};
     if (user < 0 || user >= users->count) return keys;

@@ -7,7 +7,7 @@ static const char operator_name[] = "ikbo_attention";
 
 static bool is_integer(rf_int_type type) { return type == RF_INT32 || type == RF_INT64; }
 
-/* Whether the bytes of `count` items of `elements` fit int64. */
+/* Returns true if the bytes of `count` items of `elements` fit int64. */
 static bool fits(int64_t count, int64_t rows, int64_t heads, int64_t dim) {
     enum { MOST_BYTES = 8 }; /* of an element */
     int64_t elements;
@@ -68,8 +68,7 @@ rf_status rf__check_ikbo_attention_sizes(const rf_ikbo_attention_params *params)
                   "keys of " RF__I64 " users, " RF__I64 " positions, " RF__I64 " heads and " RF__I64
                   " dims; their size in bytes must fit int64",
                   params->n_users, params->positions, params->kv_heads, params->dim);
-    /* Not of a number that is none either. Kernels take the greatest score before they
-     * multiply by it, times log2(e). */
+    /* Also refuses NaN. Kernels take the maximum of scores before they multiply by the scale times log2(e). */
     RF__REFUSE_IF(!(scale >= FLT_MIN && scale <= FLT_MAX / 2), RF_ERR_VALUE,
                   "scale is %g, must be positive, and a normal number of float32 up to %g", params->scale,
                   (double)(FLT_MAX / 2));

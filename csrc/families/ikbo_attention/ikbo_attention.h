@@ -9,7 +9,7 @@
  * call, layers the same shape. Launches raise earlier errors of these calls first. */
 void rf__ikbo_attention_errors(const rf_ikbo_attention_params *params, rf__launches *launches);
 
-/* Where the keys of a call are, for kernels; `pitch`: positions from user to user. */
+/* Returns the positions of a call's keys, for kernels; `pitch`: positions between users. */
 rf_attention_users rf__attention_users_of(const rf_ikbo_attention_params *params, int64_t pitch);
 
 /* Returns the bytes of kv_lengths and kv_offsets; of these and of cand_to_user. */
@@ -22,17 +22,17 @@ typedef struct rf__attention_shape {
     int32_t dim, keys, k_slots, v_slots;
 } rf__attention_shape;
 
-/* Returns NULL where there is no shape for heads of so many columns. */
+/* Returns NULL if there is no shape for heads of this many columns. */
 const rf__attention_shape *rf__attention_shape_of(int64_t dim);
 int32_t rf__attention_shared_bytes(const rf__attention_shape *shape);
 
-/* Whether users have queries of their own. */
+/* Returns true if users have queries. */
 bool rf__attention_has_self(const rf_ikbo_attention_params *params);
-/* Whether k and v have one user for tensor maps: they are jagged, or the same for all users. */
+/* Returns true if k and v have one user for tensor maps: they are jagged, or the same for all users. */
 bool rf__attention_has_one_user(const rf_ikbo_attention_params *params);
 /* Returns the rows that an item gives to one head of keys. */
 int64_t rf__attention_item_rows(const rf_ikbo_attention_params *params, const rf_ikbo_queries *queries);
-/* Returns the most tiles that there may be: each user's last one may be short. */
+/* Returns an upper bound of the tiles: each user's last tile may be short. */
 int64_t rf__attention_tiles(const rf_ikbo_attention_params *params);
 
 /* Lowers a call that rf_ikbo_attention_takes: ikbo_attention_group.cu, then ikbo_attention_fused.cu. */

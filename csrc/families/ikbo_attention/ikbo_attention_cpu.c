@@ -51,8 +51,8 @@ rf__ikbo_keys rf__ikbo_attention_keys(const rf_ikbo_attention_params *params, in
     return (rf__ikbo_keys){0, integer_at(params->kv_lengths, params->kv_lengths_type, user)};
 }
 
-/* A counting sort: starts[u] is first the number of candidates of users before u, then where the next one of u goes, which
- * ends as the start of u + 1. */
+/* A counting sort: starts[u] is first the number of candidates of users before u, then the position of the
+ * next candidate of u, which ends at the start of u + 1. */
 void rf__ikbo_attention_group(const rf_ikbo_attention_params *params, int64_t *starts, int64_t *order) {
     const int64_t count = params->candidates.count, users = params->n_users;
     for (int64_t u = 0; u <= users; u++) starts[u] = 0;

@@ -5,7 +5,7 @@
 
 enum { GRAIN = 16 };
 
-/* Whether rows can be copied in pieces of 16 bytes. `zero`: one row may stand for all. */
+/* Returns true if rows can be copied in pieces of 16 bytes. `zero`: one row may represent all. */
 static bool is_even(const void *data, const int64_t *pitch, const int64_t *sizes, rf_dtype dtype, bool zero) {
     const int64_t most = (int64_t)1 << 40;
     for (int i = 0; i < 3; i++) {
@@ -21,7 +21,7 @@ static bool is_even_queries(const rf_ikbo_attention_params *params, const rf_ikb
            (uintptr_t)queries->out % GRAIN == 0;
 }
 
-/* Returns the reason why the kernel does not take the call, NULL where it does. */
+/* Returns the reason why the kernel refuses the call, or NULL. */
 static const char *refusal(const rf__gpu *gpu, const rf_ikbo_attention_params *params) {
     const int64_t most = INT32_MAX / 2;
     const int64_t sizes[3] = {rf__attention_has_one_user(params) ? 1 : params->n_users, params->positions,

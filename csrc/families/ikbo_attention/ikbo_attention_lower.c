@@ -51,12 +51,12 @@ static int32_t segment_of(const rf_ikbo_attention_params *params) {
 /* Places in the workspace: bytes from its start. */
 typedef struct places {
     int64_t plan, work, counts, order, ranks, members;
-    int64_t ended, parts; /* 0 where no tile has parts */
+    int64_t ended, parts; /* 0 if no tile has parts */
     int64_t end;
 } places;
 
-/* Whether the last tiles' keys may be cut, so that all blocks end at the same time: there must be many keys, and so few tiles
- * that the last ones count. `grid`: of blocks. */
+/* Returns true if the keys of the last tiles may be cut, so that all blocks end at the same time: there must
+ * be many keys, and so few tiles that the last ones matter. `grid`: of blocks. */
 static bool may_split(const rf_ikbo_attention_params *params, int32_t grid) {
     enum { MOST_TURNS = 32 };
     const int64_t keys = rf__attention_shape_of(params->dim)->keys;
@@ -170,8 +170,9 @@ static void fused_bind(rf__launches *launches, const rf_ikbo_attention_params *p
                      offsetof(rf_attention_args, self_out));
 }
 
-/* Bytes and operations of ikbo_attention_fused.cu: keys and values once, each query with all positions of a user, of jagged ones with the
- * mean. Lengths are on the device: where there are some this is an upper bound. */
+/* Bytes and operations of ikbo_attention_fused.cu: keys and values once, each query with all positions of a
+ * user, or with the mean if they are jagged. Lengths are on the device: with lengths this is an upper bound.
+ */
 static void traffic_count(const rf_ikbo_attention_params *params, rf__kernel_launch *launch) {
     enum { SOFTMAX = 3 }; /* of a score: a difference, an exponential, a sum */
     const int64_t head_bytes = rf__elements_bytes(params->dtype, params->dim);

@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-/* What both params structs have. */
+/* The common fields of both params structs. */
 static rf_status check_result(const char *operator_name, rf_dtype dtype, rf_activation activation) {
     RF__REFUSE_IF(dtype < RF_FLOAT32 || dtype > RF_FLOAT64, RF_ERR_TYPE,
                   "dtype is %d; allowed are RF_FLOAT32, RF_FLOAT16, RF_BFLOAT16 and RF_FLOAT64", (int)dtype);

@@ -1,4 +1,4 @@
-/* ikbo_linear on a GPU: choice of a kernel, lowering, and the launches that torch's matmuls need beside them. */
+/* ikbo_linear on a GPU: choice of a kernel, lowering, and the additional launches for torch's matmuls. */
 #ifndef RECFUSE_CUDA_IKBO_LINEAR_H
 #define RECFUSE_CUDA_IKBO_LINEAR_H
 
@@ -12,12 +12,12 @@ void rf__ikbo_linear_errors(const void *weight, int64_t m, rf__launches *launche
 /* Raises errors that earlier calls with this weight have left. */
 rf_status rf__ikbo_linear_check(const void *weight, int64_t m, const rf_cuda_stream *stream);
 
-/* The last rows of k, which the products that are added to lack: tensor cores want k in whole units, and slow down by half
- * where it is not. In `dtype`, of 16 bits. */
+/* The last rows of k, which the products in `out` lack: tensor cores need k in whole units, and are twice as
+ * slow otherwise. In `dtype`, of 16 bits. */
 typedef struct rf__ikbo_tail {
     int32_t rows; /* 1 to RF__IKBO_TAIL_UNIT - 1 */
     const void *weight; /* [m, rows] */
-    int64_t weight_pitch[2]; /* elements from one row of m, and from one of k, to the next */
+    int64_t weight_pitch[2]; /* elements between rows of m, and between rows of k */
     const void *
         x; /* [count, rows, n], n a multiple of RF__IKBO_TAIL_UNIT, aligned to 16 bytes, so are its pitches */
     int64_t x_pitch[2]; /* elements from one item, and from one row of k, to the next */
@@ -32,13 +32,13 @@ rf_status rf__ikbo_add_lower(const rf_ikbo_add_params *params, const rf__ikbo_ta
 rf_status rf__ikbo_add_launch(const rf_ikbo_add_params *params, const rf__ikbo_tail *tail,
                               const rf_cuda_stream *stream);
 
-/* How a call is cut: a block has `rows` of a weight, `ranks` blocks all of them. */
+/* The cut of a call: a block has `rows` of a weight, `ranks` blocks have all of them. */
 typedef struct rf__ikbo_shape {
     int32_t rows, ranks;
     int32_t slots; /* of the ring */
     int32_t groups; /* of small.cu: strips of a block; 0: ikbo_linear_fused.cu */
-    bool joined; /* of two levels: a candidate's k ends with its user's, so there are no sums of users */
-    bool direct; /* weights that can be are read as they lie; else all are packed */
+    bool joined; /* of two levels: a candidate's k is followed by its user's, so there are no sums of users */
+    bool direct; /* weights that tensor maps can read are read in place; else all are packed */
 } rf__ikbo_shape;
 
 /* The constants that a kernel is compiled for. All of it int32_t: compared bytewise. */
@@ -58,7 +58,7 @@ int64_t rf__ikbo_strips(const rf_ikbo_linear_params *params);
 int32_t rf__ikbo_slots(const rf_ikbo_level *level);
 int64_t rf__ikbo_pieces(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int32_t l);
 
-/* Whether tensor maps can read all weights as they lie. */
+/* Returns true if tensor maps can read all weights in place. */
 bool rf__ikbo_is_direct(const rf_ikbo_linear_params *params);
 
 rf__ikbo_variant rf__ikbo_variant_of(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape);
@@ -68,7 +68,7 @@ int64_t rf__ikbo_sums_bytes(const rf_ikbo_linear_params *params, const rf__ikbo_
 int64_t rf__ikbo_packed_bytes(const rf_ikbo_level *level, const rf__ikbo_variant *variant);
 bool rf__ikbo_has_sums(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant, int32_t l);
 
-/* Places of a level in the workspace: bytes from its start. Unset where the level has no such part. */
+/* Positions of a level in the workspace, in bytes. Unset if the level has no such part. */
 typedef struct rf__ikbo_workspace {
     int64_t weight; /* packed */
     int64_t sums, done; /* sums, for ikbo_linear_fused.cu with those of a bias-only item, and their counter */
@@ -78,8 +78,8 @@ typedef struct rf__ikbo_workspace {
 int64_t rf__ikbo_workspace_of(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant,
                               rf__ikbo_workspace *levels);
 
-/* Fills the arguments of pack.cu and of the kernel behind it, which are zeros, except for tensor maps and the error word.
- * Pointers into the workspace hold places in it. */
+/* Fills the arguments of pack.cu and of the kernel after it, which are zeros, except for tensor maps and the
+ * error word. Pointers into the workspace hold positions in it. */
 struct rf_fused_args;
 struct rf_pack_args;
 void rf__ikbo_args_of(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant,

@@ -1,4 +1,4 @@
-/* What the kernels of the family are launched with; see rf_ikbo_add_params and rf_ikbo_linear_params. */
+/* The arguments of the family's kernels; see rf_ikbo_add_params and rf_ikbo_linear_params. */
 #ifndef RECFUSE_CUDA_IKBO_LINEAR_ARGS_H
 #define RECFUSE_CUDA_IKBO_LINEAR_ARGS_H
 
@@ -9,7 +9,7 @@ typedef struct rf_broadcast_add_args {
     rf_u8 *out;             /* [count, item_vectors] vectors */
     const rf_u8 *base;      /* [parents, item_vectors] vectors */
     const RF_INDEX *parent; /* [count], NULL: each item its own */
-    const rf_u8 *bias;      /* [rows], or [columns] with bias_on_columns, elements; NULL: none */
+    const rf_u8 *bias;      /* [rows], or [columns] with bias_on_columns, elements; NULL: no bias */
     rf_i64 count, parents;
     rf_u32 item_vectors; /* of an item: rows * columns elements */
     rf_u32 columns;
@@ -17,7 +17,7 @@ typedef struct rf_broadcast_add_args {
     rf_i32 activation; /* rf_activation */
     rf_i32 replace;    /* out is not read */
     rf_i32 map;        /* as in rf_ikbo_add_params */
-    rf_i32 report;     /* whether a bad parent is recorded */
+    rf_i32 report;     /* an invalid parent is recorded */
     rf_i32 tail;       /* rows of k that the products in `out` lack, 0 to 7 */
     rf_error_word errors;
     /* Of these rows, as of rf__ikbo_tail; `columns` and x are in whole vectors. */
@@ -37,7 +37,7 @@ enum {
     RF_FUSED_STAGES = 3, /* parts of a warpgroup on their way out */
     RF_FUSED_ENTRIES = 4, /* turns whose descriptions are kept */
     RF_FUSED_MOST_LEVELS = 4,
-    RF_FUSED_MOST_ROWS = 224, /* of a block: the registers of its sums */
+    RF_FUSED_MOST_ROWS = 224, /* of a block: limited by the registers of its sums */
 };
 
 /* Bytes: of a slot's strips and weights, of a block's sums for one strip, of all shared memory: joined levels have no sums there. */
@@ -53,13 +53,14 @@ enum {
 
 typedef struct rf_fused_level {
     rf_tensor_map x; /* [count, k, n]; boxes of RF_FUSED_COLUMNS x RF_FUSED_K / RF_RANKS */
-    rf_tensor_map rows; /* direct: the weight as it lies, [1, m, k]; boxes of RF_FUSED_K x RF_ROWS */
-    /* Else: packed by pack.cu, [slots, ranks, RF_ROWS, RF_FUSED_K]; of joined levels one behind the other, the last one's first. */
+    rf_tensor_map rows; /* direct: the weight in place, [1, m, k]; boxes of RF_FUSED_K x RF_ROWS */
+    /* Otherwise: packed by pack.cu, [slots, ranks, RF_ROWS, RF_FUSED_K]; those of joined levels are
+     * consecutive, the last level's first. */
     const rf_u8 *weight;
     const RF_INDEX *parent; /* [count], NULL at level 0 */
-    /* [count + 1, strips, RF_RANKS, RF_ROWS * RF_FUSED_COLUMNS] of all levels but the last: an item's sums with those of
-     * its parents, in the order of a warpgroup's registers. For ikbo_linear_fused.cu the last one is an item of nobody's: the bias alone.
-     * NULL where levels are joined, as is `done`. */
+    /* [count + 1, strips, RF_RANKS, RF_ROWS * RF_FUSED_COLUMNS] of all levels except the last: an item's sums
+     * with those of its parents, in the order of a warpgroup's registers. For ikbo_linear_fused.cu the last
+     * one is the bias-only item. NULL if levels are joined, and so is `done`. */
     float *sums;
     rf_u32 *done; /* strips x ranks of this level that are in `sums` */
     rf_i32 count;
@@ -73,11 +74,10 @@ typedef struct rf_fused_args {
     rf_tensor_map out; /* [count of the last, m, n]; boxes of RF_FUSED_COLUMNS x RF_FUSED_PART */
     rf_i32 n_levels;
     rf_i32 strips; /* of an item */
-    rf_i32 chain; /* what messages call a parent: see rf_ikbo_linear_params */
+    rf_i32 chain; /* the name of a parent in messages: see rf_ikbo_linear_params */
     rf_i32 report;
     rf_error_word errors;
-    rf_i32
-        tickets; /* of small.cu: pieces are taken by a ticket; else they are the blocks', which all run at once */
+    rf_i32 tickets; /* of small.cu: pieces are taken by a ticket; else by blocks, which all run at once */
     rf_i32 ranks; /* of small.cu: blocks that have all rows */
     rf_i32 m;
     rf_i32 unused;
@@ -88,8 +88,8 @@ typedef struct rf_pack_level {
     const rf_u16 *weight; /* [m, k], rows `pitch` elements apart */
     rf_i64 pitch;
     rf_u8 *packed; /* see rf_fused_level */
-    float *bias; /* the item of nobody's in `sums`, or NULL */
-    rf_u32 *done; /* set to 0, and the ticket behind it; may be NULL */
+    float *bias; /* the bias-only item in `sums`, or NULL */
+    rf_u32 *done; /* set to 0, and the following ticket; may be NULL */
     rf_i32 k;
     rf_i32 slots; /* 0: the weight is not packed */
 } rf_pack_level;
@@ -105,7 +105,7 @@ RF_SIZE_IS(rf_pack_level, 48);
 RF_SIZE_IS(rf_pack_args, 216);
 
 /* Of small.cu: a block has RF_ROWS rows of a weight for RF_GROUPS strips. */
-enum { RF_SMALL_TICKET = 32 }; /* where the next piece's number is, behind the first level's counter */
+enum { RF_SMALL_TICKET = 32 }; /* position of the next piece's number, after the first level's counter */
 #define RF_SMALL_SLOT_BYTES(rows, groups) (RF_FUSED_WEIGHT_BYTES(rows) + (groups) * RF_FUSED_X_BYTES)
 #define RF_SMALL_SHARED_BYTES(rows, groups, slots)                        \
     (RF_FUSED_SMALL_BYTES + (slots) * RF_SMALL_SLOT_BYTES(rows, groups) + \

@@ -8,7 +8,7 @@
 #include "core/tasks.h"
 
 enum {
-    TASK_BYTES = 1 << 16, /* of `out` that a task writes, about */
+    TASK_BYTES = 1 << 16, /* of `out` that a task writes, approximately */
     BLOCK = 256,          /* elements that are worked on at once */
 };
 
@@ -18,7 +18,7 @@ typedef struct add_call {
     rf__store_kernel store;
     int64_t task_items;
     int64_t rows,
-        columns; /* of an item, as long as the bias allows: a bias is of a row, or of a column of one row */
+        columns; /* of an item, as long as the bias allows: a bias is of a row, or of a column of a single row */
     bool bias_on_columns;
 } add_call;
 

@@ -1,4 +1,4 @@
-/* rf_ikbo_linear_cuda: which calls the kernels of a whole layer take, and running them. */
+/* rf_ikbo_linear_cuda: the calls that the kernels of a whole layer accept, and running them. */
 #include <inttypes.h>
 
 #include "core/validate.h"
@@ -9,7 +9,7 @@ enum { GRAIN = 16, MOST_RANKS = RF__IKBO_MOST_RANKS };
 /* Beyond these pack.cu's numbers of pieces and of floats would not fit 31 bits. */
 enum { MOST_K = 1 << 24, MOST_N = 1 << 20 };
 
-/* Returns the reason why the kernels do not take a level, NULL where they do. */
+/* Returns the reason why the kernels refuse a level, or NULL. */
 static const char *level_refusal(const rf_ikbo_linear_params *params, const rf_ikbo_level *level) {
     const int64_t most_pitch = (int64_t)1 << 40;
     if (level->count < 1 || level->k < 1) return "an input has no items or no rows";
@@ -26,7 +26,7 @@ static const char *level_refusal(const rf_ikbo_linear_params *params, const rf_i
     return NULL;
 }
 
-/* Returns the reason why the kernels do not take the call. NULL, and the shape, where they do. */
+/* Returns the reason why the kernels refuse the call; or NULL, and the shape. */
 static const char *refusal(const rf__gpu *gpu, const rf_ikbo_linear_params *params, rf__ikbo_shape *shape) {
     if (gpu->cc_major != 9 || gpu->cc_minor != 0) return "the GPU is not one of compute capability 9.0";
     if (params->dtype != RF_FLOAT16 && params->dtype != RF_BFLOAT16)
@@ -48,7 +48,8 @@ static const char *refusal(const rf__gpu *gpu, const rf_ikbo_linear_params *para
     return shape->slots < 2 ? "a block has too little shared memory" : NULL;
 }
 
-/* Sums are in float32, and in whole strips and rows of blocks: of small items much more than the products in `dtype`. */
+/* Sums are in float32, and in whole strips and rows of blocks: for small items far more than the products in
+ * `dtype`. */
 static bool is_thrifty(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape) {
     enum { MOST_TIMES = 8 };
     rf__ikbo_variant variant = rf__ikbo_variant_of(params, shape);

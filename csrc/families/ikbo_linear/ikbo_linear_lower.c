@@ -1,4 +1,5 @@
-/* A whole layer lowered: pack.cu where there is anything to pack or to reset, then ikbo_linear_fused.cu or small.cu. */
+/* A whole layer lowered: pack.cu if there is data to pack or to reset, then ikbo_linear_fused.cu or small.cu.
+ */
 #include <stddef.h>
 #include <stdio.h>
 
@@ -58,7 +59,7 @@ static void map_bind(rf__launches *launches, size_t at, const rf_ikbo_linear_par
     rf__launches_bind_map(launches, at, &tensor);
 }
 
-/* Binds the map of a weight as it lies. */
+/* Binds the map of a weight in place. */
 static void weight_map_bind(rf__launches *launches, size_t at, const rf_ikbo_linear_params *params,
                             const rf_ikbo_level *level, int32_t box_rows) {
     const rf__row_format row = rf__row_format_of(params->dtype, level->k, level->weight_pitch);
@@ -131,8 +132,8 @@ static rf_status pack_lower(const rf_ikbo_linear_params *params, const rf__ikbo_
     return RF_OK;
 }
 
-/* Bytes and operations of ikbo_linear_fused.cu and small.cu. Of joined levels each candidate multiplies its user's rows again; else sums
- * go through memory once. */
+/* Bytes and operations of ikbo_linear_fused.cu and small.cu. With joined levels each candidate multiplies its
+ * user's rows again; otherwise sums go through memory once. */
 static void traffic_count(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant,
                           rf__kernel_launch *launch) {
     const int64_t m = params->m, n = params->n;
@@ -171,7 +172,8 @@ static void fused_grid(const rf__gpu *gpu, const rf_ikbo_linear_params *params,
     launch->overlap = variant->joined && packs ? RF__OVERLAP_ALWAYS : RF__OVERLAP_NEVER;
 }
 
-/* small.cu: a block for each piece, begun while pack.cu runs. Where all blocks may run at once they need no tickets. */
+/* small.cu: a block per piece, started while pack.cu runs. If all blocks may run at once they need no
+ * tickets. */
 static rf_status small_grid(const rf__gpu *gpu, const rf_ikbo_linear_params *params,
                             const rf__ikbo_shape *shape, bool packs, rf_fused_args *args,
                             rf__kernel_launch *launch) {

@@ -1,4 +1,4 @@
-/* How the kernels of a whole layer cut it, and which of them is faster for a call. */
+/* The cut of a whole layer by its kernels, and the choice of the faster one for a call. */
 #include "core/validate.h"
 #include "families/ikbo_linear/ikbo_linear_args.h"
 #include "families/ikbo_linear/ikbo_linear.h"
@@ -29,15 +29,16 @@ int64_t rf__ikbo_pieces(const rf_ikbo_linear_params *params, const rf__ikbo_shap
     return (strips + shape->groups - 1) / shape->groups * shape->ranks;
 }
 
-/* Whether it is faster to multiply a user's rows again for each of its candidates than to send its sums through memory. */
+/* Returns true if it is faster to multiply a user's rows again for each of its candidates than to send its
+ * sums through memory. */
 static bool is_joined(const rf_ikbo_linear_params *params) {
-    enum { SUMS = 24 }; /* what those of a strip cost on an H200, in slots */
+    enum { SUMS = 24 }; /* cost of a strip's sums on an H200, in slots */
     const rf_ikbo_level *users = &params->levels[0], *candidates = &params->levels[1];
     const int64_t slots = rf__ikbo_slots(users);
     return params->n_levels == 2 && candidates->count * slots <= users->count * (slots + SUMS);
 }
 
-/* One block has all rows, or the two of a cluster half each; and what fits into shared memory. */
+/* One block has all rows, or the two of a cluster half each; limited by shared memory. */
 static rf__ikbo_shape fused_shape(const rf_ikbo_linear_params *params, int64_t shared) {
     enum { MOST_SLOTS = 12 };
     const int32_t ranks = params->m > RF_FUSED_MOST_ROWS ? RF__IKBO_MOST_RANKS : 1;
@@ -50,7 +51,7 @@ static rf__ikbo_shape fused_shape(const rf_ikbo_linear_params *params, int64_t s
     return (rf__ikbo_shape){rows, ranks, (int32_t)slots, 0, joined, joined};
 }
 
-/* Slots of k of what has a parent, or of joined levels. */
+/* Slots of k of levels with a parent, or of joined levels. */
 static int64_t fused_slots(const rf_ikbo_linear_params *params, bool joined) {
     int64_t slots = 0;
     for (int32_t l = joined ? 0 : 1; l < params->n_levels; l++)
@@ -58,13 +59,14 @@ static int64_t fused_slots(const rf_ikbo_linear_params *params, bool joined) {
     return slots * rf__ikbo_strips(params);
 }
 
-/* Whether ikbo_linear_fused.cu has registers for so many rows. */
+/* Returns true if ikbo_linear_fused.cu has registers for this many rows. */
 static bool fits_fused(const rf_ikbo_linear_params *params) {
     return params->m <= RF__IKBO_MOST_RANKS * RF_FUSED_MOST_ROWS;
 }
 
-/* Nanoseconds of a call by ikbo_linear_fused.cu, as on an H200: what does not depend on the size; a slot of all levels but the last, which is
- * waited for, or of joined ones; a slot of a strip with 448 rows. Of more rows: as if it took them, which torch does. */
+/* Returns the nanoseconds of a call by ikbo_linear_fused.cu on an H200: a fixed part; a slot of all levels
+ * except the last, for which it waits, or of joined levels; a slot of a strip with 448 rows. For more rows:
+ * as if it accepted them; torch computes these. */
 static int64_t fused_time(const rf_ikbo_linear_params *params, int32_t sms) {
     enum { BASE = 9000, WAIT = 230, JOINED = 5000, JOINED_SLOT = 195, STRIP_SLOT = 380, MORE_ROWS = 18000 };
     enum { ROWS = 448, FIXED_ROWS = 128 };
@@ -78,7 +80,8 @@ static int64_t fused_time(const rf_ikbo_linear_params *params, int32_t sms) {
     return JOINED + (slots * JOINED_SLOT > work ? slots * JOINED_SLOT : work);
 }
 
-/* What small.cu may be compiled for; nanoseconds of a slot on an H200, [joined][direct] of pieces that begin at once, and of others. */
+/* The variants of small.cu; nanoseconds of a slot on an H200, [joined][direct] of pieces that begin at once,
+ * and of others. */
 static const struct {
     int32_t rows, groups, first[2][2], later;
 } small_shapes[] = {{64, 1, {{150, 107}, {134, 100}}, 79},
@@ -87,8 +90,8 @@ static const struct {
                     {112, 3, {{290, 250}, {222, 203}}, 208}};
 enum { SMALL_SHAPES = sizeof small_shapes / sizeof small_shapes[0] };
 
-/* Nanoseconds of a call: what does not depend on the size, the more for pieces that do not all begin at once and may have to be
- * waited for; the longest first piece, and the pieces that follow on an SM. */
+/* Returns the nanoseconds of a call: a fixed part; more for pieces that do not all begin at once, for which
+ * others may wait; the longest first piece, and the pieces that follow on an SM. */
 static int64_t small_time(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int32_t number,
                           int32_t sms) {
     enum { WAIT = 4000, TURN = 4500, MOST_TURNS = 4 };
@@ -102,7 +105,7 @@ static int64_t small_time(const rf_ikbo_linear_params *params, const rf__ikbo_sh
     }
     if (shape->joined) longest = all;
     const int64_t turns = (pieces + sms - 1) / sms;
-    if (turns > 1 && (shape->joined || shape->direct)) return INT64_MAX; /* slower than what else there is */
+    if (turns > 1 && (shape->joined || shape->direct)) return INT64_MAX; /* slower than the alternatives */
     if (turns > MOST_TURNS && fits_fused(params)) return INT64_MAX;
     return base[shape->joined][shape->direct] +
            longest * small_shapes[number].first[shape->joined][shape->direct] + (turns > 1 ? WAIT : 0) +

@@ -4,7 +4,7 @@
 
 #include "gpu/launches/launches.h"
 
-/* Lowers a call whose params are checked. */
+/* Lowers a call with checked params. */
 rf_status rf__pin_rows_lower(const rf_pin_rows_params *params, bool keep, rf__launches *launches);
 
 #endif

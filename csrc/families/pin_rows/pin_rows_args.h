@@ -1,10 +1,10 @@
-/* What the kernel of pin_rows.cu is launched with. */
+/* The arguments of the kernel in pin_rows.cu. */
 #ifndef RECFUSE_CUDA_PIN_ROWS_ARGS_H
 #define RECFUSE_CUDA_PIN_ROWS_ARGS_H
 
 #include "gpu/device/error_word.h"
 
-enum { RF_PIN_LINE_BYTES = 128 }; /* that a thread asks for */
+enum { RF_PIN_LINE_BYTES = 128 }; /* that a thread prefetches */
 
 typedef struct rf_pin_rows_args {
     const rf_u8 *weight; /* [rows, row_bytes], row_pitch bytes apart */

@@ -1,5 +1,5 @@
-/* recfuse._C: compiling and measuring schedules of the embedding bag, for the tuner. Pointers are addresses
- * on a GPU, as integers: whoever calls keeps the tensors alive. */
+/* recfuse._C: compilation and measurement of schedules of the embedding bag, for the tuner. Pointers are
+ * addresses on a GPU, as integers: the caller must keep the tensors alive. */
 #include "python/methods.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ RF__PY_METHOD(
     char complete_text[RF_SCHEDULE_TEXT_BYTES];
     long long dim, stride, lookups, bags, rows = -1, l2_bytes = 0;
     int sms = 0, alignment, dtype, index_type, offset_type, pooling, weighted, padded, check;
-    static const float present = 0; /* never read: says that there are weights */
+    static const float present = 0; /* never read: marks the presence of weights */
     rf_status status = RF_OK;
     if (!PyArg_ParseTuple(arguments, "zLLiiiiipppLLs|LiL:embedding_bag_compile", &arch, &dim, &stride,
                           &alignment, &dtype, &index_type, &offset_type, &pooling, &weighted, &padded, &check,
@@ -85,7 +85,8 @@ out:
     return false;
 }
 
-/* The batches and schedules of a measurement, which the caller frees; false: *status or an exception says why. */
+/* Reads the batches and schedules of a measurement, which the caller frees. False: *status or an exception
+ * has the reason. */
 static bool lists_read(PyObject *batches, PyObject *schedules, const rf_embedding_bag_params *table,
                        rf_embedding_bag_measurement *work, rf_status *status) {
     work->n_batches = PyList_Size(batches);

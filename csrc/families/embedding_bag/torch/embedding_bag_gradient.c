@@ -1,6 +1,6 @@
-/* recfuse::_embedding_bag_gradient: the sparse gradient of a plain bag on the CPU, as one tensor. A step of a small bag
- * takes as long as what is around it, so the tensor is made here, and the operator takes nothing that such a bag has
- * not. The tensors that list it are made as for other sparse gradients. */
+/* recfuse::_embedding_bag_gradient: the sparse gradient of a plain bag on the CPU, as one tensor. A step of a
+ * small bag takes as long as its overhead, so the tensor is created here, and the operator has no argument
+ * that such a bag lacks. The index and value tensors are created as for other sparse gradients. */
 
 #include "core/kept.h"
 #include "core/validate.h"
@@ -15,8 +15,8 @@ static void give_back(void *data, void *context) {
     rf__kept_give(context);
 }
 
-/* A tensor for the values of a sparse gradient, [count, dim]. On the CPU the memory of large ones is kept for those of the
- * next step. */
+/* Creates a tensor for the values of a sparse gradient, [count, dim]. On the CPU the memory of large ones is
+ * cached for the next step. */
 static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_backward_params *params,
                             AtenTensorHandle *tensor, void **values) {
     const int64_t sizes[2] = {count, params->dim}, strides[2] = {params->dim, 1};
@@ -28,7 +28,7 @@ static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_
     rf__kept *block = rf__kept_take(bytes);
     RF_FAIL_IF(block == NULL, RF_ERR_MEMORY, "no memory for a gradient of %zu bytes", bytes);
     *values = block->data;
-    /* Where that fails the block is lost: torch may or may not have given it back. */
+    /* On failure the block is lost, because torch may or may not have released it. */
     RF__TORCH_CHECK(torch_from_blob(block->data, 2, sizes, strides, 0, dtype, device.type, device.index,
                                     tensor, aoti_torch_layout_strided(), NULL, 0, give_back, block));
     return RF_OK;
@@ -48,7 +48,7 @@ void rf__gradient_list_free(const rf__gradient_list *list) {
     rf__tensor_free(list->values);
 }
 
-/* `feature` is what params then point to. */
+/* `feature` receives the feature of params. */
 static rf_status params_read(rf__call *call, rf_feature *feature, rf_fused_backward_params *params) {
     const rf__value *values = call->values;
     const int64_t dtype = values[DTYPE].integer;
@@ -79,7 +79,7 @@ static rf_status params_read(rf__call *call, rf_feature *feature, rf_fused_backw
     return RF_OK;
 }
 
-/* Takes the tensors, whatever comes of it. */
+/* Takes the tensors in all cases. */
 static rf_status coalesced_give(rf__call *call, rf__gradient_list *found) {
     rf_status status = RF_OK;
     const int64_t sizes[2] = {found->params->rows, found->params->dim};

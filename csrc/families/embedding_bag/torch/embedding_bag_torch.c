@@ -25,7 +25,7 @@ static rf_status pooling_read(rf__call *call, rf_pooling *pooling) {
     return status;
 }
 
-/* Rows may lie apart, as in a slice of a wider table; anything else is copied. */
+/* Rows may have gaps, as in a slice of a wider table; other layouts are copied. */
 static rf_status weight_read(rf__call *call, rf__tensor *weight, rf_embedding_bag_params *params) {
     RF_CHECK(rf__call_tensor(call, WEIGHT, 2, weight));
     RF_CHECK(rf__tensor_dtype(weight, &params->dtype));
@@ -59,7 +59,7 @@ static rf_status lookups_read(rf__call *call, rf_embedding_bag_params *params) {
     return RF_OK;
 }
 
-/* The schedule, and the distance in it where prefetch_distance is given: 0 is a plain loop. */
+/* Reads the schedule, with its distance from prefetch_distance if present: 0 is a plain loop. */
 static rf_status schedule_read(rf__call *call, rf_embedding_bag_params *params,
                                rf_embedding_bag_schedule *schedule) {
     enum { MOST = 64 };

@@ -1,5 +1,6 @@
-/* The kernels of one instruction set. Each column_kernels_ISA.c defines RF__TABLE (the name of its table of kernels) and
- * includes this: plain loops that the compiler vectorizes with what the file is compiled for. */
+/* The kernels of one instruction set. Each column_kernels_ISA.c defines RF__TABLE (the name of its table of
+ * kernels) and includes this: plain loops that the compiler vectorises for the instruction set of the file.
+ */
 #include <stddef.h>
 #ifdef __SSE2__
 #include <immintrin.h>
@@ -67,7 +68,7 @@ static inline __attribute__((always_inline)) void search_boundaries(const float 
     }
 }
 
-/* Where boundaries lie evenly, a calculation leaves one of them to be compared with. */
+/* For equidistant boundaries a calculation leaves one boundary to compare. */
 static inline __attribute__((always_inline)) void
 calculate_boundaries(const float *restrict floats, int64_t count, const float *boundaries,
                      int32_t n_boundaries, float inverse, const bool right, int32_t *restrict found) {
@@ -90,7 +91,7 @@ static inline __attribute__((always_inline)) void bucketize(const rf__column_sou
     for (int64_t i = 0; i < count; i++) values->integers[i] = found[i];
 }
 
-/* As search_boundaries; words [n_words] and behind them their places. */
+/* As search_boundaries; words [n_words] are followed by their positions. */
 static void search_words(int64_t *restrict integers, int64_t count, const int64_t *words, int64_t n_words) {
     int64_t found[RF__COLUMN_VALUES] = {0};
     for (int64_t left = n_words; left > 1; left -= left / 2) {
@@ -193,7 +194,8 @@ static inline __attribute__((always_inline)) void copy_each(const rf__column_cop
     }
 }
 
-/* Past the caches: lines that are wholly written need not be read for it. False: not here. */
+/* Stores past the caches: lines that are completely written need not be read first. False: not supported
+ * here. */
 static bool stream_rows(const rf__column_copy *copy) {
 #ifdef __AVX__
 #define STREAM(to, from) _mm256_stream_si256((__m256i *)(to), _mm256_loadu_si256((const __m256i *)(from)))

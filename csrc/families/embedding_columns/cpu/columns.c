@@ -10,18 +10,18 @@ static const char operator_name[] = "embedding_columns";
 
 enum {
     TILE_COLUMNS = RF__COLUMN_NEIGHBOURS,
-    RUN_BYTES = 8192, /* that a sample of a tile reads and writes, about, where it has several columns */
+    RUN_BYTES = 8192, /* that a sample of a tile reads and writes, approximately, with several columns */
     TILE_BYTES = 1 << 21, /* that a tile does */
-    LEAST_SAMPLES = 32, /* of a tile */
-    TILES_PER_WORKER = 8, /* at least, where there are samples for them */
-    STARTED_WORKER_BYTES = 1 << 18, /* worth waking a thread, where no one waits for the call */
+    LEAST_SAMPLES = 32, /* per tile */
+    TILES_PER_WORKER = 8, /* at least, if there are enough samples */
+    STARTED_WORKER_BYTES = 1 << 18, /* that pay for waking a thread, if no caller waits */
 };
 
 typedef struct tiles {
     rf__columns_call *call;
     int32_t *starts; /* [n_runs + 1] of runs of columns */
     int64_t n_runs;
-    int64_t samples; /* of a tile */
+    int64_t samples; /* per tile */
     int64_t n_pieces; /* tiles of a run */
 } tiles;
 
@@ -62,8 +62,8 @@ static void cut_columns(tiles *tiles, int64_t *bytes) {
     tiles->starts[tiles->n_runs] = (int32_t)call->program.header->n_columns;
 }
 
-/* Cuts the output for *workers threads at most, and then for as many as that many bytes each keep busy; of no tiles where
- * there is nothing to write. */
+/* Cuts the output into tiles for at most *workers threads, and for at most as many as `worker_bytes` each
+ * keep busy; no tiles if there is nothing to write. */
 static rf_status tiles_cut(rf__columns_call *call, int64_t worker_bytes, tiles *tiles, int64_t *workers) {
     const int64_t n_columns = call->program.header->n_columns, batch = call->params->batch;
     int64_t bytes;
@@ -97,7 +97,7 @@ rf_status rf_embedding_columns_cpu(const rf_embedding_columns_params *params, co
     return rf__columns_end(&call, run(&call, executor));
 }
 
-/* A call that nobody waits for. */
+/* A call for which no thread waits. */
 typedef struct started_call {
     rf_embedding_columns_params params;
     rf__columns_call call;
@@ -121,7 +121,7 @@ static void end_started(void *context) {
     done(of_done, status, status == RF_OK ? "" : rf_last_error());
 }
 
-/* All that may fail but for what is found in the inputs. */
+/* Everything that may fail except for errors in the inputs. */
 static rf_status prepare_started(started_call *of, int32_t threads) {
     int64_t workers = threads;
     RF_CHECK(tiles_cut(&of->call, STARTED_WORKER_BYTES, &of->tiles, &workers));

@@ -1,8 +1,10 @@
-/* What the files of embedding columns on the CPU share.
+/* Shared by the files of embedding columns on the CPU.
  *
- * A source is an array of values, whose bags are the samples': value p of a dense one belongs to sample p / width; those of
- * a jagged one lie between two offsets. Values are prepared some at a time (kernels); a cursor makes rows of a table from
- * them, some samples at a time; the operators pool the rows (columns.c) or keep them (lookups.c). */
+ * A source is an array of values, whose bags are the samples': value p of a dense source belongs to sample p
+ * / width; those of a jagged source are between two offsets. Kernels prepare several values at a time. A
+ * cursor converts them to rows of a table, for several samples at a time; the operators pool the rows
+ * (columns.c) or return them (lookups.c).
+ */
 #ifndef RECFUSE_CPU_COLUMNS_H
 #define RECFUSE_CPU_COLUMNS_H
 
@@ -19,7 +21,7 @@ enum {
     RF__COLUMN_BAGS = 256, /* of them, at most */
 };
 
-/* Prepared values: floats where `is_float`. */
+/* Prepared values: floats if `is_float`. */
 typedef struct rf__column_values {
     bool is_float;
     float floats[RF__COLUMN_VALUES];
@@ -35,8 +37,8 @@ typedef struct rf__column_source {
     const int64_t *vocabulary;
 } rf__column_source;
 
-/* Rows of neighbouring columns of one width: row rows[c * pitch + s] of column c goes behind that of the column before, from
- * output + s * output_pitch on. */
+/* Rows of adjacent columns of one width: row rows[c * pitch + s] of column c follows that of the previous
+ * column, from output + s * output_pitch on. */
 typedef struct rf__column_copy {
     const char *const *rows;
     int64_t pitch, columns, samples;
@@ -53,8 +55,8 @@ typedef struct rf__column_kernels {
     /* The buckets that pairs of integers hash to; may be written over either. */
     void (*cross)(const int64_t *left, const int64_t *right, int64_t count, uint64_t seed, int64_t buckets,
                   int64_t *indices);
-    /* Where the rows of indices begin: base + pitch * index, or `otherwise` where the index is not less than the limit.
-     * False: there was such a one. */
+    /* Converts indices to addresses of rows: base + pitch * index, or `otherwise` for an index that is not
+     * less than the limit. Returns false if there was such an index. */
     bool (*rows)(const int64_t *indices, int64_t count, uint64_t limit, const char *base, int64_t pitch,
                  const char *otherwise, const char **rows);
     void (*copy)(const rf__column_copy *copy);
@@ -62,7 +64,7 @@ typedef struct rf__column_kernels {
 
 extern const rf__column_kernels rf__column_avx512, rf__column_avx2, rf__column_plain;
 
-/* The offence that comes first: of the least column, sample and position. */
+/* The first offence: of the least column, sample and position. */
 typedef struct rf__column_offence {
     enum { RF__COLUMN_BAD_INDEX, RF__COLUMN_BAD_OFFSET, RF__COLUMN_NO_MEMORY } kind;
     int64_t column, sample, position, value, limit;
@@ -80,7 +82,7 @@ typedef struct rf__columns_call {
     rf__column_offence offence;
 } rf__columns_call;
 
-/* Checks and begins a call; ends it with the status of what was found in it. */
+/* Checks and begins a call; the second ends it with the status of its first offence. */
 rf_status rf__columns_begin(const rf_embedding_columns_params *params, bool with_output,
                             rf__columns_call *call);
 rf_status rf__columns_end(rf__columns_call *call, rf_status status);
@@ -89,7 +91,7 @@ void rf__columns_offend(rf__columns_call *call, const rf__column_offence *offenc
 /* Bytes that a sample of a column reads and writes, about. */
 int64_t rf__columns_cost(const rf__columns_call *call, int64_t column);
 
-/* One column with its pointers resolved. `right.input` is NULL where there is no cross. */
+/* A column with its pointers resolved. `right.input` is NULL without a cross. */
 typedef struct rf__column {
     const rf_columns_column *column;
     int64_t number;
@@ -98,38 +100,39 @@ typedef struct rf__column {
 
 rf__column rf__column_of(const rf__columns_call *call, int64_t number);
 
-/* Where the bag of a sample begins in a source; `sample` may be the batch. */
+/* Returns the begin of a sample's bag in a source; `sample` may be the batch. */
 static inline int64_t rf__column_start(const rf__column_source *source, int64_t sample) {
     if (source->width > 0) return sample * source->width;
     return rf__load_int(source->input->offsets, source->input->offset_type,
                         source->slot * source->batch + sample);
 }
 
-/* Goes through the rows that samples of a table's column look up. */
+/* Iterates over the rows of the lookups of a table's column. */
 typedef struct rf__column_cursor {
     rf__columns_call *call;
     const rf__column *column;
     int64_t end;
-    int64_t left_at, right_at; /* in a bag that is given in pieces, its next pair of values */
-    int64_t position, given; /* the pairs before it in that bag, and the rows given of them */
+    int64_t left_at, right_at; /* in a bag that is returned in pieces, its next pair of values */
+    int64_t position, given; /* previous pairs in that bag, and the rows returned for them */
 
-    /* What was given last: bags [first, last); rows [offsets[b - first], offsets[b - first + 1]) are bag b's. Of one bag that
-     * is too long, a piece, and whether more follow. */
+    /* The last result: bags [first, last); rows [offsets[b - first], offsets[b - first + 1]) are bag b's. For
+     * a bag that is too long: a piece, and whether more follow. */
     int64_t first, last;
     bool is_piece, more;
     int64_t n_rows;
     int64_t offsets[RF__COLUMN_BAGS + 1];
     int64_t rows[RF__COLUMN_ROWS];
-    float weights[RF__COLUMN_ROWS]; /* where the column is weighted */
+    float weights[RF__COLUMN_ROWS]; /* if the column is weighted */
     int64_t left[RF__COLUMN_ROWS], right[RF__COLUMN_ROWS]; /* integers of the sources */
 } rf__column_cursor;
 
 /* At samples [first, last). With bad offsets, which become the call's offence, the cursor gives nothing. */
 void rf__column_cursor_open(rf__columns_call *call, const rf__column *column, int64_t first, int64_t last,
                             rf__column_cursor *cursor);
-/* False: all rows were given. */
+/* False: all rows have been returned. */
 bool rf__column_cursor_next(rf__column_cursor *cursor);
-/* Checks the offsets of bags [first, last) of a column's sources; false: a bad one is the call's offence. */
+/* Checks the offsets of bags [first, last) of a column's sources; false: an invalid one is the call's
+ * offence. */
 bool rf__column_offsets_are_good(rf__columns_call *call, const rf__column *column, int64_t first,
                                  int64_t last);
 

@@ -1,4 +1,4 @@
-/* What every call of embedding columns begins and ends with. */
+/* The begin and the end of every call of embedding columns. */
 #include "families/embedding_columns/cpu/columns.h"
 
 static const char operator_name[] = "embedding_columns";

@@ -1,4 +1,4 @@
-/* One column: rows pooled by the kernels of the other operators, or values written as they are. */
+/* One column: rows pooled by the kernels of the other operators, or numeric values. */
 #include "families/embedding_columns/cpu/columns_pool.h"
 
 #include <math.h>
@@ -7,9 +7,9 @@
 enum {
     SCRATCH = 4096, /* floats on the stack: a row of more is on the heap */
     BLOCK = 64, /* floats that rows are added up in */
-    SMALL_TABLE = 1 << 20, /* bytes: of a larger one rows are asked for ahead */
-    ROWS_AHEAD = 64, /* of those that are pooled */
-    BAGS_TOGETHER = 8, /* pooled before more are asked for */
+    SMALL_TABLE = 1 << 20, /* bytes: rows of larger tables are prefetched */
+    ROWS_AHEAD = 64, /* before they are pooled */
+    BAGS_TOGETHER = 8, /* pooled before the next are prefetched */
 };
 
 static void write_numbers(rf__columns_call *call, const rf__column *column, int64_t first, int64_t last) {
@@ -32,7 +32,7 @@ static void write_numbers(rf__columns_call *call, const rf__column *column, int6
     }
 }
 
-/* What the sum of rows is divided by. In float64, which has the square of each float32. */
+/* The divisor of the sum of rows. In float64, which holds the square of every float32. */
 typedef struct divisor {
     double count, weights, squares;
 } divisor;
@@ -71,7 +71,7 @@ static void finish(const rf__columns_call *call, const rf_columns_column *column
                       row);
 }
 
-/* Pools the bags that the cursor has given from `bag` on, `count` of them, into `output`. */
+/* Pools `count` bags of the cursor's result, from `bag` on, into `output`. */
 static void pool_bags(const rf__column_cursor *cursor, rf_pooling pooling, int64_t bag, int64_t count,
                       void *output, const rf__row_format *output_row) {
     const rf_columns_column *column = cursor->column->column;

@@ -1,4 +1,4 @@
-/* How rf_embedding_columns_cpu writes one column. */
+/* Writes one column for rf_embedding_columns_cpu. */
 #ifndef RECFUSE_CPU_COLUMNS_POOL_H
 #define RECFUSE_CPU_COLUMNS_POOL_H
 

@@ -38,7 +38,7 @@ void rf__column_cursor_open(rf__columns_call *call, const rf__column *column, in
     cursor->is_piece = cursor->more = false;
 }
 
-/* Gives the row of an index, if it has one. `position`: of its pair of values in its bag. */
+/* Returns the row of an index, if it has one. `position`: of its pair of values in its bag. */
 static void give(rf__column_cursor *cursor, int64_t index, float weight, int64_t sample, int64_t position) {
     const rf_columns_column *column = cursor->column->column;
     if ((uint64_t)index >= (uint64_t)column->rows) {
@@ -56,7 +56,7 @@ static void give(rf__column_cursor *cursor, int64_t index, float weight, int64_t
     cursor->weights[cursor->n_rows++] = weight;
 }
 
-/* What a bag without rows has. */
+/* Returns the row of a bag without rows, if it has one. */
 static void give_empty(rf__column_cursor *cursor) {
     if (cursor->column->column->empty < 0) return;
     cursor->rows[cursor->n_rows] = cursor->column->column->empty;
@@ -78,7 +78,7 @@ static int64_t bag_values(const rf__column_source *source, int64_t sample) {
     return rf__column_start(source, sample + 1) - rf__column_start(source, sample);
 }
 
-/* Room that a bag needs: values of both sides, pairs, and a row where it has none. */
+/* Returns the room for a bag: values of both sides, pairs, and a row if it is empty. */
 static int64_t bag_needs(const rf__column *column, int64_t sample) {
     const int64_t left = bag_values(&column->left, sample);
     int64_t most = left > 1 ? left : 1;
@@ -99,8 +99,8 @@ static int64_t crossed(const rf__column_cursor *cursor, int64_t left, int64_t ri
     return index;
 }
 
-/* Where each value is the row's index, and no sample is given one: values are rows as they come, and nothing is looked at
- * one by one. False: something else has to be done for some of them. */
+/* The fast path if each value is an index and no empty sample has a row: values become rows without
+ * individual checks. Returns false if some need more. */
 static bool give_values(rf__column_cursor *cursor) {
     const rf__column *column = cursor->column;
     const rf__column_source *source = &column->left;
@@ -150,7 +150,7 @@ static void give_bags(rf__column_cursor *cursor) {
     cursor->offsets[cursor->last - cursor->first] = cursor->n_rows;
 }
 
-/* Pairs of one bag from cursor->left_at and right_at on, as many as there is room for. */
+/* Returns pairs of one bag from cursor->left_at and right_at on, as many as there is room for. */
 static void give_piece(rf__column_cursor *cursor) {
     const rf__column *column = cursor->column;
     const rf__column_source *left = &column->left, *right = column->right.input ? &column->right : NULL;

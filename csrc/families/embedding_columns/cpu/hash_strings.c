@@ -9,8 +9,8 @@
 enum {
     BLOCK = 1024, /* strings of a task */
     STRIPE = 32, /* bytes that the four lanes take in at once */
-    STRING_WORK = 64, /* of a string whatever its length, in bytes of work */
-    MOST_WORK = 1 << 30, /* from which on more makes no difference */
+    STRING_WORK = 64, /* fixed cost of a string, in bytes of work */
+    MOST_WORK = 1 << 30, /* above it the work makes no difference */
 };
 
 typedef struct hash_call {
@@ -21,7 +21,7 @@ typedef struct hash_call {
     int64_t count;
     uint64_t seed;
     int64_t *hashes;
-    int64_t bad; /* atomic: the first string whose offsets are bad; count: none is */
+    int64_t bad; /* atomic: the first string with invalid offsets; count: no such string */
 } hash_call;
 
 /* The low byte first: as x86-64 and aarch64 have it. */
@@ -43,7 +43,8 @@ static inline uint64_t lane_round(uint64_t lane, uint64_t word) {
     return rf_xxh64_rotate(lane + word * RF_XXH64_2, 31) * RF_XXH64_1;
 }
 
-/* The four lanes of a string of STRIPE bytes or more, over its whole stripes; *at is put behind them. */
+/* Returns the hash of the whole stripes of a string of at least STRIPE bytes, in four lanes; advances *at
+ * past them. */
 static uint64_t stripes_hash(const unsigned char **at, const unsigned char *end, uint64_t seed) {
     static const int rotations[] = {1, 7, 12, 18};
     uint64_t lanes[] = {seed + RF_XXH64_1 + RF_XXH64_2, seed + RF_XXH64_2, seed, seed - RF_XXH64_1};

@@ -1,4 +1,5 @@
-/* rf_embedding_columns_lookups_cpu and rf_embedding_columns_capacity: what samples look up, for gradients. */
+/* rf_embedding_columns_lookups_cpu and rf_embedding_columns_capacity: the lookups of samples, for gradients.
+ */
 #include "families/embedding_columns/cpu/columns.h"
 #include "core/tasks.h"
 
@@ -12,11 +13,12 @@ enum { TASK_BYTES = 1 << 16 }; /* that a task reads and writes, about */
 typedef struct lookups_call {
     rf__columns_call *call;
     const rf_embedding_columns_lookups *lookups;
-    bool counts; /* how many each bag has, else what */
-    int64_t samples, n_pieces; /* of a task; tasks a column */
+    bool counts; /* the number of lookups of each bag, else the lookups */
+    int64_t samples, n_pieces; /* per task; tasks per column */
 } lookups_call;
 
-/* Of weights [count] of a bag, given or 1: as the pooling divides. In float64, which has the square of each float32. */
+/* Divides the weights [count] of a bag, or ones, according to the pooling. In float64, which holds the square
+ * of every float32. */
 static void divide(const rf_columns_column *column, float *factors, int64_t count) {
     double weights = 0, squares = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -29,7 +31,7 @@ static void divide(const rf_columns_column *column, float *factors, int64_t coun
     for (int64_t i = 0; i < count && by != 1.0; i++) factors[i] = (float)(factors[i] / by);
 }
 
-/* Puts what the cursor gave behind the rows before it, of which its bag has `before`. */
+/* Appends the cursor's result to the previous rows, of which its bag has `before`. */
 static void keep(const lookups_call *of, const rf__column_cursor *cursor, int64_t before) {
     const rf_embedding_columns_lookups *lookups = of->lookups;
     const rf_columns_column *column = cursor->column->column;
@@ -102,7 +104,8 @@ static rf_status too_many(void) {
     return rf__fail(RF_ERR_VALUE, "recfuse.%s: the lookups of all samples must fit in int64", operator_name);
 }
 
-/* Adds a dense or a half dense column's lookups: to *capacity, or to what the bags of a feature are looked up. */
+/* Adds the lookups of a dense column to *capacity, and those of a jagged column to the uses of its feature.
+ */
 static rf_status add_column(const rf_embedding_columns_params *params, const rf__columns *program,
                             const rf_columns_column *column, int64_t *const *uses, int64_t *capacity) {
     const rf_columns_source *left = &program->sources[column->left];

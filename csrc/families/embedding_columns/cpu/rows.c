@@ -1,11 +1,12 @@
-/* From values to addresses of rows, some samples of all neighbours, and then from rows to the output. */
+/* From values to addresses of rows, for some samples of all adjacent columns, and then from rows to the
+ * output. */
 #include "families/embedding_columns/cpu/rows.h"
 #include "families/embedding_columns/cpu/columns_pool.h"
 
 enum {
     SAMPLES = 64, /* at once: their rows stay in L1 and L2 from the one step to the other */
     MOST_ZEROS = 512, /* bytes of a row of zeros */
-    SMALL_TABLE = 1 << 16, /* bytes: of a larger one rows are asked for ahead */
+    SMALL_TABLE = 1 << 16, /* bytes: rows of larger tables are prefetched */
     MOST_CACHED = 1 << 24, /* bytes of output that the next operator may still find in caches */
 };
 
@@ -29,7 +30,7 @@ bool rf__column_copies(const rf__columns_call *call, const rf_columns_column *co
 /* One column of those that are written together. */
 typedef struct neighbour {
     rf__column column;
-    const char *base, *otherwise; /* row 0; what is copied where an index is no row */
+    const char *base, *otherwise; /* row 0; the row copied for an invalid index */
     rf__row_format row;
     bool is_large;
 } neighbour;

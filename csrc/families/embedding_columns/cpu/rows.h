@@ -1,10 +1,11 @@
-/* Columns whose samples have one row each, which is copied: neighbours are written together, in long pieces. */
+/* Columns whose samples have one row each, which is copied: adjacent columns are written together, in long
+ * runs. */
 #ifndef RECFUSE_CPU_COLUMNS_ROWS_H
 #define RECFUSE_CPU_COLUMNS_ROWS_H
 
 #include "families/embedding_columns/cpu/columns.h"
 
-/* Whether the column is one. */
+/* Returns true if the column is such a column. */
 bool rf__column_copies(const rf__columns_call *call, const rf_columns_column *column);
 
 enum { RF__COLUMN_NEIGHBOURS = 32 }; /* written together, at most */

@@ -12,25 +12,25 @@ enum {
     MOST = 32, /* buffers of a device */
     FEWEST = 2, /* buffers of a class and larger that are always allowed */
 };
-/* Bounds the buffers of a class and larger, counted as if each had the bytes of that class. There are more where more callers
- * held them at once. */
+/* Bounds the buffers of a size class and larger, counted as if each had the size of that class. The bound is
+ * exceeded if callers held more at once. */
 static const size_t MOST_BYTES = (size_t)256 << 20;
 
 /* The free buffers of a device, the oldest first. A buffer is never freed: another thread may query its event. */
 typedef struct buffer_pool {
-    pthread_mutex_t lock; /* guards the rest; no driver call is made under it */
+    pthread_mutex_t lock; /* guards the following fields; no driver call is made under it */
     rf__staging *first;
     uint64_t turns; /* the last turn */
     int32_t counts[SIZES]; /* of all buffers, also acquired ones */
 } buffer_pool;
 
-/* What identifies a buffer of the pool after the lock is left. */
+/* Identifies a buffer of the pool after the lock is released. */
 typedef struct buffer_key {
     uint64_t turn;
     rf__cu_event read;
 } buffer_key;
 
-/* Each under its own lock. A child of a process with a device has no CUDA and never comes here. */
+/* Each is guarded by its own lock. A child of a process with a device has no CUDA and never gets here. */
 static buffer_pool pools[RF__CUDA_MOST_DEVICES] = {
     [0 ... RF__CUDA_MOST_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 
@@ -62,7 +62,7 @@ static bool pool_look(buffer_pool *pool, uint64_t after, int32_t size, bool fill
     return at != NULL;
 }
 
-/* Takes the buffer of a turn. Returns NULL where another caller has taken it. */
+/* Takes the buffer of a turn. Returns NULL if another caller has taken it. */
 static rf__staging *pool_take(buffer_pool *pool, uint64_t turn) {
     pthread_mutex_lock(&pool->lock);
     rf__staging **at = &pool->first;
@@ -84,8 +84,8 @@ static void pool_put(buffer_pool *pool, rf__staging *buffer) {
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Counts one more buffer of a size, unless the size has as many as it may and the pool has one of them. *all: buffers of all
- * sizes, without the new one. */
+/* Counts an additional buffer of a size, unless that reaches the bound and the pool has such a buffer. *all:
+ * buffers of all sizes, without the new one. */
 static bool pool_reserve(buffer_pool *pool, int32_t size, int32_t *all) {
     int32_t as_large = 0;
     pthread_mutex_lock(&pool->lock);
@@ -154,7 +154,7 @@ out:
     return status;
 }
 
-/* Takes the oldest buffer of at least a size that is filled and read. Returns NULL where there is none. */
+/* Takes the oldest buffer of at least a size that is filled and read, or returns NULL. */
 static rf__staging *take_idle(const rf__cuda_driver *driver, buffer_pool *pool, int32_t size) {
     buffer_key seen = {0};
     rf__staging *taken = NULL;
@@ -163,8 +163,8 @@ static rf__staging *take_idle(const rf__cuda_driver *driver, buffer_pool *pool, 
     return taken;
 }
 
-/* Gives a taken buffer at least a size, for which the pool has counted one more. Where that fails, puts the buffer back and sets
- * *taken to NULL. */
+/* Grows a taken buffer to at least a size that the pool has counted. On failure, returns the buffer to the
+ * pool and sets *taken to NULL. */
 static rf_status buffer_grow(const rf__cuda_driver *driver, buffer_pool *pool, int32_t size,
                              rf__staging **taken) {
     int32_t uncounted = size;
@@ -185,8 +185,8 @@ static rf_status buffer_grow(const rf__cuda_driver *driver, buffer_pool *pool, i
     return status;
 }
 
-/* Finds a buffer that is idle and has at least `bytes`. Grows an idle one before it makes a new one, within the bound of each
- * size: grown memory stays. */
+/* Finds an idle buffer of at least `bytes`. Grows an idle buffer before it allocates one, within the bound of
+ * each size: grown memory stays. */
 static rf_status buffer_find(const rf__cuda_device *device, void *stream, size_t bytes, rf__staging **found) {
     const rf__cuda_driver *driver = device->driver;
     buffer_pool *pool = &pools[device->ordinal];
@@ -205,7 +205,7 @@ static rf_status buffer_find(const rf__cuda_device *device, void *stream, size_t
         if (granted) pool_uncount(pool, size);
         if (!waits) continue;
         RF__CUDA_TRY(driver->cuEventSynchronize(oldest.read));
-        /* Where the wait could not be put into the stream, the event is done before the thread is. */
+        /* If the wait could not be put into the stream, the event completes before the thread. */
         if (oldest.turn == waited) nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
         waited = oldest.turn;
     }

@@ -1,5 +1,5 @@
-/* Programs that were checked before, with inputs and buffers of the same form: calls of a model differ in contents alone, and
- * to check a thousand columns takes longer than a GPU needs to compute them. */
+/* Programs that were checked before, with inputs and buffers of the same form: calls of a model differ only
+ * in contents, and checking a thousand columns takes longer than a GPU needs to compute them. */
 #include "families/embedding_columns/program/columns_program.h"
 
 #include <stdatomic.h>
@@ -8,12 +8,12 @@
 
 enum { KNOWN = 64, LANES = 8 };
 
-/* Digests of what was found right; 0: none. Each is whole, so that atomic words need no lock; one that is overwritten means
- * one more check. */
+/* Digests of valid calls; 0: empty. Each is one word, so that atomic words need no lock; overwriting one
+ * costs one more check. */
 static _Atomic uint64_t known[KNOWN];
 
-/* Every word changes its lane whatever the others are, as odd factors and exclusive or can be undone; lanes let eight
- * products be under way at once. */
+/* Every word changes its lane for any values of the others, because odd factors and exclusive or are
+ * invertible; lanes allow eight products in flight. */
 static void take_words(uint64_t lanes[LANES], const void *data, int64_t bytes) {
     const unsigned char *from = data;
     int64_t at = 0;
@@ -25,7 +25,7 @@ static void take_words(uint64_t lanes[LANES], const void *data, int64_t bytes) {
             lanes[i] ^= lanes[i] >> 32;
         }
     }
-    for (; at < bytes; at += 8) { /* all that is taken is a whole number of words */
+    for (; at < bytes; at += 8) { /* all inputs are whole words */
         uint64_t word;
         memcpy(&word, from + at, sizeof word);
         lanes[0] = (lanes[0] ^ word) * RF_XXH64_1;

@@ -8,19 +8,20 @@
 
 static const char operator_name[] = "embedding_columns";
 
-/* Of evenly spaced boundaries: none is farther from its place than this part of their distance. With the errors of
- * rf_column_bucket_even, below 0.02 for so many, all boundaries but the nearest lie clearly on one side of a value. */
+/* Equidistant boundaries may deviate by at most this fraction of their distance. With the errors of
+ * rf_column_bucket_even, below 0.02 for this many, all boundaries except the nearest are clearly on one side
+ * of a value. */
 #define MOST_UNEVEN 0.2
 enum { MOST_EVEN = 65536 };
 
-/* Where an array of a program begins; moves *words behind it, to a multiple of two. */
+/* Returns the begin of an array of a program; advances *words past it, to a multiple of two. */
 static int64_t lay_out(int64_t *words, int64_t count, int64_t bytes) {
     const int64_t at = *words;
     *words = rf__round_up(at + (count * bytes + 7) / 8, 2);
     return at;
 }
 
-/* The column that a step is of, for messages; -1: of none. */
+/* Returns the column of a step, for messages, or -1. */
 static int64_t column_of_step(const rf_columns *from, int64_t step) {
     for (int64_t c = 0; c < from->n_columns; c++) {
         const int64_t sides[] = {from->columns[c].left, from->columns[c].right};
@@ -51,7 +52,7 @@ static rf_status check_boundaries(const rf_columns *from, int64_t at) {
     return RF_OK;
 }
 
-/* The bits of what rf_column_bucket_even takes; 0: the boundaries do not lie evenly. */
+/* Returns the bits of rf_column_bucket_even's argument; 0: the boundaries are not equidistant. */
 static int64_t even_inverse(const float *boundaries, int64_t count) {
     if (count < 2 || count > MOST_EVEN) return 0;
     const double first = boundaries[0],
@@ -109,8 +110,8 @@ static int range_compare(const void *one, const void *other) {
     return (a->step > b->step) - (a->step < b->step);
 }
 
-/* *owners [n_steps], which the caller frees: of each step with words the first step with the same ones, which are kept
- * once. */
+/* *owners [n_steps], which the caller frees: for each step with words the first step with equal words, which
+ * are stored once. */
 static rf_status find_owners(const rf_columns *from, int64_t **owners) {
     rf_status status = RF_OK;
     int64_t count = 0;

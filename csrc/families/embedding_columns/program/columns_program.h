@@ -1,5 +1,5 @@
-/* Programs of embedding columns as the host reads them. Whoever passes a program may have made it by hand: a call looks at
- * it before it follows any number in it. */
+/* Programs of embedding columns as the host reads them. A program may be hand-made: a call checks it before
+ * it uses any number in it. */
 #ifndef RECFUSE_BASE_COLUMNS_H
 #define RECFUSE_BASE_COLUMNS_H
 
@@ -18,25 +18,26 @@ typedef struct rf__columns {
     const int64_t *vocabulary;
 } rf__columns;
 
-/* Reads a program's header, and checks that its arrays lie within its words. */
+/* Reads a program's header, and checks that its arrays are inside its words. */
 rf_status rf__columns_open(const int64_t *program, int64_t words, rf__columns *columns);
 /* Checks that each number in the arrays is allowed. RF_ERR_VALUE names the column. */
 rf_status rf__check_columns_program(const rf__columns *columns);
-/* And that steps can follow each other whatever the inputs are. RF_ERR_TYPE names the column. */
+/* Also checks that steps can follow each other for all inputs. RF_ERR_TYPE names the column. */
 rf_status rf__check_columns_kinds(const rf__columns *columns);
-/* Opens the program of a call and checks all but the contents of inputs; of the output only where it is `with_output`. */
+/* Opens the program of a call and checks everything except the contents of inputs; the output only if
+ * `with_output`. */
 rf_status rf__check_columns(const rf_embedding_columns_params *params, bool with_output,
                             rf__columns *columns);
 
-/* Of all that rf__check_columns looks at besides pointers and the output's form; never 0. And whether such a call was found
- * right before. */
+/* Returns a digest of everything that rf__check_columns checks except pointers and the output's form; never
+ * 0. The second returns true if such a call was valid before. */
 uint64_t rf__columns_digest(const rf_embedding_columns_params *params, bool with_output,
                             const rf__columns *columns);
 bool rf__columns_is_known(uint64_t digest);
 void rf__columns_remember(uint64_t digest);
 
-/* Adds the tasks to a program that has all else: *words words, from malloc, which it makes longer; fills in the header's
- * fields of tasks, and `words`. On failure *program is still the caller's. */
+/* Appends the tasks to a program that is otherwise complete: *words words, from malloc, which it reallocates;
+ * fills in the header's fields of tasks, and `words`. On failure the caller still owns *program. */
 rf_status rf__columns_tasks(int64_t **program, int64_t *words);
 
 static inline float rf__columns_float(int64_t bits) {

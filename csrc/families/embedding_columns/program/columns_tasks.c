@@ -1,4 +1,4 @@
-/* What blocks of a GPU work on: the last section of a program of embedding columns. */
+/* The work of blocks of a GPU: the last section of a program of embedding columns. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ enum {
     WORD = sizeof(int64_t),
     BODY_BYTES = RF_COLUMNS_MOST_BODY * WORD,
     MOST_ARRAY = 2048, /* bytes of a step's boundaries or words that are worth a copy to shared memory */
-    FEW_COLUMNS = 4 /* of a task that ends before an array that it has no room for */
+    FEW_COLUMNS = 4 /* of a task that ends before an array for which it has no room */
 };
 
 /* The program that tasks are added to. */
@@ -53,7 +53,7 @@ static rf_columns_kind kind_of(const builder *to, const rf_columns_column *colum
     return one ? RF_COLUMNS_ROWS : RF_COLUMNS_BAGS;
 }
 
-/* The elements that a lane can have of all rows, as far as the program says. */
+/* Returns the elements that a lane can access at once in all rows, as far as the program determines it. */
 static int32_t vector_of(const rf_columns_column *column) {
     const int64_t all =
         column->weight_offset | column->dim | column->first_dim | column->n_dims | RF_COLUMNS_MOST_VECTOR;
@@ -70,7 +70,7 @@ static int64_t array_bytes(const rf_columns_step *step) {
     return step->operation == RF_COLUMN_VOCABULARY ? step->count * (int64_t)(2 * WORD) : 0;
 }
 
-/* Bytes that a column takes in a body; `arrays`: and what of them are arrays that are worth it. */
+/* Returns the bytes of a column in a body; `arrays`: the part of its arrays, if they are worth it. */
 static int64_t column_bytes(const builder *to, const rf_columns_column *column, int64_t *arrays) {
     int64_t bytes = sizeof *column;
     *arrays = 0;
@@ -122,7 +122,7 @@ static rf_status grow(builder *to, int64_t words) {
     return RF_OK;
 }
 
-/* Where the arrays of a body are written. */
+/* The write positions in a body. */
 typedef struct body {
     char *bytes;
     int64_t arrays_at, n_sources, n_steps;
@@ -155,7 +155,7 @@ static int32_t source_put(const builder *to, const rf_columns_task *task, body *
     return (int32_t)at->n_sources++;
 }
 
-/* Ends the task: its body is written behind the others. */
+/* Ends the task: appends its body to the others. */
 static rf_status close(builder *to, open_task *open) {
     int64_t n_sources = 0, n_steps = 0;
     if (open->n_parts == 0) return RF_OK;
@@ -199,7 +199,7 @@ static rf_status close(builder *to, open_task *open) {
             *lanes++ = (rf_columns_lane){(rf_u8)i, (rf_u8)element};
     }
     task.words = (int32_t)(at.arrays_at / WORD);
-    task.body_at = to->n_words; /* from the first body on: moved when that is known */
+    task.body_at = to->n_words; /* relative to the first body: moved when that is known */
     to->tasks[to->n_tasks++] = task;
     to->n_words += task.words;
     if (task.words > to->header.body_words) to->header.body_words = task.words;
@@ -213,7 +213,7 @@ static rf_status add(builder *to, open_task *open, int32_t number) {
     const rf_columns_column *column = &to->columns[number];
     const int32_t most = RF_COLUMNS_LANES * open->vector;
     int32_t first = 0;
-    do { /* once where there is no width: values are looked at all the same */
+    do { /* at least once, because values are checked even without a width */
         int64_t arrays;
         const int32_t width = column->n_dims - first < most ? column->n_dims - first : most;
         const int64_t bytes = column_bytes(to, column, &arrays);

@@ -15,8 +15,8 @@ static bool is_tensor(const tensor_form *form, PyObject *object) {
 
 static void *handle_of(const tensor_form *form, PyObject *object) { return (char *)object + form->cell; }
 
-/* Whether the values in memory are those of a tensor. Imaginary parts of conjugates have the other sign in memory; such a view
- * has gaps. */
+/* Returns true if the values in memory are those of the tensor. Imaginary parts of conjugates have the
+ * opposite sign in memory; such a view has gaps. */
 static bool is_plain(PyObject *object, bool has_gaps) {
     if (!has_gaps) return true;
     PyObject *negated = PyObject_CallMethod(object, "is_neg", NULL);
@@ -31,7 +31,8 @@ static bool dense_read(const tensor_form *form, PyObject *object, rf__columns_in
            is_plain(object, input->value_stride != 1 || input->sample_stride != input->width);
 }
 
-/* Reads (values, offsets) or (values, offsets, weights or None). Weights of no elements are weights where there are no values. */
+/* Reads (values, offsets) or (values, offsets, weights or None). Without values, weights without elements are
+ * weights. */
 static bool jagged_read(const tensor_form *form, PyObject *entry, rf__columns_inputs *inputs, int64_t at,
                         bool *is_weighted) {
     const Py_ssize_t count = PyTuple_Size(entry);
@@ -47,13 +48,13 @@ static bool jagged_read(const tensor_form *form, PyObject *entry, rf__columns_in
         return false;
     const rf_column_input *input = &inputs->rows[at];
     *is_weighted = handles[2] != NULL && (input->weights != NULL || input->lookups == 0);
-    const bool one = input->lookups == 1; /* which is contiguous whatever its stride is */
+    const bool one = input->lookups == 1; /* a single column is contiguous for any stride */
     return is_plain(PyTuple_GetItem(entry, 0), one) &&
            (handles[2] == NULL || is_plain(PyTuple_GetItem(entry, 2), one));
 }
 
-/* Reads entries, dense ones first; `forms` [entries][4]: type, width, features and whether weighted, of each input; `widths`
- * [entries]. `single`: jagged ones are of one feature. */
+/* Reads entries, dense ones first; `forms` [entries][4]: type, width, features and whether weighted, of each
+ * input; `widths` [entries]. `single`: jagged entries have one feature. */
 static bool entries_read(const tensor_form *form, PyObject *entries, bool single, rf__columns_inputs *inputs,
                          int64_t *forms, int64_t *widths) {
     int64_t dense = 0, jagged = 0;

@@ -1,4 +1,4 @@
-/* recfuse._C: the hashes of strings, which lie in buffers, in NumPy's arrays, or are objects. */
+/* recfuse._C: the hashes of strings in buffers, in NumPy's arrays, or as objects. */
 #include "python/methods.h"
 
 #include <stdlib.h>

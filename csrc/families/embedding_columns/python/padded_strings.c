@@ -9,8 +9,8 @@
 
 enum {
     BLOCK = 256,              /* strings of a block, at most */
-    BLOCK_BYTES = 1 << 16,    /* and their bytes, unless one alone is longer */
-    THREAD_BYTES = 1 << 18,   /* worth a thread of its own */
+    BLOCK_BYTES = 1 << 16,    /* and their bytes, unless a single string is longer */
+    THREAD_BYTES = 1 << 18,   /* that pay for a thread */
 };
 
 typedef struct hash_call {
@@ -19,11 +19,11 @@ typedef struct hash_call {
     int64_t *hashes;
     int64_t string_bytes; /* more than any string has */
     int64_t block;        /* strings of a block */
-    int64_t bad;    /* atomic: the first string that is no text; count: none is */
+    int64_t bad;    /* atomic: the first string that is not text; count: no such string */
     int32_t failed; /* atomic: a thread had no memory */
 } hash_call;
 
-/* Writes a character; returns its bytes, 0: it is none. */
+/* Writes a character; returns its bytes, or 0 for an invalid one. */
 static int64_t character_write(uint32_t point, unsigned char *to) {
     if (point < 0x80) {
         to[0] = (unsigned char)point;

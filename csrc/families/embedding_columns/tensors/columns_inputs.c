@@ -1,4 +1,4 @@
-/* The lists of inputs that have numbers: no more than there are calls under way, so a search looks at each. */
+/* The lists of inputs with numbers: at most one per running call, so a search compares each. */
 #include "families/embedding_columns/tensors/columns_inputs.h"
 
 #include <pthread.h>

@@ -8,24 +8,26 @@
 /* The name of Python's capsules that own such a list. */
 #define RF__COLUMNS_INPUTS_CAPSULE "recfuse.columns_inputs"
 
-/* The inputs of one batch, dense ones first. The maker owns a reference, and keeps the tensors as long as that. */
+/* The inputs of a batch, dense ones first. The creator owns a reference, and keeps the tensors alive until it
+ * drops it. */
 typedef struct rf__columns_inputs {
-    struct rf__columns_inputs *next, *previous; /* of the lists that have numbers */
+    struct rf__columns_inputs *next, *previous; /* of the lists with numbers */
     int64_t number, references; /* the lock of columns_inputs.c guards all up to here */
     int64_t batch; /* -1: the first tensor that is read tells it */
     int64_t count;
-    int32_t on_gpu, device; /* whether on a GPU, -1: as batch; its number, -1 on the CPU */
+    int32_t on_gpu, device; /* 1: on a GPU, -1: the same as the batch; its number, -1 on the CPU */
     rf_column_input rows[]; /* [count] */
 } rf__columns_inputs;
 
-/* Returns a list of `count` zeroed inputs, without a number, whose batch and device are not known. NULL: no memory. */
+/* Returns a list of `count` zeroed inputs, without a number, whose batch and device are unknown. NULL: out of
+ * memory. */
 RF__SHARED rf__columns_inputs *rf__columns_inputs_new(int64_t count);
-/* Gives a complete list its number, 1 or more, by which it is found until rf__columns_inputs_remove. */
+/* Gives a complete list a number, 1 or more, which identifies it until rf__columns_inputs_remove. */
 RF__SHARED int64_t rf__columns_inputs_add(rf__columns_inputs *inputs);
-/* Takes the number away where there is one, and drops the maker's reference. NULL is fine. */
+/* Removes the number, if any, and drops the creator's reference. NULL is allowed. */
 RF__SHARED void rf__columns_inputs_remove(rf__columns_inputs *inputs);
 
-/* Returns the list with a number, and a reference to it; NULL: there is none. */
+/* Returns the list with a number, and a reference to it, or NULL. */
 rf__columns_inputs *rf__columns_inputs_take(int64_t number);
 /* Drops a reference. NULL is fine. */
 void rf__columns_inputs_drop(rf__columns_inputs *inputs);

@@ -14,12 +14,12 @@ static int64_t offset_of(const rf_column_input *input, int64_t at) {
                                           : ((const int32_t *)input->offsets)[at];
 }
 
-/* Bags of a jagged input. Of no samples there are none, whatever `features` says. */
+/* Returns the bags of a jagged input; 0 without samples, for any `features`. */
 static int64_t bags_of(const rf__columns_inputs *inputs, const rf_column_input *input) {
     return inputs->batch > 0 ? input->features * inputs->batch : 0;
 }
 
-/* Values up to the last offset; all values where that offset is no position among them. */
+/* Returns the number of values up to the last offset; all values if that offset is out of range. */
 static int64_t used_values(const rf__columns_inputs *inputs, const rf_column_input *input) {
     const int64_t end = offset_of(input, bags_of(inputs, input));
     return end >= 0 && end < input->lookups ? end : input->lookups;
@@ -52,7 +52,7 @@ static void part_add(rf__columns_packing *packing, rf__columns_group *group, rf_
     packing->bytes += rf__round_up(elements * type_bytes(type), ALIGNMENT);
 }
 
-/* Adds the part of a group in one of the lists, where it has one. */
+/* Adds the part of a group in one of the lists, if it has one. */
 static void group_lay_out(rf__columns_packing *packing, rf__columns_group *group, rf__columns_list list,
                           bool any_weights) {
     const rf_column_type offsets = group->is_wide ? RF_COLUMN_INT64 : RF_COLUMN_INT32;

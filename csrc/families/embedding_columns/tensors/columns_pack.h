@@ -1,4 +1,5 @@
-/* A batch on the host in one buffer: inputs of a group become one, dense ones [values, batch], jagged ones one after the other. */
+/* A batch on the host in one buffer: the inputs of a group become one, dense ones [values, batch], jagged
+ * ones concatenated. */
 #ifndef RECFUSE_COLUMNS_PACK_H
 #define RECFUSE_COLUMNS_PACK_H
 
@@ -42,11 +43,12 @@ typedef struct rf__columns_packing {
     int64_t bytes; /* of the buffer */
 } rf__columns_packing;
 
-/* Lays the buffer out. Of the packing inputs, group_of and n_groups are set; groups and parts are to be freed, also where it
- * fails. RF_ERR_VALUE: inputs on a GPU, or of one group that differ. */
+/* Computes the layout of the buffer. The caller sets inputs, group_of and n_groups, and frees groups and
+ * parts, also on failure. RF_ERR_VALUE: inputs on a GPU, or of one group that differ. */
 RF__SHARED rf_status rf__columns_pack_plan(rf__columns_packing *packing);
-/* Copies the batch to memory [bytes]. Values after the last offset are left out. Offsets that do not begin with 0, or end after
- * the values, become negative, which operators report; the offsets of a group's only input are copied as they are. */
+/* Copies the batch to memory [bytes]. Values after the last offset are left out. Offsets that do not begin
+ * with 0, or end after the values, become negative, which operators report; the offsets of a group's only
+ * input are copied unchanged. */
 RF__SHARED void rf__columns_pack(const rf__columns_packing *packing, char *memory);
 
 #endif

@@ -5,7 +5,7 @@
 #include "torch/arguments.h"
 #include "families/embedding_columns/torch/columns_torch.h"
 
-/* The lists of a call; NULL where it has none. */
+/* The lists of a call; NULL if absent. */
 typedef struct tensor_lists {
     StableListHandle weights, dense, values, offsets, value_weights;
     size_t n_weights, n_dense, n_values, n_offsets, n_value_weights;
@@ -47,8 +47,8 @@ static rf_status first_device(StableListHandle list, rf__torch_device *device) {
     return rf__tensor_device(first, device);
 }
 
-/* The GPU of the first dense or jagged input, if one of them is on a GPU: the last dense one may be on the host. Of no inputs
- * the device of the first weight: weights may be elsewhere. */
+/* Sets the device to the GPU of the first dense or jagged input on a GPU, because the last dense input may be
+ * on the host. Without inputs it is the device of the first weight: weights may be elsewhere. */
 static rf_status device_find(rf__call *call, const tensor_lists *lists) {
     call->device = rf__device_cpu();
     if (lists->n_dense > 0) RF_CHECK(first_device(lists->dense, &call->device));
@@ -82,7 +82,7 @@ static rf_status host_tensor_copy(rf__call *call, AtenTensorHandle *handle) {
     return rf__cuda_copy(&store, tensor.data, (size_t)bytes, (uintptr_t)data);
 }
 
-/* Reads a dense input; the last one may be on the host where the others are on a GPU. */
+/* Reads a dense input; the last one may be on the host if the others are on a GPU. */
 static rf_status dense_read(rf__call *call, const tensor_lists *lists, size_t at) {
     AtenTensorHandle handle = NULL;
     rf__torch_device device = call->device;
@@ -101,7 +101,7 @@ static rf_status jagged_read(rf__call *call, const tensor_lists *lists, size_t a
     return rf__columns_jagged_read(rf__columns_inputs_of(call), input, values, offsets, weights);
 }
 
-/* Where a GPU finds what is in page-locked memory of the host. */
+/* Finds the GPU's address of page-locked memory of the host. */
 static rf_status host_weight_find(const rf__call *call, const rf__tensor *tensor, const void **data) {
     const rf__cuda_device *device = NULL;
     RF_CHECK(rf__cuda_device_get(call->device.index, &device));
@@ -114,7 +114,7 @@ static rf_status host_weight_find(const rf__call *call, const rf__tensor *tensor
     return RF_OK;
 }
 
-/* Weights are whole models: no copy is made of them either. A GPU reads those that the host has. */
+/* Weights are whole models, so they are not copied either. A GPU reads those in the host's memory. */
 static rf_status weight_read(const rf__call *call, const tensor_lists *lists, size_t at, rf_buffer *buffer) {
     AtenTensorHandle handle = NULL;
     rf__tensor tensor;
@@ -168,7 +168,8 @@ static rf_status inputs_take(rf__call *call, int argument, int64_t batch) {
     return RF_OK;
 }
 
-/* Says which tensor of its list failed. A name for each that does not would take longer than to read it. */
+/* Adds the number of a tensor in its list to a failure. Formatting a name for each tensor would take longer
+ * than reading it. */
 static rf_status numbered(rf_status status, size_t at) {
     return status == RF_OK ? RF_OK : rf__fail(status, "%s (tensor %zu of its list)", rf_last_error(), at);
 }

@@ -2,7 +2,7 @@
 #include "families/embedding_columns/tensors/columns_tensors.h"
 #include "families/embedding_columns/torch/columns_torch.h"
 
-/* Reads a tensor on the device of the list, which the first tensor tells where it is not known. */
+/* Reads a tensor on the device of the list; the first tensor determines an unknown device. */
 static rf_status tensor_read(rf__columns_inputs *inputs, const char *argument, AtenTensorHandle handle,
                              int64_t dim, rf__tensor *tensor) {
     rf__torch_device device = rf__device_cpu();
@@ -63,7 +63,7 @@ static rf_status offsets_read(rf__columns_inputs *inputs, AtenTensorHandle handl
                "%s has %lld elements, must have features * batch + 1 with a batch of %lld", tensor.argument,
                (long long)bags + 1, (long long)batch);
     input->offsets = tensor.data;
-    input->features = batch > 0 ? bags / batch : INT32_MAX; /* of no samples: as many as columns read */
+    input->features = batch > 0 ? bags / batch : INT32_MAX; /* without samples: as many as columns read */
     return RF_OK;
 }
 

@@ -10,11 +10,11 @@
 typedef struct rf__columns_arguments {
     int weights, program, dense, values, offsets, value_weights, batch, bounds_check;
     int inputs; /* the number of a list of inputs, instead of tensors */
-    int64_t gap; /* inputs after the dense ones that stay zeros: the caller writes them */
+    int64_t gap; /* zero inputs after the dense ones, to be filled by the caller */
 } rf__columns_arguments;
 
-/* Copies nothing, so a tensor must be contiguous where its format has no strides: a copy of a batch or of weights costs more
- * than the call. RF_ERR_VALUE otherwise. */
+/* Copies nothing, so a tensor must be contiguous if its format has no strides: a copy of a batch or of
+ * weights costs more than the call. RF_ERR_VALUE otherwise. */
 rf_status rf__columns_contiguous_check(const rf__tensor *tensor);
 
 /* The inputs of a call that rf__columns_read has read. */
@@ -25,20 +25,20 @@ static inline rf__columns_inputs *rf__columns_inputs_of(const rf__call *call) { 
 rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
                            rf_embedding_columns_params *params);
 
-/* The same of an operator with one output. Makes the output, as wide as the argument `output_dim` says. */
+/* As above, for an operator with one output, which it creates with the width `output_dim`. */
 rf_status rf__columns_read_with_output(rf__call *call, const rf__columns_arguments *at, int output_dim,
                                        rf_embedding_columns_params *params);
 
-/* A program where a GPU reads it: the caller's, or a copy of the call's. */
+/* A program at an address for a GPU: the caller's, or a copy of the call's. */
 typedef struct rf__columns_program {
     const int64_t *words;
     rf_cuda_stream stream; /* of the call */
     rf_cuda_allocator allocator; /* torch's */
     rf__cuda_store store;
-    rf__cuda_block copy; /* to be given back when the work is in the stream: rf__cuda_block_free */
+    rf__cuda_block copy; /* to release when the work is in the stream: rf__cuda_block_free */
 } rf__columns_program;
 
-/* `argument`: program_on_device, which may be None. A captured call has a copy that lasts. */
+/* `argument`: program_on_device, which may be None. A captured call has a resident copy. */
 rf_status rf__columns_program_read(rf__call *call, int argument, const rf_embedding_columns_params *params,
                                    rf__columns_program *program);
 

@@ -1,4 +1,4 @@
-/* recfuse::_embedding_columns_lookups: what the columns of tables look up, as one fused call. */
+/* recfuse::_embedding_columns_lookups: the lookups of the columns of tables, as one fused call. */
 #include "families/embedding_columns/torch/columns_torch.h"
 #include "torch/dispatch.h"
 #include "torch/operators.h"
@@ -17,7 +17,7 @@ static rf_status bags_of(const rf__columns *program, int64_t batch, int64_t *bag
     return RF_OK;
 }
 
-/* Whether a factor can be other than 1: weights, or a division by more than one row. */
+/* Returns true if a factor may differ from 1: weights, or a division by more than one row. */
 static bool needs_factors(const rf__columns *program) {
     for (int64_t c = 0; c < program->header->n_columns; c++) {
         const rf_columns_column *column = &program->columns[c];
@@ -70,8 +70,8 @@ static rf_status run_cpu(rf__call *call, const rf_embedding_columns_params *para
     return give(call, 2, factors, with_factors ? n_lookups : 0);
 }
 
-/* New tensors for the lookups, of which there may be fewer than there is room for: their number is not waited for. Only where
- * there is no bound they are counted first. */
+/* Creates tensors for the lookups, with a capacity that may exceed their number, for which nothing waits.
+ * Lookups are counted first only if there is no bound. */
 static rf_status look_up_on_gpu(rf__call *call, const rf_embedding_columns_params *params,
                                 const rf__columns *columns, const rf__columns_program *program) {
     const bool with_factors = needs_factors(columns);

@@ -1,5 +1,5 @@
-/* recfuse::_embedding_columns_split: columns of a GPU, and columns whose tables are on the host. Threads of the library pool the
- * rows of host tables, and only the GPU's stream waits for them. */
+/* recfuse::_embedding_columns_split: columns of a GPU, and columns whose tables are on the host. Threads of
+ * the library pool the rows of host tables, and only the GPU's stream waits for them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +41,8 @@ enum { N_HOST_LISTS = sizeof host_lists / sizeof host_lists[0] };
 /* Opens messages about host columns, which are numbered by themselves; embedding_columns.py looks for it. */
 #define OF_HOST "of the columns whose tables are on the host"
 
-/* Up to so many pooled bytes the GPU's kernel reads the staging buffer itself; more are copied to memory of the GPU. */
+/* Up to this number of pooled bytes the GPU's kernel reads the staging buffer itself; more are copied to
+ * memory of the GPU. */
 enum { MOST_READ_BYTES = 1 << 18 };
 
 /* The call of the host columns: its params, and the memory that they point to. */
@@ -80,7 +81,8 @@ static size_t pooled_bytes(const rf_embedding_columns_params *host) {
     return (size_t)rf__elements_bytes(RF_FLOAT32, host->batch * host->output_dim);
 }
 
-/* Ends a lookup, on a thread. An error is noted before the stream goes on, so that it is visible to all waiters. */
+/* Ends a lookup, on a thread. An error is noted before the stream continues, so that it is visible to all
+ * waiters. */
 static void lookup_done(void *context, rf_status status, const char *message) {
     lookup *of = context;
     if (status != RF_OK) {
@@ -98,8 +100,8 @@ static void lookup_done(void *context, rf_status status, const char *message) {
     rf__workers_take(RF__DISPOSAL_CREW, &of->disposal);
 }
 
-/* A view of nothing, which keeps a tensor's memory. It has no Python object, so that to free it needs no lock of Python's where
- * the memory is torch's own, as that of programs and of page-locked tables is. */
+/* An empty view, which keeps a tensor's memory. It has no Python object, so that freeing it needs no lock of
+ * Python's if the memory is torch's own, like that of programs and of page-locked tables. */
 static rf_status hold(lookup *of, AtenTensorHandle tensor) {
     static const int64_t size[1] = {0}, stride[1] = {1};
     RF_CHECK(rf__tensor_view(tensor, 1, size, stride, 0, &of->held[of->n_held]));
@@ -122,7 +124,7 @@ static rf_status hold_all(const rf__call *call, lookup *of) {
     return RF_OK;
 }
 
-/* Takes `host` over where it succeeds, and leaves zeros there. */
+/* Takes over `host` on success, and zeroes it. */
 static rf_status lookup_new(rf__call *call, host_columns *host, lookup **made) {
     rf_status status = RF_OK;
     size_t most = 1;
@@ -146,7 +148,7 @@ static rf_status lookup_new(rf__call *call, host_columns *host, lookup **made) {
     return RF_OK;
 }
 
-/* Says that an error is of the host columns. */
+/* Marks an error as that of the host columns. */
 static rf_status of_host(rf_status status) {
     return status == RF_OK ? RF_OK : rf__fail(status, "%s, " OF_HOST, rf_last_error());
 }
@@ -167,11 +169,11 @@ static rf_status errors_check(const rf__cuda_device *device, void *stream,
     RF_FAIL_IF(captured, RF_ERR_UNSUPPORTED,
                "tables are on the CPU, and a CUDA graph that is being captured would not look them up again");
     *word = rf__cuda_error_word_of(&device->errors, first, (uint64_t)host->program_words);
-    /* Also where bounds are not checked: threads may have run out of memory for an earlier call. */
+    /* Also if bounds are not checked: threads may have run out of memory for an earlier call. */
     return rf__cuda_check_word(device, *word, stream);
 }
 
-/* Starts a lookup into a staging buffer, which the caller must release where *staging is set. */
+/* Starts a lookup into a staging buffer, which the caller must release if *staging is set. */
 static rf_status lookup_start(rf__call *call, host_columns *host, const rf__cuda_device *device, void *stream,
                               rf__staging **staging) {
     rf_status status = RF_OK;
@@ -193,8 +195,8 @@ out:
     return status;
 }
 
-/* Starts the lookup, then puts the GPU's columns into the stream, which read pooled rows of the host as `input`, if there are
- * any: in `pooled`, or where that is NULL in the staging buffer. */
+/* Starts the lookup, then puts the GPU's columns into the stream, which read pooled rows of the host as
+ * `input`, if any: in `pooled`, or in the staging buffer if that is NULL. */
 static rf_status run_on_gpu(rf__call *call, rf_embedding_columns_params *params, host_columns *host,
                             rf_column_input *input, void *pooled) {
     rf_status status = RF_OK;
@@ -258,7 +260,7 @@ static rf_status run_with(rf__call *call, host_columns *host) {
     size_t n_dense = 0;
     AtenTensorHandle temporary;
     void *pooled = NULL;
-    rf_column_input *input = NULL; /* the pooled rows of the host, where they have columns */
+    rf_column_input *input = NULL; /* the pooled rows of the host, if it has columns */
     const int64_t sizes[2] = {host->params.batch, host->params.output_dim};
     const rf__columns_arguments at = {.weights = WEIGHTS,
                                       .program = PROGRAM,

@@ -14,7 +14,7 @@
 enum {
     WARP = 32,
     LANE_COLUMNS = 4,
-    WARPS_AN_SM = 64, /* that bags are shared among, where they are few */
+    WARPS_AN_SM = 64, /* among which bags are shared if they are few */
     MOST_PARTS = 1024 /* of a bag */
 };
 
@@ -50,7 +50,7 @@ typedef struct bags_description {
     rf_bags_feature features[];
 } bags_description;
 
-/* As lanes_of of bags.cuh. */
+/* As lanes_of of backward_bags.cuh. */
 static int64_t bags_a_block(int64_t dim) {
     int64_t lanes = 1;
     while (lanes < RF_BAGS_BLOCK && lanes * LANE_COLUMNS < dim) lanes *= 2;
@@ -110,7 +110,7 @@ static void traffic_add(const bags_problem *problem, rf__kernel_launch *launch) 
     }
 }
 
-/* Description NULL: there is no bag. */
+/* Description NULL: no bags. */
 static rf_status lower(const rf__gpu *gpu, const bags_description *description, const bags_problem *problem,
                        rf__launches *launches) {
     const char *const operator_name = launches->name;
@@ -195,7 +195,7 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cuda(const rf_fused_emb
     rf_fused_embedding_bag_params checked = *params;
     checked.output = output;
     checked.output_stride = params->output_dim;
-    checked.sample_weights = output; /* allows sums alone */
+    checked.sample_weights = output; /* this check allows only sums */
     RF_CHECK(rf__check_fused_call(&checked));
     if (params->lookups == 0) return RF_OK;
     RF_CHECK(rf__check_fused_features(&checked));

@@ -1,4 +1,4 @@
-/* What the host and the kernels winners.cu and sample_weights.cu both know. Read by C11 and by NVRTC, as
+/* Shared by the host and the kernels winners.cu and sample_weights.cu. Read by C11 and by NVRTC, as
  * "families/fused_backward/bags/backward_bags_args.h" on both sides. */
 #ifndef RECFUSE_CUDA_BACKWARD_BAGS_ARGS_H
 #define RECFUSE_CUDA_BACKWARD_BAGS_ARGS_H
@@ -7,10 +7,10 @@
 
 enum { RF_BAGS_BLOCK = 128 }; /* threads */
 
-/* A feature, whatever its table's dtype. */
+/* A feature with a table of any dtype. */
 typedef struct rf_bags_feature {
     RF_BACKWARD_ADDRESS(const rf_u8) weight; /* [rows, dim] of dtype */
-    rf_i64 rows, padding_idx; /* -1: none */
+    rf_i64 rows, padding_idx; /* -1: no padding */
     rf_i64 output_column;
     rf_i64 dim;
     rf_i32 dtype, pooling;

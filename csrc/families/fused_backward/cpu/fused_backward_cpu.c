@@ -11,7 +11,7 @@
 #include "core/tasks.h"
 #include "families/fused_backward/cpu/transpose.h"
 
-enum { BUCKET_BYTES = 1 << 18 }; /* of a dense gradient: written by one thread at once */
+enum { BUCKET_BYTES = 1 << 18 }; /* of a dense gradient, written by one thread at once */
 
 typedef struct gradient {
     rf__transpose transpose; /* first: its buckets are the tasks */
@@ -22,7 +22,7 @@ typedef struct gradient {
     int64_t *firsts; /* sparse: [buckets + 1], distinct rows of a bucket, then those of all before */
 } gradient;
 
-/* Pools the entries of one row, which end where another row begins; returns that place. */
+/* Pools the entries of a row; returns the first entry of the next row. */
 static const rf__entry *pool_row(const gradient *gradient, int64_t first_row, const rf__entry *first,
                                  const rf__entry *end, char *output) {
     const rf_fused_backward_params *params = gradient->transpose.params;

@@ -1,4 +1,4 @@
-/* What else the gradients of a fused call need, bag by bag: the winners of maxima, and the gradient of the sample
+/* The other gradients of a fused call, bag by bag: the winners of maxima, and the gradient of the sample
  * weights. */
 #include <string.h>
 
@@ -98,7 +98,7 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cpu(const rf_fused_embe
     rf_fused_embedding_bag_params checked = *params;
     checked.output = output;
     checked.output_stride = params->output_dim;
-    checked.sample_weights = output; /* allows sums alone */
+    checked.sample_weights = output; /* this check allows only sums */
     bags_call call = {.params = params, .grad = grad, .grad_dtype = grad_dtype, .output = output};
     RF_TRY(rf__check_fused_call(&checked));
     if (params->lookups == 0) goto out;

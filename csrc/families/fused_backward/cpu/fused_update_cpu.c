@@ -12,8 +12,8 @@
 #include "families/fused_backward/cpu/transpose.h"
 
 enum {
-    ROWS_AHEAD = 6, /* from asking for a row and its states to its update */
-    STACK_SUM = 1024, /* columns whose sum needs no memory of its own */
+    ROWS_AHEAD = 6, /* between the prefetch of a row and its states and its update */
+    STACK_SUM = 1024, /* columns whose sum fits on the stack */
     ROWS_A_TASK = 256, /* of a rows_update */
 };
 
@@ -51,7 +51,8 @@ static void update_begin(update *update, const rf_update *with, const rf_update_
     };
 }
 
-/* Of a row that is updated soon. In line by force: gcc drops calls of functions that do nothing but prefetch. */
+/* Prefetches a row that is updated soon. Always inline, because gcc drops calls of functions that only
+ * prefetch. */
 static inline __attribute__((always_inline)) void ask_for_row(const update *update, int64_t row) {
     const rf_update_matrix *matrix = update->matrix;
     const rf__row_format weight = rf__contiguous_row(matrix->dtype, matrix->dim);
@@ -64,7 +65,8 @@ static inline __attribute__((always_inline)) void ask_for_row(const update *upda
         rf__ask_for((const char *)matrix->states[1] + row * state.pitch, state.bytes);
 }
 
-/* [dim], of the stack where it fits; NULL: the update has failed. To be freed unless it is `stack`. */
+/* Returns [dim], on the stack if it fits; NULL: the update has failed. The caller frees it unless it is
+ * `stack`. */
 static float *sum_get(update *update, float *stack) {
     if (update->matrix->dim <= STACK_SUM) return stack;
     float *sum = malloc((size_t)update->matrix->dim * sizeof *sum);
@@ -72,7 +74,7 @@ static float *sum_get(update *update, float *stack) {
     return sum;
 }
 
-/* Where the next row's entries begin. */
+/* Returns the begin of the next row's entries. */
 static const rf__entry *row_end(const rf__entry *first, const rf__entry *end) {
     const uint32_t row = rf__entry_row(first);
     while (first < end && rf__entry_row(first) == row) first++;

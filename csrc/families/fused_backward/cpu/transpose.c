@@ -9,12 +9,12 @@
 #include "core/tasks.h"
 
 enum {
-    CHUNK_LOOKUPS = 2048,   /* worth a chunk of its own, about */
+    CHUNK_LOOKUPS = 2048,   /* that pay for a chunk, approximately */
     MOST_CHUNKS = 64,
-    BUCKET_LOOKUPS = 128,   /* worth a bucket of its own, about */
+    BUCKET_LOOKUPS = 128,   /* that pay for a bucket, approximately */
     MOST_BUCKETS = 1024,    /* streams that a chunk writes to at once */
     MOST_SHIFT = 31,        /* a row of a bucket fits 31 bits */
-    MOST_ROW_BITS = 47,     /* more rows no memory has: only as many as are expanded, or said to be there */
+    MOST_ROW_BITS = 47,     /* no memory holds more rows, except expanded or invalid tensors */
     FEW = 24,               /* entries that are sorted by insertion */
     DIGIT_BITS = 8,
     MOST_PASSES = 4,        /* MOST_SHIFT by DIGIT_BITS */
@@ -32,7 +32,7 @@ static float bag_factor(const rf_fused_backward_params *params, const rf_feature
     return count > 1 ? 1.0f / (float)count : 1.0f;
 }
 
-/* Goes through the chunk's lookups that count: those that a good bag holds, that are rows of their table and not
+/* Iterates over the chunk's lookups that count: those of a valid bag that are rows of their table and not
  * padding. Counts them by bucket, or writes their entries. */
 static inline __attribute__((always_inline)) void walk(const rf__transpose *transpose, int64_t chunk,
                                                        const bool write, const rf_int_type index_type) {
@@ -94,7 +94,7 @@ static void write_chunk(void *context, int64_t chunk) {
     }
 }
 
-/* The cursors of a bucket lie one after another, chunk by chunk. Returns the number of entries. */
+/* Computes the prefix sums of the cursors of each bucket, chunk by chunk. Returns the number of entries. */
 static int64_t cursors_sum(rf__transpose *transpose) {
     int64_t total = 0;
     for (int64_t b = 0; b < transpose->buckets; b++) {
@@ -181,7 +181,7 @@ static void sort_few(rf__entry *entries, int64_t count) {
     }
 }
 
-/* Numbers of entries by digit -> where the first of each goes. */
+/* Replaces the numbers of entries by digit with their begins. */
 static void digits_sum(int64_t *cursors, int64_t digits) {
     int64_t at = 0;
     for (int64_t digit = 0; digit < digits; digit++) {

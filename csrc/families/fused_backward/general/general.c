@@ -7,7 +7,7 @@
 
 enum { WARPS = RF_BACKWARD_BLOCK / 32, WORD = sizeof(uint32_t) };
 
-/* Binds places in the workspace at bytes of the last launch's arguments, where there are such parts. */
+/* Binds positions in the workspace to bytes of the last launch's arguments, for existing parts. */
 #define BIND(launches, ...)                              \
     places_bind(launches, (const size_t[]){__VA_ARGS__}, \
                 sizeof((const size_t[]){__VA_ARGS__}) / sizeof(size_t))

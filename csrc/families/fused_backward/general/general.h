@@ -4,7 +4,7 @@
 
 #include "families/fused_backward/backward.h"
 
-/* Sizes, and places of the parts of the workspace; 0: there is no such part. */
+/* Sizes, and positions of the parts of the workspace; 0: no such part. */
 typedef struct rf__backward_layout {
     rf__backward_variant variant;
     const rf_backward_segments *segments; /* the features' */
@@ -17,13 +17,13 @@ typedef struct rf__backward_layout {
     int64_t bytes;
 } rf__backward_layout;
 
-/* The workspace's parts begin behind `begin` bytes, more than 0, of another path. RF_ERR_UNSUPPORTED: too much. */
+/* The workspace's parts begin after `begin` > 0 bytes of another path. RF_ERR_UNSUPPORTED: too large. */
 rf_status rf__backward_layout_of(const rf__gpu *gpu, const char *operator_name,
                                  const rf__backward_problem *problem, const rf__backward_features *described,
                                  int64_t begin, rf__backward_layout *to);
 /* Keys and values are of like size. */
 int64_t rf__backward_entry_bytes(const rf__backward_variant *variant);
-/* The place of the number of rows found, and behind it of those before each matrix: uint32. */
+/* Returns the position of the number of rows, followed by those before each matrix: uint32. */
 static inline int64_t rf__backward_counts_at(const rf__backward_layout *layout) {
     return layout->bases + layout->rows_chunks * (int64_t)sizeof(uint32_t);
 }

@@ -5,10 +5,10 @@
 enum {
     ALIGNMENT = 256, /* of parts of the workspace */
     LEAST_CHUNK = 64, /* entries a block of rows.cu */
-    ROWS_BLOCKS = 8, /* of an SM, wanted */
-    SORT_BLOCKS = 2, /* of an SM, at once */
+    ROWS_BLOCKS = 8, /* per SM, as a target */
+    SORT_BLOCKS = 2, /* per SM, at once */
     WIDEST_VECTORS = 4, /* that a lane has at once */
-    COLUMNS = 4 * RF_BACKWARD_LANES /* of a vector of each lane of a warp */
+    COLUMNS = 4 * RF_BACKWARD_LANES /* of one vector per lane of a warp */
 };
 static const int64_t MOST_ENTRIES = INT64_C(1) << 31; /* their places are numbers of 32 bits */
 
@@ -22,7 +22,8 @@ int64_t rf__backward_entry_bytes(const rf__backward_variant *variant) {
     return variant->wide_keys || variant->wide_values ? 16 : 8;
 }
 
-/* Entries a block: `most`, a half of it, a quarter, ..., so that there are as many blocks as wanted if it can be. */
+/* Returns the entries per block: `most`, half of it, a quarter, ..., so that there are as many blocks as
+ * wanted if possible. */
 static int32_t chunk_of(int64_t lookups, int64_t wanted, int32_t most, int32_t least) {
     int32_t chunk = most;
     while (chunk > least && lookups / chunk < wanted) chunk /= 2;
@@ -45,7 +46,7 @@ static rf_status check_limits(const char *operator_name, const rf_fused_backward
 static rf__backward_variant variant_of(const rf__gpu *gpu, const rf__backward_problem *problem,
                                        const rf__backward_features *described) {
     const rf_fused_backward_params *call = &problem->call;
-    /* Where all chunks run at once anyway, they are smaller: each takes less time. */
+    /* If all chunks run at once in any case, they are smaller: each takes less time. */
     const int64_t at_once = (int64_t)SORT_BLOCKS * gpu->sms * RF_BACKWARD_SORT_BLOCK;
     rf__backward_variant variant = {.index_type = (int32_t)call->index_type,
                                     .offset_type = (int32_t)call->offset_type,

@@ -1,54 +1,59 @@
-/* The small path of the backward, for tables of few rows that one feature alone looks up: what its host C and its kernels,
- * lists.cu and small_rows.cu, both know. Read by C11 and by NVRTC, as "families/fused_backward/small/backward_small_args.h" on both sides.
+/* The small path of the backward pass, for tables of few rows that only one feature looks up: shared by its
+ * host C and its kernels, lists.cu and small_rows.cu. Read by C11 and by NVRTC, as
+ * "families/fused_backward/small/backward_small_args.h" on both sides.
  *
- * lists.cu sorts the lookups of each such feature by row, in one block's shared memory; small_rows.cu pools the rows from the
- * lists and makes of the sums what emit.cuh says. No keys, no sort of all lookups, no partial sums in memory. */
+ * lists.cu sorts the lookups of each such feature by row, in one block's shared memory; small_rows.cu pools
+ * the rows from the lists and passes the sums to the epilogue (emit.cuh). No keys, no sort of all lookups, no
+ * partial sums in memory.
+ */
 #ifndef RECFUSE_CUDA_BACKWARD_SMALL_ARGS_H
 #define RECFUSE_CUDA_BACKWARD_SMALL_ARGS_H
 
 #include "families/fused_backward/backward_args.h"
 
 enum {
-    /* A feature is small if its table has so many rows and the call so many bags a feature, if its columns are a multiple of
-     * four and it is a sum or a mean without sample weights. With more bags the general path takes 11 % less time. */
+    /* A feature is small if its table has at most this many rows and the call at most this many bags per
+     * feature, if its columns are a multiple of four and it is a sum or a mean without sample weights. With
+     * more bags the general path takes 11 % less time. */
     RF_SMALL_MOST_ROWS = 16384,
     RF_SMALL_MOST_BAGS = 4096,
     /* lists.cu */
     RF_SMALL_FEW_ROWS = 128, /* so few that many lanes count the same: parts.cuh lists their lookups */
     RF_SMALL_LISTS_BLOCK = 512,
     RF_SMALL_LISTS_ROWS = 8192, /* of a task, at most */
-    RF_SMALL_LISTS_BLOCKS = 2, /* of an SM */
+    RF_SMALL_LISTS_BLOCKS = 2, /* per SM */
     RF_SMALL_LISTS_LEAST_SHARED = 48 << 10, /* bytes */
     /* small_rows.cu */
     RF_SMALL_COLUMNS = 32, /* of a task whose gradients are staged, at most; a power of two */
-    RF_SMALL_WHOLE_COLUMNS = 128, /* the same where they are gathered; and of row-wise Adagrad's rows */
-    RF_SMALL_LONG = 256 /* lookups of a row; those with more are pooled by the whole block */
+    RF_SMALL_WHOLE_COLUMNS = 128, /* the same if they are gathered; and of row-wise Adagrad's rows */
+    RF_SMALL_LONG = 256 /* lookups of a row; rows with more are pooled by the whole block */
 };
 
-/* Columns of a lane: where gradients are staged one vector, so that neighbouring lanes read and write whole sectors of a row. */
+/* Columns of a lane: a single vector if gradients are staged, so that adjacent lanes read and write whole
+ * sectors of a row. */
 #define RF_SMALL_LANE_COLUMNS(staged) ((staged) ? 4 : 8)
-/* Threads of a block of small_rows.cu: as many as have their registers. Two blocks of an SM, three where gradients are gathered
- * for SGD or as they are. */
+/* Threads of a block of small_rows.cu: as many as the registers allow. Two blocks per SM, three if gradients
+ * are gathered for SGD or are the output. */
 #define RF_SMALL_THREADS(staged, emit)                         \
     ((emit) == RF_ADAM + 1              ? (staged) ? 384 : 256 \
      : (staged)                         ? 512                  \
      : (emit) == RF_ROWWISE_ADAGRAD + 1 ? 320                  \
                                         : 256)
 
-/* What a block of lists.cu does: rows [first_row, last_row) of a small feature. Like what a block of small_rows.cu does, with all
- * that it needs of the feature, so that it does not wait for memory twice. */
+/* The task of a block of lists.cu: rows [first_row, last_row) of a small feature. Like a task of
+ * small_rows.cu it contains all data of the feature, so that the block does not wait for memory twice. */
 typedef struct rf_small_list {
-    rf_i64 start; /* where in `starts` the feature has rows + 1 numbers */
-    rf_i64 factors; /* where in `factors` it has one a bag; -1: it is a sum */
+    rf_i64 start; /* position of the feature's rows + 1 numbers in `starts` */
+    rf_i64 factors; /* position of its factors, one per bag, in `factors`; -1: it is a sum */
     rf_i32 number; /* of the feature, among those of the call */
-    rf_i32 rows, padding_idx; /* -1: none */
+    rf_i32 rows, padding_idx; /* -1: no padding */
     rf_i32 first_row, last_row, unused;
 } rf_small_list;
 RF_SIZE_IS(rf_small_list, 40);
 
-/* What a block of small_rows.cu does: so many columns from `column` on of those rows. */
+/* The task of a block of small_rows.cu: columns from `column` on of those rows. */
 typedef struct rf_small_task {
-    rf_i64 row; /* of its matrix, where the feature's table begins */
+    rf_i64 row; /* of its matrix, at which the feature's table begins */
     rf_i64 start, factors; /* as above */
     rf_i32 feature, first_row, last_row, column, columns;
     rf_i32 output_column, matrix, unused;
@@ -60,8 +65,9 @@ typedef struct rf_small_lists_args {
     RF_BACKWARD_ADDRESS(const RF_INDEX) indices; /* [lookups] */
     RF_BACKWARD_ADDRESS(const RF_OFFSET) offsets; /* [features * bags + 1] */
     RF_BACKWARD_ADDRESS(const rf_small_list) tasks; /* [grid] */
-    RF_BACKWARD_ADDRESS(rf_u16) list; /* [lookups]: bags, each feature's from where its lookups begin */
-    RF_BACKWARD_ADDRESS(rf_u32) starts; /* where in the list a row's bags begin */
+    RF_BACKWARD_ADDRESS(rf_u16)
+    list; /* [lookups]: bags, each feature's from the position of its lookups on */
+    RF_BACKWARD_ADDRESS(rf_u32) starts; /* positions in the list at which a row's bags begin */
     RF_BACKWARD_ADDRESS(float) factors; /* one over the lookups of a bag that count; NULL: all are sums */
     rf_i64 lookups;
     rf_i32 bags;

@@ -9,14 +9,14 @@
 enum {
     ALIGNMENT = 16, /* of parts of the workspace */
     VECTOR = 4, /* columns of a lane */
-    LISTS_STATIC = 1024, /* bytes of shared memory, about, that kernels have besides */
+    LISTS_STATIC = 1024, /* approximate static shared memory of the kernels, in bytes */
     ROWS_STATIC = 4096,
-    BLOCKS = 2 /* of an SM */
+    BLOCKS = 2 /* per SM */
 };
 
 static int64_t rounded_up(int64_t bytes) { return rf__round_up(bytes, ALIGNMENT); }
 
-/* Shared memory of each of two blocks of an SM; `own`: what the kernel has besides. */
+/* Returns the shared memory of each of two blocks of an SM; `own`: the kernel's static part. */
 static int32_t shared_bytes(const rf__gpu *gpu, int64_t own) {
     const int64_t half = gpu->shared_per_sm / BLOCKS - gpu->reserved_shared_per_block;
     const int64_t most = half < gpu->shared_per_block_optin ? half : gpu->shared_per_block_optin;
@@ -24,7 +24,7 @@ static int32_t shared_bytes(const rf__gpu *gpu, int64_t own) {
     return (int32_t)(bytes > RF_SMALL_LISTS_LEAST_SHARED ? bytes : RF_SMALL_LISTS_LEAST_SHARED);
 }
 
-/* Whether four columns of a matrix's rows can be read and written at once. */
+/* Returns true if four columns of a matrix's rows can be read and written at once. */
 static bool matrix_fits(const rf__backward_problem *problem, const rf_backward_matrix *matrix) {
     if (matrix->dim <= 0 || matrix->dim % VECTOR != 0 ||
         !rf__elements_aligned(matrix->weight, problem->dtype, VECTOR))
@@ -40,7 +40,7 @@ static int32_t matrix_of(const rf__backward_problem *problem, int64_t row) {
     return at;
 }
 
-/* The call as a whole; what it allows. */
+/* Checks the call as a whole. */
 static bool call_fits(const rf_fused_backward_params *call) {
     return call->sample_weights == NULL && call->bags > 0 && call->bags <= RF_SMALL_MOST_BAGS &&
            call->lookups <= INT32_MAX && call->n_features <= INT32_MAX && call->output_dim % VECTOR == 0 &&
@@ -54,7 +54,7 @@ static bool feature_fits(const rf__backward_problem *problem, const rf_backward_
            matrix_fits(problem, &problem->matrices[matrix_of(problem, feature->first_row)]);
 }
 
-/* A feature's rows among all; features are in the order of first rows where they overlap or not is asked. */
+/* A feature's rows among all; features are sorted by first row to find overlaps. */
 typedef struct rows_t {
     int64_t first, behind;
     int64_t feature;
@@ -65,7 +65,7 @@ static int rows_compare(const void *a, const void *b) {
     return (one->first > other->first) - (one->first < other->first);
 }
 
-/* Marks features that are alone with their rows: alone [n_features]. `rows` [n_features] is room. */
+/* Marks features that share no rows: alone [n_features]. `rows` [n_features] is scratch. */
 static void mark_alone(const rf__backward_problem *problem, const rf_backward_feature *features, rows_t *rows,
                        bool *alone) {
     int64_t count = 0, behind = -1, last = -1;
@@ -90,7 +90,7 @@ static void mark_alone(const rf__backward_problem *problem, const rf_backward_fe
     }
 }
 
-/* Describes the small ones: to [n_features]. Returns how many they are. */
+/* Describes the small features in to [n_features]. Returns their number. */
 static int64_t features_take(const rf__backward_problem *problem, rf_backward_feature *features,
                              const bool *alone, rf_small_feature *to, int64_t *starts, int64_t *factors) {
     int64_t count = 0;
@@ -107,7 +107,7 @@ static int64_t features_take(const rf__backward_problem *problem, rf_backward_fe
                                          .output_column = from->output_column,
                                          .matrix = matrix,
                                          .dim = problem->matrices[matrix].dim};
-        *starts += (from->rows + 1 + VECTOR - 1) / VECTOR * VECTOR; /* a lane writes so many at once */
+        *starts += (from->rows + 1 + VECTOR - 1) / VECTOR * VECTOR; /* a lane writes this many at once */
         if (from->pooling == RF_MEAN) *factors += problem->call.bags;
         from->pooling = -1;
     }
@@ -118,13 +118,13 @@ static int32_t lists_of(const rf_small_feature *feature) {
     return (feature->rows + RF_SMALL_LISTS_ROWS - 1) / RF_SMALL_LISTS_ROWS;
 }
 
-/* Which powers of two the rows of a feature's lists are between; those of many rows come first. */
+/* The classes of lists: by powers of two of the rows; those of many rows come first. */
 enum { LIST_CLASSES = 16 };
 static int32_t list_class(const rf_small_feature *feature) {
     return LIST_CLASSES - 1 - (31 - __builtin_clz((uint32_t)(feature->rows / lists_of(feature))));
 }
 
-/* How many tasks lists.cu has. Of class c and those before: places[c + 1]. */
+/* Counts the tasks of lists.cu. Of class c and previous classes: places[c + 1]. */
 static int32_t lists_count(const rf_small_feature *features, int64_t n_features,
                            int32_t places[LIST_CLASSES + 1]) {
     memset(places, 0, (LIST_CLASSES + 1) * sizeof *places);
@@ -156,7 +156,7 @@ static void lists_write(const rf_small_feature *features, int64_t n_features, in
     }
 }
 
-/* Where the parts of the workspace are. */
+/* Computes the positions of the parts of the workspace. */
 static void layout(int64_t starts, int64_t factors, rf__backward_small_plan *plan) {
     plan->factors_at = rounded_up(starts * (int64_t)sizeof(rf_u32));
     plan->list_at = plan->factors_at + rounded_up(factors * (int64_t)sizeof(float));

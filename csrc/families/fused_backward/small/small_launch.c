@@ -50,7 +50,7 @@ static rf_status rows_lower(const rf__backward_problem *problem, const rf__backw
                             const rf_small_lists_args *lists, bool staged, uint64_t tasks,
                             rf__launches *launches) {
     const int32_t count = staged ? plan->n_staged : plan->n_gathered;
-    const double share = count / (double)(plan->n_staged + plan->n_gathered); /* of the traffic, about */
+    const double share = count / (double)(plan->n_staged + plan->n_gathered); /* approximate traffic */
     const rf__backward_traffic *all = &plan->traffic;
     const rf__backward_traffic traffic = {.columns = all->columns * share,
                                           .lookup_elements = all->lookup_elements * share,

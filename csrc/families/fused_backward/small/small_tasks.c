@@ -1,4 +1,4 @@
-/* How the rows of small features are shared out among blocks of small_rows.cu. */
+/* Distributes the rows of small features over blocks of small_rows.cu. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +9,8 @@ enum {
     LEAST_COLUMNS = 16, /* of a slice */
     TASKS_AN_SM = 8, /* of a launch */
     BUCKETS = 128, /* of costs, */
-    AN_OCTAVE = 4, /* so many to a factor of two: bucket_of */
-    STAGING_SHARE = 3 /* a task's rows cost so many times its gradients */
+    AN_OCTAVE = 4, /* this many per factor of two: bucket_of */
+    STAGING_SHARE = 3 /* a task's rows must cost this many times its gradients */
 };
 
 int32_t rf__backward_small_columns(const rf__backward_small_sizes *sizes, int32_t dim, bool *staged) {
@@ -44,14 +44,15 @@ static int32_t bucket_of(double cost) {
     return bucket < BUCKETS ? bucket : BUCKETS - 1;
 }
 
-/* How a feature is cut. */
+/* The cut of a feature. */
 typedef struct cut_t {
     int32_t columns, ranges;
     bool staged;
     int32_t bucket; /* of a task's cost */
 } cut_t;
 
-/* `costs`: of tasks whose gradients are gathered, and of those whose are staged, which are another launch. */
+/* `costs`: of tasks whose gradients are gathered, and of those whose gradients are staged, which are another
+ * launch. */
 static void feature_cost(const rf__backward_small_sizes *sizes, const rf_small_feature *feature,
                          double costs[2]) {
     bool staged;
@@ -77,7 +78,7 @@ static cut_t cut_of(const rf__backward_small_sizes *sizes, const rf_small_featur
     return cut;
 }
 
-/* The place of a bucket: staged tasks first, then heavy ones. */
+/* Returns the rank of a bucket: staged tasks first, then heavy ones. */
 static int32_t order_of(const cut_t *cut) { return (cut->staged ? 0 : BUCKETS) + BUCKETS - 1 - cut->bucket; }
 
 static int32_t slices_of(const rf_small_feature *feature, const cut_t *cut) {

@@ -19,7 +19,7 @@ enum {
     SCALE_GRAD_BY_FREQ
 };
 
-/* All but what a weight's gradient has of its own. */
+/* Reads everything except the fields of a single weight's gradient. */
 static rf_status call_read(rf__call *call, rf_fused_backward_params *params) {
     rf_fused_embedding_bag_params lookups = {0};
     rf__tensor grad;
@@ -36,7 +36,7 @@ static rf_status call_read(rf__call *call, rf_fused_backward_params *params) {
     return rf__call_winners(call, WINNERS, &grad, &params->winners);
 }
 
-/* Those of the call, with a weight. Checked before memory is asked for. */
+/* Sets the fields of a weight. Checked before memory is allocated. */
 static rf_status weight_set(rf_fused_backward_params *params, int64_t group, int64_t rows, int64_t dim,
                             int64_t dtype) {
     RF_FAIL_IF(dtype < RF_FLOAT32 || dtype > RF_BFLOAT16, RF_ERR_TYPE,
@@ -120,7 +120,7 @@ static rf_status several_compute(rf__call *call, const rf_fused_backward_params 
     return RF_OK;
 }
 
-/* What is listed becomes the output, in the order of the weights. */
+/* Makes row-sparse gradients the output, in the order of the weights. */
 static rf_status list_give(rf__call *call, rf__gradient_list *found, size_t n) {
     rf__value *output = &call->outputs[0];
     RF__TORCH_CHECK(torch_new_list_reserve_size(2 * n, &output->list));

@@ -1,4 +1,4 @@
-/* What else the gradients of fused calls need: winners of maxima, and the sample weights' gradient. */
+/* The other gradients of fused calls: winners of maxima, and the sample weights' gradient. */
 #include "core/validate.h"
 #include "torch/arguments.h"
 #include "torch/operators.h"

@@ -1,8 +1,9 @@
 /* Updates by fused optimizers: tensors -> rf_fused_update_params, rf_rows_update_params.
  *
- * The schema of fused_embedding_bag_update hides that weights and states change: it runs in backward passes, and no
- * compiled one may change what a gradient is asked of. What it returns is empty: something for the graph to ask for.
- * `after` is not looked at: tensors that must have been computed, from the weights as they were. */
+ * The schema of fused_embedding_bag_update hides that weights and states change: it runs in backward passes,
+ * and a compiled backward pass must not change inputs of the gradient. It returns an empty tensor, for the
+ * graph to require. `after` is not read: tensors that must be computed before, from the old weights.
+ */
 #include <stdlib.h>
 
 #include "core/validate.h"
@@ -77,7 +78,7 @@ static rf_status matrices_read(rf__call *call, int weights, int states, int64_t 
     return RF_OK;
 }
 
-/* `options`: the argument optimizer, with stochastic_rounding and seed behind it. */
+/* `options`: the argument optimizer, followed by stochastic_rounding and seed. */
 static rf_status update_read(rf__call *call, int numbers_argument, int options, rf_update *update) {
     const rf__value *values = call->values + options;
     rf__tensor numbers;

@@ -1,14 +1,15 @@
-/* What gradients need of one instruction set, with vectors of RF__WIDEST floats. Included by pool_kernels.h.
+/* Gradient kernels of one instruction set, with vectors of RF__WIDEST floats. Included by pool_kernels.h.
  *
- * A row's gradient is a sum over entries in their order, each column by itself: the same for every instruction set.
+ * A row's gradient is a sum over entries in their order, each column separately: the same for every
+ * instruction set.
  */
 #define RF__JOIN_(name, width) name##width
 #define RF__JOIN(name, width) RF__JOIN_(name, width)
 #define RF__N(name) RF__JOIN(name, RF__WIDEST)
 
 enum {
-    ENTRIES_AHEAD = 8, /* from asking for an entry's gradient to its use */
-    NEAR_BYTES = 32768, /* of a gradient that is not worth asking for */
+    ENTRIES_AHEAD = 8, /* between the prefetch of an entry's gradient and its use */
+    NEAR_BYTES = 32768, /* of a gradient that need not be prefetched */
     BLOCK =
         64, /* columns that the kernels without registers of their own work on at once; a multiple of each width */
 };
@@ -80,7 +81,7 @@ static RF__INLINE void sum_rows_from(const rf_fused_backward_params *params, con
     }
 }
 
-/* Gradients that a core's first cache holds are not asked for. */
+/* Gradients that fit into a core's first cache are not prefetched. */
 #define RF__SUM_ROWS(name, dtype)                                                                       \
     static void sum_rows_##name(const rf_fused_backward_params *params, const rf__entry *at,            \
                                 const rf__entry *end, int64_t first_row, int64_t *rows, char *values) { \
@@ -116,7 +117,8 @@ static void store_block(char *to, rf_dtype dtype, int64_t columns, const float *
     }
 }
 
-/* Of a maximum, a column's gradient goes to the row that won it; once, however often the bag looked the row up. */
+/* For a maximum, a column's gradient goes to the row that won it; once, however often the bag looked the row
+ * up. */
 static void mixed_row(const rf_fused_backward_params *params, const rf__entry *first, const rf__entry *last,
                       int64_t number, float divisor, char *row) {
     for (int64_t column = 0; column < params->dim; column += BLOCK) {
@@ -142,7 +144,7 @@ static void mixed_row(const rf_fused_backward_params *params, const rf__entry *f
     }
 }
 
-/* The first of equals wins, and a NaN if it comes first: as the forward pools. */
+/* The first of equal values wins, and a NaN wins if it comes first, as in the forward pass. */
 static void bag_winners(const rf_fused_embedding_bag_params *params, int64_t number, int64_t bag,
                         int64_t *winners) {
     const rf_feature *feature = &params->features[number];

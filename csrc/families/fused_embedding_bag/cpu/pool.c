@@ -7,11 +7,11 @@
 #include "core/status.h"
 
 enum {
-    SPAN_LOOKUPS = 16384, /* what a span of a long feature holds, about */
+    SPAN_LOOKUPS = 16384, /* approximate lookups of a span of a long feature */
     BLOCK_BYTES = 256, /* width of the neighbouring columns that one worker writes, at least */
     BLOCKS_PER_WORKER = 64, /* at least, so that the threads end together */
     MIN_WORKER_BYTES = 65536, /* gathered bytes that are worth another thread */
-    LEAD_BYTES = 32768, /* of rows asked for and not yet used, by default; half and twice are as fast */
+    LEAD_BYTES = 32768, /* of prefetched, unused rows, by default; half and twice as much are equally fast */
     LEAST_DISTANCE = 64, /* lookups; the bounds of the default */
     MOST_DISTANCE = 256,
     MAX_DISTANCE = 4096, /* beyond, rows have left L2 before they are used */
@@ -19,7 +19,7 @@ enum {
 
 /* One thread's share: the block being pooled and, once the cursor has run over its end, the one after. */
 typedef struct worker {
-    rf__ahead ahead; /* first: rf__ahead_next goes from it to the worker */
+    rf__ahead ahead; /* first, because rf__ahead_next converts its address to the worker's */
     rf__pool_call *call;
     int64_t span, block_end; /* of the block being pooled */
     int64_t next, next_end; /* the block after; valid when has_next */
@@ -32,7 +32,8 @@ static int64_t at_least(int64_t value, int64_t least) { return value > least ? v
 
 static int64_t at_most(int64_t value, int64_t most) { return value < most ? value : most; }
 
-/* Large blocks first, so that a worker reads long runs of indices; small ones last, so that all end together. */
+/* Large blocks first, so that a worker reads long runs of indices; small blocks last, so that all workers end
+ * together. */
 static void take_block(rf__pool_call *call, int64_t *first, int64_t *end) {
     int64_t spans = call->n_features * call->spans_per_feature, size;
     int64_t from = __atomic_load_n(&call->next_span, __ATOMIC_RELAXED);
@@ -77,7 +78,7 @@ bool rf__ahead_next(rf__ahead *ahead) {
             self->ahead_span = self->next - 1;
             continue;
         } else {
-            return false; /* a block ahead is far enough */
+            return false; /* a block is far enough */
         }
         int64_t first, last;
         rf__table table = table_of(call, span_bags(call, self->ahead_span, &first, &last));
@@ -96,7 +97,7 @@ bool rf__ahead_next(rf__ahead *ahead) {
     }
 }
 
-/* Brings the cursor to its distance: at the start, and where short blocks have held it back. */
+/* Moves the cursor to its distance: at the start, and after short blocks. */
 static void catch_up(worker *self, int64_t distance) {
     rf__ahead *ahead = &self->ahead;
     const rf__pool_call *call = self->call;
@@ -127,7 +128,7 @@ static bool offsets_are_good(rf__pool_call *call, int64_t span, int64_t feature,
     for (int64_t bag = first; bag <= last; bag++) {
         int64_t start = rf__bag_start(call, feature, bag), at = feature * call->bags + bag;
         if (start < before || start > call->lookups || (at == 0 && start != 0)) {
-            const int64_t ends = bag > 0 ? bag - 1 : 0; /* the bag that ends there, as kernels of GPUs say */
+            const int64_t ends = bag > 0 ? bag - 1 : 0; /* the bag that ends there, as in kernels of GPUs */
             offend(call, span, &(rf__offence){RF__BAD_OFFSET, feature, ends, at, start, before});
             return false;
         }
@@ -136,7 +137,7 @@ static bool offsets_are_good(rf__pool_call *call, int64_t span, int64_t feature,
     return true;
 }
 
-/* Records the first index of bags [first, last) that is not below the table's limit, if there is one. */
+/* Records the first index of bags [first, last) that is not below the table's limit, if any. */
 static void find_bad_index(rf__pool_call *call, int64_t span, const rf__table *table, int64_t first,
                            int64_t last) {
     for (int64_t bag = first; bag < last; bag++) {

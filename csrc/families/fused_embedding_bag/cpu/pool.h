@@ -1,10 +1,10 @@
-/* What the operators, the scheduler and the kernels of one CPU call share.
+/* Shared by the operators, the scheduler and the kernels of a CPU call.
  *
  * A call pools `bags` bags of each of `n_features` features. It is cut into spans: runs of bags of one
- * feature, numbered feature by feature. Each worker thread takes blocks of neighbouring spans from a
- * shared counter until none is left, so that adjacent columns of the output stay with one thread. An
- * output element is written by one worker alone, in an order that depends on its bag alone: results do
- * not depend on the number of threads.
+ * feature, numbered feature by feature. Each worker thread takes blocks of adjacent spans from a shared
+ * counter until all are taken, so that adjacent columns of the output stay with one thread. Only one worker
+ * writes an output element, in an order that depends on its bag only: results do not depend on the number of
+ * threads.
  */
 #ifndef RECFUSE_CPU_POOL_H
 #define RECFUSE_CPU_POOL_H
@@ -18,7 +18,7 @@
 #include "families/fused_embedding_bag/feature_rows.h"
 #include "core/validate.h"
 
-/* The bad value that comes first in the order of the spans. */
+/* The first invalid value in the order of the spans. */
 typedef struct rf__offence {
     enum { RF__BAD_INDEX, RF__BAD_OFFSET } kind;
     int64_t feature, bag, position, value, limit;
@@ -29,19 +29,20 @@ typedef struct rf__pool_call {
     const rf_buffer *buffers;
     const rf_feature *features; /* [n_features] */
     int64_t n_features;
-    int64_t pitch; /* bytes from one row of a table to the next; 0: rows lie side by side */
+    int64_t pitch; /* bytes between rows of a table; 0: rows are contiguous */
     int64_t bags;  /* a feature */
     const void *indices;
     const void *offsets;
     int64_t n_offsets; /* n_features * bags, or one more: without it the last bag ends at `lookups` */
-    int64_t even_lookups; /* of each bag, where offsets is NULL */
+    int64_t even_lookups; /* of each bag, if offsets is NULL */
     int64_t lookups;
     rf_int_type index_type, offset_type;
     const float *sample_weights; /* may be NULL */
     void *output;
     rf__row_format output_row;
     bool check_bounds;
-    int32_t prefetch_distance; /* lookups from a prefetch to its use; 0: none, -1: the default */
+    int32_t
+        prefetch_distance; /* lookups between a prefetch and its use; 0: no prefetching, -1: the default */
 
     /* Set by rf__pool_run. */
     const struct rf__pool_kernels *kernels;
@@ -49,9 +50,9 @@ typedef struct rf__pool_call {
     int64_t spans_per_feature; /* spans = n_features * spans_per_feature */
     int64_t workers;
     int64_t block_spans;       /* spans a worker takes at once, at least */
-    int64_t next_span;         /* atomic: the first span that nobody has taken */
+    int64_t next_span;         /* atomic: the first span that is not taken */
     int64_t
-        offending_span; /* atomic, written under `lock`: the least span with an offence; INT64_MAX: none */
+        offending_span; /* atomic, written under `lock`: the least span with an offence; INT64_MAX: no offence */
     pthread_mutex_t lock;
     rf__offence offence; /* under `lock` */
 } rf__pool_call;
@@ -60,43 +61,45 @@ typedef struct rf__pool_call {
 typedef struct rf__table {
     const char *weight; /* row r starts at weight + r * row.pitch */
     rf__row_format row;
-    uint64_t limit; /* an index is less; unsigned, so that a negative one is not */
+    uint64_t limit; /* valid indices are less; unsigned, so that negative ones are not */
     rf_pooling pooling;
-    int64_t padding_idx; /* -1: none */
+    int64_t padding_idx; /* -1: no padding */
     int64_t feature;
     char *output; /* bag b's row starts at output + b * call->output_row.pitch */
 } rf__table;
 
-/* A cursor that runs `distance` lookups ahead of the pooling, over the ends of spans and features. The
- * kernels move it by one lookup, and ask for that lookup's row, for each lookup that they pool. */
+/* A cursor that is `distance` lookups before the pooling, across the ends of spans and features. For each
+ * lookup that the kernels pool, they move it by one lookup, and prefetch that lookup's row. */
 typedef struct rf__ahead {
     const char *weight;
     int64_t pitch;
     int64_t row_bytes;
-    int64_t lines; /* cache lines a row, where each begins with one; 0: rows lie across lines */
+    int64_t lines; /* cache lines per row, if each row begins with a line; 0: rows cross lines */
     int64_t position, end; /* lookups; all before `end` are of this table */
 } rf__ahead;
 
-/* Moves on to the next span that has lookups; false when there is none to look at yet. */
+/* Moves to the next span with lookups; false if there is none yet. */
 bool rf__ahead_next(rf__ahead *ahead);
 
-/* Pools bags [first, last) of a table whose offsets are good. False as soon as an index is not less than the
- * table's limit; its row is not read. The comparison is free: the loop waits for loads. */
+/* Pools bags [first, last) of a table whose offsets are valid. Returns false as soon as an index is not less
+ * than the table's limit, without reading its row. The comparison is free, because the loop waits for loads.
+ */
 typedef bool (*rf__pool_kernel)(const rf__pool_call *call, const rf__table *table, int64_t first,
                                 int64_t last, rf__ahead *ahead);
 
 /* RF__SUM: the plain sum or mean. RF__WEIGHTED: the same with sample weights or a padding index. */
 enum { RF__SUM, RF__WEIGHTED, RF__MAX, RF__POOL_OPS };
 
-/* Gradients. A sum of elements of `grad`, of `source` on for each entry, times its factor; divided by `divisor` unless
- * that is 1; written to `row` [dim] of the params' dtype. `end`: of all entries, up to where they are asked for ahead. */
+/* Gradients. Writes the sum of elements of `grad`, from `source` on for each entry, times its factor, divided
+ * by `divisor` unless that is 1, to `row` [dim] of the params' dtype. `end`: the end of all entries, for
+ * prefetching. */
 typedef void (*rf__row_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
                                const rf__entry *last, const rf__entry *end, float divisor, char *row);
-/* The same of all rows of sorted entries, none of which is of a maximum, without a divisor: sums [distinct rows, dim] to
+/* As above, for all rows of sorted entries without maxima and without a divisor: sums [distinct rows, dim] to
  * `values`, the rows' numbers from `first_row` on to `rows`. */
 typedef void (*rf__rows_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
                                 const rf__entry *end, int64_t first_row, int64_t *rows, char *values);
-/* The same where entries of maxima are among them: `number` is the row's in the weight. */
+/* As above, for entries with maxima among them: `number` is the row's in the weight. */
 typedef void (*rf__mixed_row_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
                                      const rf__entry *last, int64_t number, float divisor, char *row);
 
@@ -114,7 +117,7 @@ typedef struct rf__step {
 typedef void (*rf__update_kernel)(const rf__step *step, const rf_update_matrix *matrix, int64_t row,
                                   const float *sum);
 
-/* Winners of one bag of pooling max: winners [dim], -1 where no lookup counts. */
+/* Writes the winners of a bag of pooling max: winners [dim], -1 if no lookup counts. */
 typedef void (*rf__winners_kernel)(const rf_fused_embedding_bag_params *params, int64_t feature, int64_t bag,
                                    int64_t *winners);
 
@@ -147,21 +150,22 @@ static inline int64_t rf__load_int(const void *array, rf_int_type type, int64_t 
     return type == RF_INT32 ? ((const int32_t *)array)[at] : ((const int64_t *)array)[at];
 }
 
-/* Whether lookups [from, to) are bag `number` of all bags of a call: the first begins with lookup 0. As gpu/device/bags.cuh. */
+/* Returns true if lookups [from, to) are bag `number` of all bags of a call: the first begins with lookup 0.
+ * As gpu/device/bags.cuh. */
 static inline bool rf__is_bag(int64_t number, int64_t from, int64_t to, int64_t lookups) {
     return from >= 0 && from <= to && to <= lookups && (number != 0 || from == 0);
 }
 
-/* Where bag `bag` of feature `feature` begins; `bag` may be call->bags: where the last one ends. */
+/* Returns the begin of bag `bag` of feature `feature`; `bag` may be call->bags: the end of the last bag. */
 static inline int64_t rf__bag_start(const rf__pool_call *call, int64_t feature, int64_t bag) {
     int64_t at = feature * call->bags + bag;
     if (call->offsets == NULL) return at * call->even_lookups;
     return at < call->n_offsets ? rf__load_int(call->offsets, call->offset_type, at) : call->lookups;
 }
 
-/* Asks for a cache line to come into L2. Nobody waits; a bad address does no harm.
- * L2 and not L1: a core has far fewer slots for misses of L1 (24 on a Zen 4) than for those of L2, and
- * drops prefetches when they are taken; loads of the row from L2 overlap by themselves (MICRO'24, IV). */
+/* Prefetches a cache line into L2. Never waits; a bad address is harmless. L2 and not L1, because a core has
+ * far fewer slots for misses of L1 (24 on a Zen 4) than for those of L2, and drops prefetches when they are
+ * taken; loads of the row from L2 overlap by themselves (MICRO'24, IV). */
 static inline void rf__ask_for_line(uintptr_t address) { __builtin_prefetch((const void *)address, 0, 2); }
 
 /* Counts lines, and compares no addresses: those of a bad index may wrap round the address space. */

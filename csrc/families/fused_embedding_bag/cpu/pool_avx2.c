@@ -1,4 +1,4 @@
-/* AVX2 kernels: rows of more than 4 columns in vectors of 8 floats, narrower ones in 4. */
+/* AVX2 kernels: rows of more than 4 columns in vectors of 8 floats, narrower rows in 4. */
 #if defined(__AVX2__) && defined(__F16C__)
 #include <immintrin.h>
 

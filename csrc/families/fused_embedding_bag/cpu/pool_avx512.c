@@ -1,4 +1,4 @@
-/* AVX-512 kernels: rows of more than 8 columns in vectors of 16 floats, narrower ones in 8 or 4. */
+/* AVX-512 kernels: rows of more than 8 columns in vectors of 16 floats, narrower rows in 8 or 4. */
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__F16C__)
 #include <immintrin.h>
 

@@ -16,7 +16,8 @@
 #define RF__UNROLL _Pragma("GCC unroll 8")
 #endif
 
-/* The cursor ahead, in registers while bags are pooled. Off: the columns of a row after its first chunk. */
+/* The prefetch cursor, in registers while bags are pooled. Off: the columns of a row after its first chunk.
+ */
 typedef struct rf__look {
     const char *weight;
     int64_t pitch, row_bytes, lines, position, end;
@@ -33,7 +34,7 @@ static RF__INLINE void rf__look_close(const rf__look *look, rf__ahead *ahead) {
     if (ahead != NULL) ahead->position = look->position;
 }
 
-/* Asks for one more row. `lines` is the constant for which no loop is needed. */
+/* Prefetches the next row. `lines` is a constant if no loop is needed. */
 static RF__INLINE void rf__look_ahead(rf__look *look, const void *indices, const rf_int_type index_type,
                                       const int lines) {
     if (__builtin_expect(look->position < look->end, 1)) {
@@ -91,8 +92,8 @@ typedef bool (*rf__chunk)(const rf__pool_call *call, const rf__table *table, int
     RF__CHUNK(width, 1, 0, suffix, dtype, index_type, op)       \
     RF__CHUNK(width, 1, 1, suffix, dtype, index_type, op)
 
-/* Which chunks a row of `dim` columns is cut into: `fit` returns the function for the columns that are left
- * and how many it takes. A row that fits a narrow vector uses that. */
+/* Selects the chunks of a row of `dim` columns: `fit` returns the function for the remaining columns and
+ * their number. A row that fits a narrow vector uses that. */
 #define RF__FIT(width, vectors, part, suffix, condition, taken) \
     if (condition) {                                            \
         *columns = taken;                                       \
@@ -118,9 +119,7 @@ typedef bool (*rf__chunk)(const rf__pool_call *call, const rf__table *table, int
 #define RF__NARROWER(do_width, ...)
 #endif
 
-enum {
-    BAGS_TOGETHER = 4
-}; /* bags whose chunks follow each other: their rows stay in L2 from one to the next */
+enum { BAGS_TOGETHER = 4 }; /* bags whose chunks are pooled together: their rows stay in L2 between chunks */
 
 #define RF__KERNEL(suffix, dtype, index_type, op)                                                            \
     RF__NARROWER(RF__CHUNKS_NARROW, suffix, dtype, index_type, op)                                           \

@@ -1,7 +1,8 @@
 /* Pools bags with vectors of RF__W floats. Included after vector.h with the same RF__W.
  *
- * A bag is pooled in chunks of columns that stay in registers: 8, 4, 2 or 1 vectors, or a part of one.
- * Narrow rows are summed in several chains, else each addition would wait for the one before.
+ * A bag is pooled in chunks of columns that stay in registers: 8, 4, 2 or 1 vectors, or a part of a vector.
+ * Narrow rows are summed in several chains, because in a single chain each addition would wait for the
+ * previous one.
  */
 
 /* Columns [column, column + columns) of bags [first, last); false at a bad index. `vectors` and `part` (one vector, of which

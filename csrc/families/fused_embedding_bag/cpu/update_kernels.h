@@ -1,7 +1,7 @@
 /* Updates of a row by a fused optimizer, with vectors of RF__WIDEST floats. Included by pool_kernels.h.
  *
- * Each column by itself, except for row-wise Adagrad's mean, whose order of additions depends on the number of columns alone:
- * the same results for every instruction set.
+ * Each column separately, except for row-wise Adagrad's mean, whose order of additions depends only on the
+ * number of columns: the same results for every instruction set.
  */
 #define RF__JOIN_(name, width) name##width
 #define RF__JOIN(name, width) RF__JOIN_(name, width)

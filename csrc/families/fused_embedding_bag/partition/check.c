@@ -1,5 +1,5 @@
-/* Whether a mapping that comes back from a caller writes each vector of each bag once. Kernels write what tasks say and
- * nothing else: a bag that no task has would be left as it was in fresh memory, and no kernel can see that. */
+/* Checks that a mapping from a caller writes each vector of each bag once. Kernels write only what tasks
+ * contain: a bag without a task would keep the contents of fresh memory, and no kernel can detect that. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,14 +24,14 @@ uint32_t rf__fused_checksum(const rf__fused_mapping *mapping, int64_t rows) {
     return checksum;
 }
 
-/* What is written so far: a bit for each vector of each bag, of [features][columns][bags]. */
+/* The writes so far: a bit for each vector of each bag, of [features][columns][bags]. */
 typedef struct coverage {
     const rf__fused_mappable *what;
     const rf__fused_mapping *mapping;
     uint64_t *written;
     int64_t *first; /* bit of each feature [n_features + 1] */
     int32_t last_group;
-    int64_t last_partials; /* behind the sums of the groups so far */
+    int64_t last_partials; /* end of the sums of the groups so far */
 } coverage;
 
 /* The bits from..to of a word that begins at `at`. */
@@ -40,7 +40,7 @@ static uint64_t bits_of(int64_t at, int64_t from, int64_t to) {
     return from > at ? above & ~UINT64_C(0) << (from - at) : above;
 }
 
-/* Notes that a task's bags of a vector are written; false if one has been before. */
+/* Marks a task's bags of a vector as written; false if one has been written before. */
 static bool bags_write(coverage *cover, const rf_fused_task *task, int64_t feature, int64_t column) {
     const int64_t begin = cover->first[feature] + column * cover->mapping->bags;
     const int64_t from = begin + task->first_bag, to = begin + task->last_bag;
@@ -52,7 +52,7 @@ static bool bags_write(coverage *cover, const rf_fused_task *task, int64_t featu
     return true;
 }
 
-/* The same of the vectors column..end of a task's feature. */
+/* As above, for the vectors column..end of a task's feature. */
 static bool columns_write(coverage *cover, const rf_fused_task *task, int32_t column, int32_t end) {
     while (column < end && bags_write(cover, task, task->feature, column)) column++;
     return column == end;
@@ -68,13 +68,14 @@ static bool is_feature(const coverage *cover, int32_t number) {
     return number >= 0 && number < cover->what->n_features;
 }
 
-/* Whether a kernel has a schedule for a feature under this number, staged or not. */
+/* Returns true if a kernel has a schedule for a feature under this number, staged or not. */
 static bool can_pool(const coverage *cover, int32_t feature, int32_t number) {
     const rf__fused_feature *of = &cover->what->features[feature];
     return has_class(of->classes, number) || has_class(of->classes_of_few, number);
 }
 
-/* The tasks from here on that share bags, which follow one another, with sums of their own: how many; 0: one is wrong. */
+/* Returns the number of consecutive tasks from here on that share bags, with their own sums; 0: one is
+ * invalid. */
 static int32_t group_of(coverage *cover, const rf_fused_task *task, const rf__fused_class *schedule,
                         const rf_fused_task *end) {
     const int32_t shares = rf_fused_shares(task->share);
@@ -157,7 +158,7 @@ static bool lists_write(coverage *cover, int64_t rows) {
     return true;
 }
 
-/* The first vector that no task writes; -1: there is none. Bits behind the last are set already. */
+/* Returns the first vector that no task writes, or -1. Bits past the last are set already. */
 static int64_t first_left(const coverage *cover) {
     const int64_t words = (cover->first[cover->what->n_features] + 63) / 64;
     for (int64_t i = 0; i < words; i++)

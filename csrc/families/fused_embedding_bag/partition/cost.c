@@ -1,4 +1,4 @@
-/* What the work of each feature is expected to cost, and which features come first. */
+/* The expected cost of each feature, and the order of features. */
 #include <string.h>
 
 #include "families/fused_embedding_bag/partition/cost.h"

@@ -1,9 +1,9 @@
-/* Which block works on which bags of which feature (Pan et al., RecFlex, SC'24, section IV-B: thread mapping at run
- * time): from the number of bags and what is expected of them, or from the offsets of a batch.
+/* The partition (Pan et al., RecFlex, SC'24, section IV-B: thread mapping at run time): from the number of
+ * bags and their expected lookups, or from the offsets of a batch.
  *
- * Work (partition/cost.c) is cut into tasks of about equal length, so many that each place for a block on the GPU gets
- * several; where bags of a feature cannot be cut so fine, its tasks take longer and come first (write.c). The
- * last ones are short, so that all places are busy until the end.
+ * Work (partition/cost.c) is cut into tasks of about equal length, so many that each slot for a block on the
+ * GPU gets several; if bags of a feature cannot be cut that fine, its tasks take longer and come first
+ * (write.c). The last tasks are short, so that all slots are busy until the end.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -104,7 +104,7 @@ static void columns_add(rf__fused_cut *cut, int64_t f, open_tile *open) {
     }
 }
 
-/* Tiles get their tasks once all of their lanes are known. */
+/* Tiles are cut after all of their lanes are known. */
 static void tiles_cut(rf__fused_cut *cut) {
     for (int64_t i = 0; i < cut->n_runs; i++) {
         rf__fused_run *run = &cut->runs[i];

@@ -4,14 +4,14 @@
 
 #include "families/fused_embedding_bag/partition/partition.h"
 
-/* What is expected of a feature's bags. */
+/* The estimate for a feature's bags. */
 typedef struct rf__fused_estimate {
     double mean; /* lookups of a bag */
     double cost; /* that a block takes for the bags that it works on at once */
-    double misses; /* cost of all bags of a slice, for rows that come from memory */
+    double misses; /* cost of all bags of a slice if their rows come from memory */
     double work; /* cost of all bags and slices */
-    int32_t number; /* of its class; -1: there is nothing to cut */
-    int32_t rank; /* by how many rows there are for a lookup; 0: most */
+    int32_t number; /* of its class; -1: nothing to cut */
+    int32_t rank; /* by rows per lookup; 0: most */
 } rf__fused_estimate;
 
 /* Tasks of equal work: those of a feature's slice, or of a tile. */
@@ -21,7 +21,7 @@ typedef struct rf__fused_run {
     int32_t bags_each; /* a task */
     int32_t count; /* of tasks, or of groups of `split` that share their bags; 0: not cut yet */
     float work; /* of a task */
-    int64_t next; /* of about as much work, while they are written; -1: none */
+    int64_t next; /* next run with about as much work, while they are written; -1: none */
 } rf__fused_run;
 
 struct rf__fused_cut {
@@ -44,13 +44,14 @@ struct rf__fused_cut {
     int64_t rows; /* of the mapping */
 };
 
-/* Sets `estimates`, from lookups and what is staged; the work of all. */
+/* Sets `estimates`, from lookups and staged tables; returns the total work. */
 double rf__fused_estimate_all(rf__fused_cut *cut);
-/* Sets `order`, from estimates: features with most rows for a lookup come first, since those rows come from memory and
- * take longest; those that are alike keep their order, so that rows of few features are in L2 at a time. */
+/* Sets `order`, from estimates: features with most rows per lookup come first, because these rows come from
+ * memory and take longest; similar features keep their order, so that rows of few features are in L2 at a
+ * time. */
 void rf__fused_order(rf__fused_cut *cut);
 
-/* What the partial sums of a group of tasks take, which share `bags`, in RF_FUSED_PARTIAL_FLOATS. */
+/* Returns the size of the partial sums of a group of tasks that share `bags`, in RF_FUSED_PARTIAL_FLOATS. */
 static inline int64_t rf__fused_partials(const rf__fused_class *schedule, int64_t bags) {
     const int64_t elements = rf__elements_in((rf_dtype)schedule->dtype, schedule->align);
     const int64_t floats = (schedule->lanes * schedule->vectors * elements + 1) * bags * schedule->split;

@@ -12,7 +12,7 @@
 static const rf__kernel_source source = {"families/fused_embedding_bag/partition/map.cu", "rf_fused_map"};
 
 enum {
-    MOST_BLOCKS = 16, /* that write tasks, each of which makes the whole plan */
+    MOST_BLOCKS = 16, /* that write tasks; each computes the whole partition */
     TASKS_OF_BLOCK = 512
 };
 
@@ -34,7 +34,7 @@ static double blocks_a_bag(const rf__fused_geometry *shape, const rf__fused_clas
     return *runs / bags_at_once_of(schedule);
 }
 
-/* Counts what a feature needs; adds its columns to those of each of its classes. */
+/* Counts the needs of a feature; adds its columns to those of each of its classes. */
 static rf_status feature_count(const rf__fused_feature *feature, int64_t number,
                                const rf__fused_classes *classes, rf__fused_map_table *table,
                                int64_t *columns) {
@@ -136,8 +136,8 @@ rf_status rf__fused_map_table_fill(const rf__fused_feature *features, int64_t n_
     return RF_OK;
 }
 
-/* Tasks that are worth while, but for those that runs begin. That is estimated as if all bags were about equally long:
- * where there is more work, tasks have more, and where there is less, blocks end at once, which costs a little. */
+/* Returns the number of worthwhile tasks, except for those that runs begin. The estimate assumes equally long
+ * bags: with more work, tasks are longer, and with less, blocks end at once, which costs little. */
 static double most_cuts(const rf__gpu *gpu, const rf__fused_map_table *table, int64_t bags, int64_t lookups,
                         int64_t n_features) {
     const double blocks_at_once = (double)gpu->sms * RF__FUSED_BLOCKS;
@@ -223,7 +223,7 @@ rf_status rf__fused_map_lower(const rf__gpu *gpu, const rf__fused_map_table *tab
         .overlap = RF__OVERLAP_ALWAYS,
         .read_bytes =
             (params->n_features * params->bags + 1) * offset_bytes + table->tile_classes_at + table->n_tiles,
-        .written_bytes = (int64_t)(tile_means - mapping->n_tasks)}; /* as if all tasks were there */
+        .written_bytes = (int64_t)(tile_means - mapping->n_tasks)}; /* as if all tasks existed */
     RF_CHECK(rf__launches_add(launches, &launch, &offset_type, sizeof offset_type, &args, sizeof args));
     bind(launches);
     launches->workspace_bytes =

@@ -1,5 +1,5 @@
-/* The mapping made by partition/map.cu, from offsets that are on the device, where it is not known ahead what to
- * expect of a batch. */
+/* The mapping computed by partition/map.cu, from offsets on the device, if the lookups of a batch are not
+ * known in advance. */
 #ifndef RECFUSE_CUDA_FUSED_MAP_DEVICE_H
 #define RECFUSE_CUDA_FUSED_MAP_DEVICE_H
 
@@ -11,7 +11,7 @@ enum { RF__FUSED_UPLOAD_FEATURES, RF__FUSED_UPLOAD_PARTITION }; /* uploads of a 
  * RF__FUSED_UPLOAD_PARTITION. */
 typedef struct rf__fused_map_table {
     int64_t classes_at, tile_classes_at; /* bytes; features come first */
-    int32_t n_classes, n_tiles; /* as many tiles as there may be */
+    int32_t n_classes, n_tiles; /* the most tiles that may exist */
     double runs, tasks_a_bag; /* at most */
     /* Blocks that work on one bag of all features at once, by mean bag length and class. */
     double blocks_a_bag[RF_FUSED_BUCKETS][RF_FUSED_MOST_CLASSES];

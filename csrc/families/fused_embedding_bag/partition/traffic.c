@@ -1,13 +1,13 @@
 /* The traffic of fused calls. */
 #include "families/fused_embedding_bag/partition/traffic.h"
 
-/* Lookups of a feature by those of the mean one. */
+/* Returns the lookups of a feature relative to the mean feature. */
 static double weight_of(const rf_fused_schedule *schedules, int64_t feature, double mean) {
     if (schedules == NULL || mean == 0) return 1;
     return schedules[feature].expected > 0 ? schedules[feature].expected / mean : 0;
 }
 
-/* Expected lookups of the mean feature; 0: they are not known of all. */
+/* Returns the expected lookups of the mean feature; 0: not known for all. */
 static double mean_of(const rf_fused_schedule *schedules, int64_t n_features) {
     double all = 0;
     for (int64_t f = 0; schedules != NULL && f < n_features; f++) {

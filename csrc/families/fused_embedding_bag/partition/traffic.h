@@ -7,9 +7,9 @@
 
 enum { RF__FUSED_LOGARITHMS = 32 };
 
-/* Of features whose lookups are shared out as their schedules expect, or evenly where nothing is expected. */
+/* Of features whose lookups are distributed as their schedules expect, or evenly without expectations. */
 typedef struct rf__fused_traffic {
-    double row_bytes[RF__FUSED_LOGARITHMS]; /* of tables, each row once, at 2^i lookups a feature */
+    double row_bytes[RF__FUSED_LOGARITHMS]; /* of tables, each row once, at 2^i lookups per feature */
     double columns; /* elements of a row: the mean over all lookups */
 } rf__fused_traffic;
 

@@ -11,8 +11,8 @@ enum { BUCKETS = 64, /* of the work of tasks */ SPREAD = BUCKETS, LISTS };
 static const double LONGER = 1.25; /* from bucket to bucket */
 static const double SPREAD_OVER = 0.9; /* of all tasks */
 
-/* Tasks that take long come first. Those about as long as they should be stay in their order: rows of a feature are
- * then in L2 together. */
+/* Long tasks come first. Those near the target stay in their order, so that rows of a feature are in L2
+ * together. */
 static uint32_t bucket_of(double work, double long_work) {
     uint32_t bucket = 0;
     while (work > long_work && bucket < BUCKETS - 1) {
@@ -22,13 +22,13 @@ static uint32_t bucket_of(double work, double long_work) {
     return bucket;
 }
 
-/* Runs in their order, by number; first: -1 where there is none. */
+/* Runs in their order, by number; first: -1 if empty. */
 typedef struct run_list {
     int64_t first, last;
 } run_list;
 
-/* The runs of each bucket; but those of tiles that are not long have a list of their own: they wait for memory much and
- * compute little, and are spread over the others, to run beside them. */
+/* Sorts runs into buckets; but tiles that are not long have a separate list: they mostly wait for memory and
+ * compute little, so they are spread over the others, to run concurrently. */
 static void runs_sort(rf__fused_cut *cut, run_list *lists) {
     for (int32_t i = 0; i < LISTS; i++) lists[i] = (run_list){-1, -1};
     for (int64_t i = 0; i < cut->n_runs; i++) {
@@ -45,19 +45,20 @@ static void runs_sort(rf__fused_cut *cut, run_list *lists) {
     }
 }
 
-/* Where tasks are written to, and the number and the partial sums of the next group of them. */
+/* The write position of tasks, and the number and partial sums of the next group. */
 typedef struct writer {
     const rf__fused_run *runs;
     rf_fused_task *begin, *to;
     int32_t bags, group, partials;
-    /* Of tasks that are spread: the run of the next one (-1: none is left), its number there, its place among all
-     * tasks, and how far it is from there to the one behind. */
+    /* Of spread tasks: the run of the next one (-1: all are written), its number in the run, its position
+     * among all tasks, and the distance to the following one. */
     int64_t spread_run;
     int32_t spread_task;
     double spread_at, apart;
 } writer;
 
-/* Writes the task from `bag` on, which has its bags for itself; where it is. In place: to copy one is to wait for it. */
+/* Writes the task from `bag` on, which shares no bags; returns its address. In place, because a copy would
+ * wait. */
 static rf_fused_task *task_write(writer *writer, const rf__fused_run *run, int32_t bag) {
     const int32_t left = writer->bags - bag;
     *writer->to = (rf_fused_task){.feature = run->feature,
@@ -90,7 +91,7 @@ static void spread_write(writer *writer) {
     writer->spread_at += writer->apart;
 }
 
-/* Writes those whose turn it is; how many others may follow. */
+/* Writes the spread tasks that are due; returns how many others may follow. */
 static int64_t spread_due(writer *writer) {
     while (writer->spread_run >= 0) {
         const int64_t before = (int64_t)writer->spread_at - (writer->to - writer->begin);
@@ -100,7 +101,8 @@ static int64_t spread_due(writer *writer) {
     return INT64_MAX;
 }
 
-/* Half a task, in one store: eight small ones a task take twice as long, and tasks are most of a mapping. */
+/* Half a task, in one store: eight small stores per task take twice as long, and tasks are most of a mapping.
+ */
 typedef uint32_t half __attribute__((vector_size(16)));
 _Static_assert(2 * sizeof(half) == sizeof(rf_fused_task), "two make a task");
 

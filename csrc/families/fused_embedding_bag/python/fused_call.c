@@ -56,7 +56,7 @@ int rf__py_call_read(PyObject *object, const char *function, rf__py_fused_call *
     params->n_features = PyArray_DIM(call->features, 0);
     params->output_dtype = (rf_dtype)output_dtype;
     params->output_stride = output_stride;
-    static _Alignas(16) char aligned[16]; /* never touched: stands for an output where there is none yet */
+    static _Alignas(16) char aligned[16]; /* never accessed: replaces an output that does not exist yet */
     params->output = aligned;
     for (int64_t f = 0; f < params->n_features; f++) {
         const rf_feature *feature = &params->features[f];

@@ -1,5 +1,5 @@
-/* A fused call as Python describes it, except for its batch. Addresses come as integers: whoever calls keeps the tensors
- * alive. */
+/* A fused call as described by Python, except for its batch. Addresses are integers: the caller must keep the
+ * tensors alive. */
 #ifndef RECFUSE_PYTHON_FUSED_CALL_H
 #define RECFUSE_PYTHON_FUSED_CALL_H
 
@@ -9,14 +9,14 @@
 #include "families/fused_embedding_bag/partition/partition.h"
 #include "families/fused_embedding_bag/schedule/fused_schedule.h"
 
-/* What a `call` says; `features` and `buffers` are freed by call_free. */
+/* The contents of a `call`; call_free frees `features` and `buffers`. */
 typedef struct rf__py_fused_call {
     rf_fused_embedding_bag_params params;
     PyArrayObject *features;
     rf_buffer *buffers;
 } rf__py_fused_call;
 
-/* Fills `call`, whose memory is zero; -1 with an exception. It is to be freed also then. */
+/* Fills `call`, whose memory is zero; -1 with an exception. The caller frees it also then. */
 int rf__py_call_read(PyObject *object, const char *function, rf__py_fused_call *call);
 void rf__py_call_free(rf__py_fused_call *call);
 
@@ -24,7 +24,7 @@ void rf__py_call_free(rf__py_fused_call *call);
 PyArrayObject *rf__py_schedules(PyObject *object, int dimensions, const rf__py_fused_call *call,
                                 const char *function);
 
-/* Of a call that has no indices and offsets yet. */
+/* Of a call without indices and offsets. */
 rf_status rf__py_call_check(const rf_fused_embedding_bag_params *params, int32_t warps);
 
 #endif

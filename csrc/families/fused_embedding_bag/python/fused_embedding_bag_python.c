@@ -40,7 +40,7 @@ out:
     return rf__py_result(list, status, function);
 }
 
-/* Compiles what batches of these params need, by the classes of some sets of schedules. */
+/* Compiles the kernels for batches of these params, by the classes of some sets of schedules. */
 static rf_status compile(const char *arch, const rf_fused_embedding_bag_params *params,
                          const rf_fused_schedule *schedules, int64_t sets, rf__fused_classes *classes,
                          rf__fused_feature *features, rf__fused_problem *problem, rf_kernel_info *info) {

@@ -1,4 +1,4 @@
-/* Which block works on what: features are described once, and each batch is mapped by its offsets. */
+/* Mappings: features are described once, and each batch is mapped by its offsets. */
 #include "families/fused_embedding_bag/python/fused_call.h"
 
 #include <stdlib.h>
@@ -34,7 +34,7 @@ out:
     return rf__py_result(result, status, function);
 }
 
-/* An array [rows, 8] in `memory`, if that is not None, else a new one; a new reference. */
+/* Returns an array [rows, 8] in `memory` if that is not None, else a new one; a new reference. */
 static PyArrayObject *rows_new(PyObject *memory, int64_t rows, const char *function) {
     enum { FIELDS = sizeof(rf__fused_mapping) / sizeof(int32_t) };
     if (memory == Py_None) return rf__py_new(NPY_INT32, (npy_intp)rows, FIELDS);
@@ -49,7 +49,7 @@ static PyArrayObject *rows_new(PyObject *memory, int64_t rows, const char *funct
     return NULL;
 }
 
-/* Reads offsets into `batch`; a new reference to what has them, or NULL with an exception. */
+/* Reads offsets into `batch`; returns a new reference to their owner, or NULL with an exception. */
 static PyArrayObject *offsets_read(PyObject *object, int64_t n_features, rf__fused_batch *batch,
                                    const char *function) {
     const bool wide = PyArray_Check(object) && PyArray_TYPE((PyArrayObject *)object) == NPY_INT64;

@@ -1,4 +1,4 @@
-/* What mappings need to know of features, made once for all batches. */
+/* The data of features for mappings, computed once for all batches. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -10,8 +10,8 @@ static uint64_t hash_fields(uint64_t hash, const int32_t *fields, size_t bytes) 
     return hash ^ hash >> 32;
 }
 
-/* Of classes, and of which of them features have and how wide they are: two mappings of the same one fit each other's
- * calls. */
+/* Of classes, of the classes of features, and of their widths: mappings with equal signatures fit each
+ * other's calls. */
 static int32_t signature_of(const rf__fused_feature *features, int64_t n_features,
                             const rf__fused_classes *classes) {
     uint64_t hash = hash_fields((uint64_t)classes->count, (const int32_t *)classes->of,

@@ -1,5 +1,5 @@
-/* Schedules of the features of a fused call: defaults by mean bag length, what a feature can do, and the classes
- * that a kernel must have compiled in. */
+/* Schedules of the features of a fused call: defaults by mean bag length, the limits of a feature, and the
+ * classes that a kernel must contain. */
 #include <inttypes.h>
 #include <stddef.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 
 /* Slots of a bag that its rows keep busy: each has about eight rows, which are all in flight at once. */
 static const int32_t bucket_slots[RF_FUSED_BUCKETS] = {1, 1, 2, 4, 8, 16, 32, 32};
-/* Threads of a bag where the table is staged, each with four rows at a time: few different ones, since more of them in a
- * kernel spill registers. */
+/* Threads of a bag of a staged table, each with four rows at a time: few different values, because more of
+ * them in a kernel spill registers. */
 static const int32_t bucket_staged[RF_FUSED_BUCKETS] = {4, 4, 4, 4, 8, 8, 16, 16};
 
 enum {
@@ -54,8 +54,8 @@ static int32_t busy_threads(const rf__fused_geometry *shape, int32_t bucket) {
     return shape->pooling == RF_MAX ? shape->lanes : shape->lanes * bucket_slots[bucket];
 }
 
-/* Completes a schedule for bags of a bucket. `few`: there are too few of them to hide how long one takes that is long,
- * and two warps share it. RF_ERR_VALUE: it does not fit the feature. */
+/* Completes a schedule for bags of a bucket. `few`: there are too few bags to hide the time of a long one, so
+ * two warps share it. RF_ERR_VALUE: it does not fit the feature. */
 static rf_status complete(const rf__fused_geometry *shape, int32_t bucket, bool few,
                           rf_fused_schedule *schedule) {
     if (schedule->kind == RF_FUSED_KIND_DEFAULT)
@@ -120,7 +120,7 @@ static uint64_t code_of(const rf__fused_class *of) {
     return code;
 }
 
-/* The number of a class, which is added where it is new; -1: there is no room. */
+/* Returns the number of a class, and adds a new class; -1: no room. */
 static int32_t class_number(rf__fused_classes *classes, const rf__fused_class *wanted) {
     const uint64_t code = code_of(wanted);
     for (int32_t i = 0; i < classes->count; i++) {
@@ -132,10 +132,10 @@ static int32_t class_number(rf__fused_classes *classes, const rf__fused_class *w
     return classes->count++;
 }
 
-/* How many different schedules features without one may have, where a kernel would have too many. */
+/* The variety of schedules for features without one, reduced if a kernel would have too many. */
 typedef enum variety { BY_LENGTH, ONE_A_SHAPE, COLUMNS_ALONE } variety;
 
-/* The class that a feature has for bags of a bucket, by a schedule that is completed; -1: there is no room. */
+/* Returns the class of a feature for bags of a bucket, by a completed schedule; -1: no room. */
 static rf_status class_find(const rf__fused_geometry *shape, rf_fused_schedule schedule, int32_t bucket,
                             bool few, rf__fused_classes *classes, int32_t *number) {
     RF_CHECK(complete(shape, bucket, few, &schedule));
@@ -144,14 +144,14 @@ static rf_status class_find(const rf__fused_geometry *shape, rf_fused_schedule s
     return RF_OK;
 }
 
-/* The bucket of a feature in batches of bucket `b`. Where one length is expected, that of this length, whatever a batch
- * is like. */
+/* Returns the bucket of a feature in batches of bucket `b`: that of its expected length, if any, for any
+ * batch. */
 static int32_t bucket_for(const rf_fused_schedule *given, int32_t b) {
     if (given->expected == 0) return b;
     return rf_fused_bucket(given->expected > 0 ? given->expected / 16.0 : 0);
 }
 
-/* A feature's; all defaults where there are none. */
+/* Returns the schedule of a feature; all defaults without schedules. */
 static rf_fused_schedule schedule_at(const rf_fused_schedule *schedules, int64_t feature) {
     return schedules != NULL ? schedules[feature] : (rf_fused_schedule){0};
 }
@@ -180,7 +180,7 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
             continue;
         }
         rf_fused_schedule schedule = *given;
-        /* What is staged has a class for GPUs that cannot. */
+        /* A staged table also has a class for GPUs that cannot stage. */
         if (feature->staging == RF__STAGE_ALWAYS) schedule = (rf_fused_schedule){.kind = RF_FUSED_KIND_POOL};
         if (is_default && level == COLUMNS_ALONE) schedule.kind = RF_FUSED_KIND_COLUMNS;
         if (is_default && level == ONE_A_SHAPE) schedule.kind = RF_FUSED_KIND_POOL;
@@ -192,8 +192,8 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     return RF_OK;
 }
 
-/* The staged classes of all features that are staged in this way; where there is no room for one's, it is not, unless its
- * schedule says so: then it stops. */
+/* Adds the staged classes of all features that are staged in this way. If there is no room for a class, its
+ * feature is not staged, unless its schedule requires it: then it stops. */
 static rf_status staged_fill(const rf_fused_schedule *schedules, int64_t count, rf__fused_staging staging,
                              rf__fused_classes *classes, rf__fused_feature *features, bool *full) {
     for (int64_t i = 0; i < count && !*full; i++) {
@@ -211,7 +211,7 @@ static rf_status staged_fill(const rf_fused_schedule *schedules, int64_t count, 
     return RF_OK;
 }
 
-/* One set of schedules; stops where there is no room for another class. */
+/* Adds one set of schedules; stops if there is no room for another class. */
 static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,
                           variety level, rf__fused_classes *classes, rf__fused_feature *features,
                           bool *full) {
@@ -245,8 +245,8 @@ rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const 
             RF_CHECK(set_fill(params, schedules != NULL ? schedules + first : NULL, level, classes,
                               features + first, &full));
         }
-        /* Behind all others, so that the kernel of those is the same whether tables are staged or not; and those that
-         * must have one before those that may. */
+        /* After all others, so that their kernel does not depend on staging; required ones before optional
+         * ones. */
         const int64_t all = n_sets * params->n_features;
         RF_CHECK(staged_fill(schedules, all, RF__STAGE_ALWAYS, classes, features, &full));
         RF_CHECK(staged_fill(schedules, all, RF__STAGE_WHERE_IT_PAYS, classes, features, &full));

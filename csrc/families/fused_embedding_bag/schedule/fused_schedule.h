@@ -1,5 +1,5 @@
-/* The schedules of features: defaults, what a feature can run, the classes that a kernel must have; and what the
- * partition needs to know of them, made once for all batches (describe.c). */
+/* The schedules of features: defaults, limits of a feature, the classes that a kernel must contain; and the
+ * data for the partition, computed once for all batches (describe.c). */
 #ifndef RECFUSE_CUDA_FUSED_SCHEDULE_H
 #define RECFUSE_CUDA_FUSED_SCHEDULE_H
 
@@ -11,7 +11,7 @@ RF__SHARED rf_status rf__fused_features(const rf_fused_embedding_bag_params *par
                                         const rf_fused_schedule *schedules, int64_t n_sets,
                                         rf__fused_classes *classes, rf__fused_feature *features);
 
-/* The schedules worth a try for a feature, `most` at most; how many there are. */
+/* Writes the schedules worth trying for a feature, at most `most`; returns their number. */
 RF__SHARED int32_t rf__fused_candidates(const rf__fused_geometry *shape, rf_fused_schedule *candidates,
                                         int32_t most);
 
@@ -22,7 +22,7 @@ typedef struct rf__fused_mappable {
     int32_t signature; /* of these */
 } rf__fused_mappable;
 
-/* The same with all that it points to. */
+/* As above, with all data to which it points. */
 typedef struct rf__fused_described {
     rf__fused_mappable what;
     rf__fused_classes classes;

@@ -1,14 +1,14 @@
-/* Tables that are copied to shared memory as a whole (staged/staged.cu): which, and which SM pools which. */
+/* Tables that are staged in shared memory as a whole (staged/staged.cu): their choice, and the SM of each. */
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "families/fused_embedding_bag/staged/staged.h"
 
 enum { MOST_ROW_BYTES = 32, COPY_ALIGNMENT = 16, MOST_LOOKUPS = 1 << 30, TASKS_AN_SM = 2 };
-/* Of the bytes to gather: as measured on an H200, where tables of narrow rows have a tenth to a third of them, staging
- * costs a third of the time, and where they have 97 %, it saves a quarter to a half. */
+/* Of the bytes to gather: on an H200, staging costs a third of the time if tables of narrow rows have a tenth
+ * to a third of them, and saves a quarter to a half if they have 97 %. */
 static const double NEARLY_ALL = 0.75;
-/* Clock cycles of an SM, as seen on an H200: of a lookup, of a bag, of a byte of a table, and of a table beside. */
+/* Clock cycles of an SM on an H200: per lookup, per bag, per byte of a table, and per table. */
 static const double a_lookup = 0.92, a_bag = 2, a_byte = 1.0 / 40, a_table = 3000;
 
 bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows) {
@@ -32,9 +32,9 @@ static int64_t tasks_of(const rf__fused_batch *batch) {
     return (batch->bags + RF_FUSED_STAGED_BAGS - 1) / RF_FUSED_STAGED_BAGS;
 }
 
-/* Whether tables that may be staged are, all or none: together they must have so many lookups that copying them pays,
- * nearly all that there is to gather, and a share for each SM. Where other tables have much of the work, the SMs are
- * better left to those: a staged table keeps one to itself. */
+/* Returns true if tables that may be staged are staged, all or none: together they must have so many lookups
+ * that copying them pays, nearly all rows to gather, and a share for each SM. If other tables have much of
+ * the work, the SMs are better left to those, because a staged table occupies an SM. */
 static bool pays(const rf__fused_feature *features, int64_t n_features, const double *lookups,
                  const rf__fused_batch *batch, int32_t sms, const bool *staged) {
     double gathered = 0, gathered_staged = 0, read = 0, copied = 0;
@@ -107,7 +107,7 @@ static job *jobs_new(const rf__fused_feature *features, int64_t n_features, cons
     return jobs;
 }
 
-/* How long a list is so far. */
+/* The length of a list so far. */
 typedef struct load {
     double cycles;
     int32_t list, depth;
@@ -117,7 +117,7 @@ static bool shorter(const load *one, const load *other) {
     return one->cycles < other->cycles || (one->cycles == other->cycles && one->list < other->list);
 }
 
-/* Puts the first of a heap, whose shortest list is otherwise first, to its place. */
+/* Moves the first element of a heap, otherwise ordered by shortest list, to its position. */
 static void sift(load *heap, int32_t count) {
     const load moved = heap[0];
     int32_t at = 0;

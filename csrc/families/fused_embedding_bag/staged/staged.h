@@ -1,30 +1,33 @@
-/* Tables of narrow rows that are copied to shared memory as a whole: which, and which SM pools which.
+/* Tables of narrow rows that are staged in shared memory as a whole: their choice, and the SM of each.
  *
- * To delete this feature: this folder; in fused_schedule.c staged_complete and staged_fill; in fused_kernel.c, fused_lower.c and fused_prepare.c what says
- * `staged`; the lists in partition (partition.h, cut.c, write.c, check.c); RF_WITH_STAGED in kernels;
- * RF_FUSED_KIND_STAGED in the public header. */
+ * To delete this feature: this folder; in fused_schedule.c staged_complete and staged_fill; in
+ * fused_kernel.c, fused_lower.c and fused_prepare.c the code for `staged`; the lists in partition
+ * (partition.h, cut.c, write.c, check.c); RF_WITH_STAGED in kernels; RF_FUSED_KIND_STAGED in the public
+ * header.
+ */
 #ifndef RECFUSE_CUDA_FUSED_STAGED_H
 #define RECFUSE_CUDA_FUSED_STAGED_H
 
 #include "gpu/driver/gpu.h"
 #include "families/fused_embedding_bag/features.h"
 
-/* What follows lanes in a mapping with staged tables: this row, then `depth` times `lists` tasks, each list ended by one
- * of feature -1. */
+/* Follows the lanes in a mapping with staged tables: this row, then `depth` times `lists` tasks, each list
+ * ended by a task of feature -1. */
 typedef struct rf__fused_staged {
     int32_t depth, lists, unused[6];
 } rf__fused_staged;
 RF_SIZE_IS(rf__fused_staged, 32);
 
-/* Whether a feature's table can be staged. `weight`: its address. */
+/* Returns true if a feature's table can be staged. `weight`: its address. */
 bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows);
-/* Whether a GPU can stage tables for a call of so many lookups. */
+/* Returns true if a GPU can stage tables for a call of this many lookups. */
 bool rf__fused_can_stage(const rf__gpu *gpu, int64_t lookups);
-/* Which features are staged, by their lookups in a batch: sets staged [n_features]; how many they are. */
+/* Selects the features to stage, by their lookups in a batch: sets staged [n_features]; returns their number.
+ */
 int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const double *lookups,
                         const rf__fused_batch *batch, int32_t sms, bool *staged);
-/* Lists of staged features, one for each SM, about equally long: *rows [1 + depth * lists], to be freed with
- * free(). */
+/* Computes lists of staged features, one per SM, about equally long: *rows [1 + depth * lists], which the
+ * caller frees by free(). */
 rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_features, const double *lookups,
                                  const bool *staged, int64_t n_staged, int32_t sms,
                                  const rf__fused_batch *batch, rf__fused_staged **rows, int64_t *n_rows);

@@ -22,8 +22,8 @@ rf_status rf__fused_features_read(rf__call *call, int argument, const rf_feature
     return RF_OK;
 }
 
-/* Weights are whole models: a copy at each call would cost more than it helps, so none is made. *dim: columns, -1 for a
- * weight of one dimension. */
+/* Weights are whole models: a copy per call would cost more than it helps, so they are not copied. *dim:
+ * columns, -1 for a weight of one dimension. */
 static rf_status weight_read(const char *argument, AtenTensorHandle handle, rf__torch_device device,
                              rf_buffer *buffer, int64_t *dim) {
     rf__tensor tensor;

@@ -18,7 +18,7 @@ enum {
     SCHEDULES,
     WARPS,
     MAPPING,
-    ANY_MAX /* of the gradients alone */
+    ANY_MAX /* only of the gradients */
 };
 
 /* schedules: int32 [features, 5] on the CPU, an array of rf_fused_schedule; may be NULL. */
@@ -39,9 +39,9 @@ static rf_status schedules_read(rf__call *call, int64_t n_features, rf_fused_pla
 }
 
 /* mapping: int32 [rows, 8] on the CPU, may be NULL. From page-locked memory it is copied to the device here,
- * asynchronously; torch keeps the memory for so long. From other memory torch's copy may wait for the stream, and one that
- * is captured would be made again by each replay, from memory that may have another mapping by then, or none: there the
- * call makes its own. */
+ * asynchronously; torch keeps the memory until then. From other memory torch's copy may wait for the stream,
+ * and each replay of a captured copy would read memory that may have other contents by then: in these cases
+ * the call makes its own copy. */
 static rf_status mapping_read(rf__call *call, int64_t bags, const rf_cuda_stream *stream,
                               rf_fused_plan *plan) {
     enum { FIELDS = 8 };

@@ -1,11 +1,12 @@
-/* What packed.cu's kernels are launched with, and how items are cut into chunks, which C tests run on the host.
+/* The arguments of packed.cu's kernels, and the cut of items into chunks, which C tests run on the host.
  *
- * torch's attention of sequences of many lengths gets chunks: runs of the rows of one user's items, where items are in an
- * order that has each user's side by side. A chunk begins where a user's items begin, and at every item whose number is a
- * multiple of `most`. So there are as many as users and multiples together, which the host knows without asking the
- * device, and none is longer than `most`; chunks of users without items are empty. Items of no user are the items of one
- * more user, which has no keys. A chunk's number is how many of these places are before it: a user's place comes before
- * the multiple at the same item. */
+ * torch's attention of sequences of many lengths gets chunks: runs of the rows of one user's items, ordered
+ * by user. A chunk begins where a user's items begin, and at every item whose number is a multiple of `most`.
+ * So there are as many as users and multiples together, which the host knows without the device, and none is
+ * longer than `most`; chunks of users without items are empty. Items with an invalid user belong to an
+ * additional user without keys. A chunk's number is the number of previous begins: a user's begin comes
+ * before the multiple at the same item.
+ */
 #ifndef RECFUSE_CUDA_IKBO_ATTENTION_PACKED_ARGS_H
 #define RECFUSE_CUDA_IKBO_ATTENTION_PACKED_ARGS_H
 
@@ -16,7 +17,7 @@ typedef struct rf_attention_items {
     /* [count] users of items; of no user: the number of users. Ascending, unless most is 0. NULL: item u is of user u. */
     const rf_i32 *users;
     rf_i64 count, n_users;
-    rf_i64 most; /* items of a chunk; 0: each item is one, and that is its number */
+    rf_i64 most; /* items per chunk; 0: each item is a chunk with its own number */
     rf_i64 rows; /* of an item */
 } rf_attention_items;
 
@@ -33,7 +34,7 @@ RF_BOTH rf_i64 rf_attention_chunks(const rf_attention_items *items) {
     return items->n_users + 1 + (items->count + items->most - 1) / items->most;
 }
 
-/* Number of the first item whose user is not below `user`. */
+/* Returns the number of the first item whose user is not below `user`. */
 RF_BOTH rf_i64 rf_attention_begin_of(const rf_attention_items *items, rf_i64 user) {
     rf_i64 low = 0, high = items->count;
     while (low < high) {
@@ -46,7 +47,7 @@ RF_BOTH rf_i64 rf_attention_begin_of(const rf_attention_items *items, rf_i64 use
     return low;
 }
 
-/* One of the chunks: each `at` below their number has another. */
+/* Returns a chunk: each `at` below their number has another. */
 RF_BOTH rf_attention_chunk rf_attention_chunk_at(const rf_attention_items *items, rf_i64 at) {
     rf_attention_chunk chunk;
     if (items->most == 0) {
@@ -72,10 +73,10 @@ RF_BOTH rf_i64 rf_attention_chunk_of(const rf_attention_items *items, rf_i64 ite
 
 typedef struct rf_attention_prepare_args {
     rf_integers map; /* [n_items] */
-    rf_i32 *users; /* [n_items]: the map, users.count where it is not in [0, users.count) */
+    rf_i32 *users; /* [n_items]: the map, or users.count if it is not in [0, users.count) */
     rf_i64 n_items;
     rf_attention_users keys;
-    rf_i64 report; /* whether bad contents are recorded */
+    rf_i64 report; /* invalid contents are recorded */
     rf_error_word errors;
 } rf_attention_prepare_args;
 RF_SIZE_IS(rf_attention_prepare_args, 112);
@@ -93,7 +94,7 @@ RF_SIZE_IS(rf_attention_cut_args, 120);
 typedef struct rf_attention_pack_args {
     rf_u8 *to; /* [count, queries, group, heads / group, head_vectors] */
     const rf_u8 *from; /* [items, queries, heads, used_vectors] */
-    const rf_i64 *order; /* [count]: the item of `from` that comes there; NULL: the same */
+    const rf_i64 *order; /* [count]: the item of `from` for each position; NULL: the same */
     rf_i64 count;
     rf_i64 pitch[3]; /* of `from`: item, query, head */
     rf_u32 item_vectors; /* of `to`: queries * heads * head_vectors */
@@ -105,13 +106,12 @@ RF_SIZE_IS(rf_attention_pack_args, 80);
 
 typedef struct rf_attention_unpack_args {
     rf_u8 *out; /* [items, queries, heads, head_vectors] vectors */
-    const rf_u8 *
-        from; /* rows [count * queries * group] of heads / group heads; NULL: there is no dim, or are no keys */
+    const rf_u8 *from; /* rows [count * queries * group] of heads / group heads; NULL: no dim, or no keys */
     rf_i64 from_pitch[2]; /* row, head */
     const rf_i64 *order; /* [count], as in packing */
     rf_attention_items items;
     rf_attention_users keys;
-    const rf_i32 *rows; /* [chunks + 1], of rf_attention_cut_args; not read where `from` is NULL */
+    const rf_i32 *rows; /* [chunks + 1], of rf_attention_cut_args; not read if `from` is NULL */
     rf_i64 first_chunk, end_chunk; /* whose items are written */
     float *lse; /* [items, heads, queries] or NULL */
     const float *lse_from; /* of a row at its number, or with lse_by_chunk at its number in the chunk */

@@ -155,7 +155,7 @@ rf_status rf__attention_unpack_lower(const rf_ikbo_attention_params *params, con
         .group = (uint32_t)(params->heads / params->kv_heads),
         .head_vectors = (uint32_t)head_vectors,
         .item_pieces = (uint32_t)item};
-    /* The items of some chunks alone are known on the device: an upper bound. */
+    /* The number of items of some chunks is known only on the device: an upper bound. */
     const int64_t heads = items->count * queries->queries * params->heads;
     const int64_t written = heads * (head_bytes + (queries->lse != NULL ? 4 : 0));
     const int64_t orders = order != NULL ? items->count * (int64_t)sizeof *order : 0;

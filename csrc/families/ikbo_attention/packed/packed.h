@@ -28,7 +28,7 @@ rf_status rf__attention_pack_lower(const rf__attention_rows *from, const int64_t
 
 /* The results of torch's attention for some chunks. */
 typedef struct rf__attention_result {
-    const void *out; /* rows of heads / group heads; NULL: there is no dim, or are no keys */
+    const void *out; /* rows of heads / group heads; NULL: no dim, or no keys */
     int64_t out_pitch[2]; /* elements from row to row and from head to head */
     const float *lse; /* or NULL */
     int64_t lse_pitch[3]; /* elements from chunk to chunk, head to head, row to row */

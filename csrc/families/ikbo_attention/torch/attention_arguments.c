@@ -1,13 +1,13 @@
-/* What ikbo_attention and its kin are given. */
+/* Arguments of ikbo_attention and its private operators. */
 #include <math.h>
 
 #include "core/validate.h"
 #include "torch/arguments.h"
 #include "families/ikbo_attention/torch/ikbo_attention_torch.h"
 
-/* A tensor whose last dimension lies side by side, copied unless it does, and the pitches of those before it [3]; of three
- * dimensions the first is 0. Where a dimension has one element, torch's stride may be anything; here it is the natural
- * one. */
+/* Reads a tensor whose last dimension is contiguous, or copies it, and the pitches of the other dimensions
+ * [3]; with three dimensions the first is 0. For a dimension with one element torch's stride is arbitrary;
+ * here it is the natural stride. */
 static rf_status rows_read(rf__call *call, rf__tensor *tensor, int64_t pitch[3]) {
     const int64_t last = tensor->dim - 1;
     if (tensor->sizes[last] > 1 && tensor->strides[last] != 1)
@@ -70,7 +70,7 @@ static rf_status keys_read(rf__call *call, int argument, bool jagged, rf__attent
 
 static rf_status maps_read(rf__call *call, int cand_to_user, int lengths, int offsets,
                            rf_ikbo_attention_params *params) {
-    static const char none[1] = ""; /* of no elements, where NULL would say that there is no argument */
+    static const char none[1] = ""; /* of no elements; NULL would mean an absent argument */
     int64_t count = 0;
     RF_CHECK(
         rf__call_integers(call, cand_to_user, &params->cand_to_user, &count, &params->cand_to_user_type));
@@ -98,7 +98,7 @@ static rf_status maps_read(rf__call *call, int cand_to_user, int lengths, int of
 
 static double scale_of(const rf__value *scale, int64_t dim) {
     if (scale->given) return scale->number;
-    return dim > 0 ? 1 / sqrt((double)dim) : 1; /* of scores that are all 0 */
+    return dim > 0 ? 1 / sqrt((double)dim) : 1; /* all scores are 0 */
 }
 
 rf_status rf__attention_read(rf__call *call, bool self, rf__attention *attention) {
@@ -106,7 +106,7 @@ rf_status rf__attention_read(rf__call *call, bool self, rf__attention *attention
 #define TEXT(name, text) [name] = text,
     static const char *const paths[] = {RF__ATTENTION_PATH_LIST(TEXT) NULL};
 #undef TEXT
-    const int first = self; /* behind q_user */
+    const int first = self; /* after q_user */
     int chosen = 0;
     *attention = (rf__attention){.self = self};
     rf_ikbo_attention_params *params = &attention->params;

@@ -1,8 +1,8 @@
 /* ikbo_attention on the CPU: torch's flash attention, once for each user.
  *
- * The queries of a user's candidates are gathered into one sequence for each head of keys: [kv_heads, group, item, query,
- * dim], where the query heads of a group share their keys. So a user's keys are read once for all of its candidates, and
- * what is in another user's keys, or beyond a user's length, is never near.
+ * The queries of a user's candidates are gathered into one sequence for each head of keys: [kv_heads, group,
+ * item, query, dim], where the query heads of a group share their keys. So a user's keys are read once for
+ * all of its candidates, and keys of other users or past a user's length are never read.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static const char sdpa[] = "aten::_scaled_dot_product_flash_attention_for_cpu";
 typedef struct query_set {
     const rf_ikbo_attention_params *params;
     const rf_ikbo_queries *queries;
-    const int64_t *starts, *order; /* as of rf__ikbo_attention_group; NULL: item u is of user u */
+    const int64_t *starts, *order; /* as of rf__ikbo_attention_group; NULL: item u belongs to user u */
     AtenTensorHandle gathered; /* room for the queries of the user that has most */
     char *gathered_data;
     int32_t dtype; /* torch's code */
@@ -31,13 +31,13 @@ typedef struct user_part {
     const query_set *set;
     int64_t user, n_items;
     const int64_t *items; /* [n_items]; NULL: the user itself */
-    /* What torch gave: [kv_heads, group * item * query, dim] and [kv_heads, ...]; NULL where there are no keys. */
+    /* torch's results: [kv_heads, group * item * query, dim] and [kv_heads, ...]; NULL without keys. */
     const char *out;
     int64_t out_pitch[2]; /* bytes from head to head and from row to row */
     const char *lse;
     int64_t lse_pitch[2];
     bool lse_is_double;
-    float constant_lse; /* where there is no `lse` */
+    float constant_lse; /* if there is no `lse` */
 } user_part;
 
 static int64_t item_of(const user_part *part, int64_t at) {
@@ -96,7 +96,7 @@ static void scatter_item(const user_part *part, int64_t at) {
     }
 }
 
-/* A part's items, and what is done with each. */
+/* A part's items, and the function to run on each. */
 typedef struct item_loop {
     const user_part *part;
     void (*run)(const user_part *part, int64_t at);
@@ -136,7 +136,7 @@ static rf_status keys_pass(rf__dispatch *call, const rf_ikbo_attention_params *p
     return RF_OK;
 }
 
-/* Reads what torch gave. */
+/* Reads torch's results. */
 static rf_status results_read(const rf__dispatch *call, user_part *part) {
     rf__tensor out, lse;
     RF_CHECK(rf__tensor_read("output", call->results[0], 4, rf__device_cpu(), &out));
@@ -191,7 +191,7 @@ static rf_status user_run(const rf__attention *attention, const query_set *set, 
     if (part.n_items == 0) return RF_OK;
     const rf__ikbo_keys keys = rf__ikbo_attention_keys(set->params, user);
     if (keys.count > 0 && set->params->dim > 0) return user_attend(attention, &part, keys);
-    part.constant_lse = keys.count > 0 ? logf((float)keys.count) : -INFINITY; /* of scores that are all 0 */
+    part.constant_lse = keys.count > 0 ? logf((float)keys.count) : -INFINITY; /* all scores are 0 */
     return for_each_item(&part, scatter_item);
 }
 

@@ -16,7 +16,7 @@ static rf_status integers_view(const rf__attention_sequences *of, int64_t at, in
     return rf__tensor_view(of->integers, 1, &count, &stride, at, view);
 }
 
-/* What both kernels read. */
+/* The inputs of both kernels. */
 typedef struct operands {
     AtenTensorHandle q, k, v, rows, keys, lengths;
 } operands;
@@ -39,7 +39,7 @@ static rf_status operands_view(const rf__attention_sequences *of, operands *view
     return integers_view(of, of->lengths_at, of->count, &views->lengths);
 }
 
-/* The views are the call's from here on. What torch 2.12 has added behind them is None. */
+/* The call owns the views from here on. The arguments that torch 2.12 has added at the end are None. */
 static rf_status run_flash(const rf__attention_sequences *of, operands *views, rf__dispatch *call) {
     rf__pass_tensor(call, views->q);
     rf__pass_tensor(call, views->k);
@@ -73,7 +73,7 @@ static rf_status run_efficient(const rf__attention_sequences *of, operands *view
     return RF_OK;
 }
 
-/* Results as the kernels give them, for the lowering of what reads them. */
+/* Creates results in the form of the kernels, for the lowering of their readers. */
 static rf_status results_make(const rf__attention_sequences *of, rf__dispatch *call) {
     const int64_t out[4] = {1, of->q_rows, of->heads, of->dim};
     const int64_t flash_lse[2] = {of->heads, of->q_rows}, lse[3] = {of->count, of->heads, of->most_rows};

@@ -1,10 +1,12 @@
-/* ikbo_attention on any GPU: torch's attention of sequences of many lengths, over chunks of each user's queries.
+/* ikbo_attention on any GPU: torch's attention of sequences of many lengths, over chunks of each user's
+ * queries.
  *
- * Candidates are put in their users' order by a stable sort on the device, and cut into chunks whose number the host
- * knows (families/ikbo_attention/packed/attention_packed_args.h), so that nothing is waited for. A chunk is a sequence of queries; its keys are
- * where they lie, by a first position and a length, so that chunks share them and nothing is repeated in memory. Query
- * heads that share keys are further rows of one head. Flash attention takes float16 and bfloat16 heads of up to 256, the
- * memory-efficient kernel the rest. Both are called below autocast, which would change types.
+ * Candidates are ordered by user by a stable sort on the device, and cut into chunks whose number the host
+ * knows (families/ikbo_attention/packed/attention_packed_args.h), so that nothing waits. A chunk is a
+ * sequence of queries; its keys stay in place, given by a first position and a length, so that chunks share
+ * them and nothing is repeated in memory. Query heads that share keys are further rows of one head. Flash
+ * attention takes float16 and bfloat16 heads of up to 256, the memory-efficient kernel the rest. Both are
+ * called below autocast, which would change types.
  */
 #include "core/validate.h"
 #include "families/ikbo_attention/ikbo_attention.h"
@@ -13,7 +15,7 @@
 #include "families/ikbo_attention/torch/ikbo_attention_torch.h"
 
 #ifndef RF__MOST_SEQUENCES
-#define RF__MOST_SEQUENCES 65535 /* of a launch: a grid's dimension; tests have fewer */
+#define RF__MOST_SEQUENCES 65535 /* of a launch: a grid's dimension; tests use fewer */
 #endif
 
 enum {
@@ -66,7 +68,7 @@ static rf_status launch(packed_call *packed) {
     return status;
 }
 
-/* Whether torch's kernels can read heads with these pitches [2], of rows and heads. */
+/* Returns true if torch's kernels can read heads with these pitches [2], of rows and heads. */
 static bool is_readable(const packed_call *packed, const void *data, const int64_t pitch[2]) {
     const rf_dtype dtype = packed->params->dtype;
     const uint64_t all = (uintptr_t)data | (uint64_t)rf__elements_bytes(dtype, pitch[0]) |
@@ -75,7 +77,7 @@ static bool is_readable(const packed_call *packed, const void *data, const int64
            pitch[1] < INT32_MAX;
 }
 
-/* Rows from user to user, where keys and values can be read as they lie; else -1. */
+/* Returns the rows between users, if keys and values can be read in place; else -1. */
 static int64_t user_pitch_of(const packed_call *packed) {
     const rf_ikbo_attention_params *params = packed->params;
     const int64_t *k = params->k_pitch, *v = params->v_pitch;
@@ -130,12 +132,12 @@ static rf_status keys_find(packed_call *packed) {
     return keys_copy(packed, params->v, params->v_pitch, &keys->v);
 }
 
-/* Sets q to the queries as they lie where torch's kernels can read them so, else to a copy in order. */
+/* Sets q to the queries in place if torch's kernels can read them, else to an ordered copy. */
 static rf_status queries_pack(packed_call *packed, AtenTensorHandle handle, packed_set *set) {
     const rf_ikbo_attention_params *params = packed->params;
     const rf_ikbo_queries *queries = set->queries;
     const int64_t *pitch = queries->q_pitch, group = packed->group;
-    const bool by_query = group == 1, by_head = params->kv_heads == 1; /* what rows are made of */
+    const bool by_query = group == 1, by_head = params->kv_heads == 1; /* the parts of a row */
     const int64_t row = by_query ? pitch[1] : pitch[2];
     const bool is_even =
         (by_query || (by_head && pitch[1] == group * pitch[2])) && pitch[0] == queries->queries * pitch[1];
@@ -222,7 +224,8 @@ static rf_status results_write(packed_call *packed, const packed_set *set, int64
     return launch(packed);
 }
 
-/* As many chunks at once as a launch takes, and the memory-efficient kernel counts log-sum-exps of in 32 bits. */
+/* Returns the chunks that a launch takes at once, and whose log-sum-exps the memory-efficient kernel counts
+ * in 32 bits. */
 static int64_t chunks_at_once(const packed_call *packed, const packed_set *set) {
     const int64_t most = INT32_MAX / (rf__round_up(most_rows(set), 32) * packed->params->kv_heads);
     return packed->flash || most >= RF__MOST_SEQUENCES ? RF__MOST_SEQUENCES : most > 0 ? most : 1;
@@ -274,14 +277,14 @@ static rf_status set_run(packed_call *packed, AtenTensorHandle handle, packed_se
                "recfuse.ikbo_attention: path \"packed\" counts rows of queries in 32 bits; cut the batch");
     if (params->positions > 0 && params->dim > 0 && params->n_users > 0)
         return chunks_run(packed, handle, set);
-    set->order = NULL; /* there is nothing to attend to, or with; any order will do */
+    set->order = NULL; /* no queries or no keys; any order will do */
     set->items.most = 0;
     RF_CHECK(rf__attention_unpack_lower(params, set->queries, &set->items, NULL, NULL,
                                         &(rf__attention_result){.out = NULL}, &packed->launches));
     return launch(packed);
 }
 
-/* Candidates, grouped by user where it pays: each attends alone where a user has one at most on average, or where one
+/* Candidates, grouped by user if it pays: each is separate if users have at most one on average, or if one
  * fills a chunk. */
 static rf_status candidates_run(packed_call *packed, const int32_t *users, AtenTensorHandle users_tensor) {
     const rf_ikbo_attention_params *params = packed->params;

@@ -17,7 +17,7 @@ static rf_status path_choose(const rf__call *call, rf__attention *attention) {
     return RF_OK;
 }
 
-/* Outputs of one set of queries; `lse` -1: none. */
+/* Creates the outputs of one set of queries; `lse` -1: none. */
 static rf_status outputs_new(rf__call *call, const rf_ikbo_attention_params *params, int out, int lse,
                              rf_ikbo_queries *queries) {
     const int64_t sizes[4] = {queries->count, queries->queries, params->heads, params->dim};

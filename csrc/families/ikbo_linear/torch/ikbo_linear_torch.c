@@ -1,13 +1,13 @@
 /* recfuse::ikbo_linear and recfuse::ikbo_linear_chain on CPU and GPU.
  *
- * Four ways to the same result, the stages of the paper: "decomposed" has a matmul of torch for each level, the users'
- * products gathered for their candidates into memory, and an addition; "aligned" the same with rows of weights padded to 16
- * bytes, which tensor cores want; "broadcast" adds from the users' products in one kernel, which also has what
- * is left of a k that is no multiple of 8; "fused" is one launch in all.
- * A fifth, "concatenated" (linear_concatenated.c), is for users of one candidate each; a sixth, "small", is one launch of many small
- * pieces, for few items of a GPU.
- * A level's products go to a temporary, the last one's to the output. torch's matmuls are called by the operators that
- * write to a given tensor: autocast, which would change the type, leaves them alone.
+ * Four ways to the same result, the stages of the paper: "decomposed" has a matmul of torch for each level,
+ * the users' products gathered for their candidates into memory, and an addition; "aligned" the same with
+ * rows of weights padded to 16 bytes, as tensor cores need; "broadcast" adds from the users' products in one
+ * kernel, which also computes the remainder of a k that is not a multiple of 8; "fused" is a single launch. A
+ * fifth, "concatenated" (linear_concatenated.c), is for users of one candidate each; a sixth, "small", is one
+ * launch of many small pieces, for few items on a GPU. A level's products go to a temporary tensor, the last
+ * level's to the output. torch's matmuls are called by the operators that write to a given tensor, because
+ * autocast, which would change the type, does not affect them.
  */
 #include "core/validate.h"
 #include "families/ikbo_linear/ikbo_linear.h"
@@ -38,7 +38,7 @@ out:
     return status;
 }
 
-/* Whether tensor cores can read a weight as it lies: rows or columns in whole units of 16 bytes. */
+/* Returns true if tensor cores can read a weight in place: rows or columns in whole units of 16 bytes. */
 static bool is_aligned(const rf__tensor *weight, int64_t bytes) {
     enum { UNIT = 16 };
     const bool by_rows = weight->strides[1] == 1 && weight->strides[0] * bytes % UNIT == 0;
@@ -46,7 +46,8 @@ static bool is_aligned(const rf__tensor *weight, int64_t bytes) {
     return (by_rows || by_columns) && (uintptr_t)weight->data % UNIT == 0;
 }
 
-/* A weight [m, k], or a copy of it whose rows are padded to a multiple of 8 elements. The padding is never read. */
+/* Returns a weight [m, k], or a copy whose rows are padded to a multiple of 8 elements. The padding is never
+ * read. */
 static rf_status weight_operand(rf__call *call, const rf__tensor *weight, bool aligned, operand *found) {
     const int64_t m = weight->sizes[0], k = weight->sizes[1];
     *found = (operand){weight->handle, {m, k}, {weight->strides[0], weight->strides[1]}};
@@ -66,8 +67,8 @@ static rf_status weight_operand(rf__call *call, const rf__tensor *weight, bool a
     return status;
 }
 
-/* Rows of k that are left to the kernel that adds: where torch's matmul would be slow for them alone. Level 0 has no such
- * kernel, and few items. */
+/* Returns the rows of k that the adding kernel computes, because torch's matmul would be slow only due to
+ * them. Level 0 has no such kernel, and few items. */
 static int64_t tail_rows(const rf__call *call, const rf__ikbo_layer *layer, int32_t l) {
     enum { UNIT = RF__IKBO_TAIL_UNIT };
     const rf__tensor *input = &layer->inputs[l];
@@ -105,7 +106,7 @@ static rf_status level_multiply(rf__call *call, const rf__ikbo_layer *layer, int
 /* Rows of an item as the sum has them: without n, an item is one row. */
 static int64_t item_rows(const rf__ikbo_layer *layer) { return layer->matrices ? layer->m : 1; }
 
-/* Raises what calls with this weight have left on a GPU. */
+/* Raises the errors that calls with this weight have left on a GPU. */
 static rf_status check_earlier(const rf__call *call, const rf__ikbo_layer *layer) {
     rf_cuda_stream stream;
     if (rf__call_on_cpu(call)) return RF_OK;
@@ -215,12 +216,12 @@ static rf_ikbo_linear_params fused_params(const rf__ikbo_layer *layer, const rf_
     return params;
 }
 
-/* Whether the elements of an input's rows lie side by side, as the one launch wants them. */
+/* Returns true if the elements of an input's rows are contiguous, as the single launch requires. */
 static bool has_rows(const rf__ikbo_layer *layer, int32_t l) {
     return !layer->matrices || layer->n <= 1 || layer->inputs[l].strides[2] == 1;
 }
 
-/* Copies weights and inputs whose rows do not lie side by side. */
+/* Copies weights and inputs whose rows are not contiguous. */
 static rf_status make_rows(rf__call *call, rf__ikbo_layer *layer) {
     for (int32_t l = 0; l < layer->n_levels; l++) {
         rf__tensor *weight = &layer->weights[l], *input = &layer->inputs[l];
@@ -231,8 +232,8 @@ static rf_status make_rows(rf__call *call, rf__ikbo_layer *layer) {
     return RF_OK;
 }
 
-/* What "auto" is for this call. Weights may be copied for the one launch, but inputs only where it is asked for. `shape`: given where it is
- * one of this library's kernels alone. */
+/* Selects the path of "auto" for this call. Weights may be copied for the single launch, but inputs only if
+ * it is requested. `shape`: set for paths of this library's kernels only. */
 static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer, rf__ikbo_shape *shape) {
     const bool on_cpu = rf__call_on_cpu(call);
     RF_FAIL_IF((layer->path == RF__IKBO_FUSED || layer->path == RF__IKBO_SMALL) && on_cpu, RF_ERR_UNSUPPORTED,
@@ -261,7 +262,8 @@ static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer, rf__ik
     return RF_OK;
 }
 
-/* By one of the paths that are kernels of this library alone. `shape`: of path_choose; NULL: the path was asked for. */
+/* Runs a path that uses only kernels of this library. `shape`: of path_choose; NULL: the path was requested.
+ */
 static rf_status run_kernels(rf__call *call, rf__ikbo_layer *layer, const rf__ikbo_shape *shape, void *out) {
     const rf_cuda_allocator allocator = rf__call_allocator(call);
     const void *weight = layer->weights[layer->n_levels - 1].data;

@@ -1,4 +1,4 @@
-/* What ikbo_linear and ikbo_linear_chain are given. */
+/* Arguments of ikbo_linear and ikbo_linear_chain. */
 #include <stddef.h>
 
 #include "torch/arguments.h"

@@ -1,7 +1,8 @@
-/* The concatenated form of ikbo_linear on the CPU: users' features copied beside their candidates', and one matmul.
+/* The concatenated form of ikbo_linear on the CPU: users' features copied next to their candidates', and one
+ * matmul.
  *
- * Where users have one candidate each, computing their part apart saves nothing, and two products in a narrow type cost more
- * than one of twice the depth: torch brings each one's operands into an order of its own.
+ * If users have one candidate each, computing their part separately saves nothing, and two products in a
+ * narrow type cost more than one product of twice the depth: torch reorders the operands of each.
  */
 #include "core/validate.h"
 #include "torch/arguments.h"
@@ -9,7 +10,7 @@
 
 static int64_t width(const rf__ikbo_layer *layer, int32_t l) { return layer->inputs[l].sizes[1]; }
 
-/* Whether the weights lie in one tensor's memory as [m, k_user + k_cand]. */
+/* Returns true if the weights share one tensor's memory as [m, k_user + k_cand]. */
 static rf_status is_one_weight(const rf__ikbo_layer *layer, bool *one) {
     const rf__tensor *user = &layer->weights[0], *cand = &layer->weights[1];
     const int64_t k = width(layer, 0) + width(layer, 1);
@@ -22,7 +23,7 @@ static rf_status is_one_weight(const rf__ikbo_layer *layer, bool *one) {
     RF__TORCH_CHECK(aoti_torch_get_storage_offset(user->handle, &offset));
     RF__TORCH_CHECK(aoti_torch_get_storage_size(user->handle, &has));
     *one = rf__elements_bytes(layer->dtype, offset + last + 1) <=
-           has; /* else two tensors are neighbours by chance */
+           has; /* otherwise two tensors are adjacent by chance */
     return RF_OK;
 }
 
@@ -54,7 +55,7 @@ static rf_status columns_copy(AtenTensorHandle to, int64_t pitch, int64_t first,
     return status;
 }
 
-/* A new handle to the weights side by side: [k, m], transposed for the product. */
+/* Returns a new handle to the concatenated weights: [k, m], transposed for the product. */
 static rf_status whole_weight(rf__call *call, const rf__ikbo_layer *layer, AtenTensorHandle *handle) {
     const int64_t k = width(layer, 0) + width(layer, 1), m = layer->m;
     const rf__tensor *weights = layer->weights;
@@ -100,7 +101,7 @@ static rf_status rows_select(const rf__tensor *from, const rf__tensor *map, Aten
     return status;
 }
 
-/* A new handle to each candidate's features behind its user's: [count, k]. */
+/* Returns a new handle to each candidate's features after its user's: [count, k]. */
 static rf_status whole_input(rf__call *call, const rf__ikbo_layer *layer, AtenTensorHandle *handle) {
     enum { CAND_TO_USER = 4 };
     const rf__tensor *users = &layer->inputs[0], *candidates = &layer->inputs[1];
