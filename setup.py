@@ -26,7 +26,7 @@ if "SANITIZE" in MODES:
     CFLAGS += ["-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", LDFLAGS[-1]]
     CFLAGS += ["-fno-wrapv"]  # Python's own flags have -fwrapv, which hides signed overflow
 COMMON = {"include_dirs": ["include", "csrc", numpy.get_include()], "extra_compile_args": CFLAGS}
-# Instruction sets by file name; such files are empty on other machines. The CPU is asked at run time.
+# Instruction sets by file name; such files are empty on other machines. Kernels are selected at run time.
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]]
 ISA_FLAGS = {"_avx2.c": AVX2, "_avx512.c": AVX512} if os.uname().machine == "x86_64" else {}
@@ -39,7 +39,7 @@ def sources(*patterns: str) -> list[str]:
 
 def is_current(obj: str) -> bool:
     """Is an object file younger than this file and all that its compiler read (see -MMD)?"""
-    list_of_read = Path(obj + ".d")  # missing before the first time, and what is missing counts as younger
+    list_of_read = Path(obj + ".d")  # missing before the first build; a missing file counts as newer
     read = list_of_read.read_text().replace("\\\n", "").split()[1:] if list_of_read.exists() else [obj + ".d"]
     return not newer_group([__file__, *read], obj, missing="newer")
 
@@ -48,16 +48,16 @@ class BuildExt(build_ext):
     """build_ext for plain-C objects, of which one is a Python module."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """The libraries without a Python tag; the module with abi3's."""
+        """The libraries have no Python tag; the module has abi3's."""
         path = super().get_ext_filename(fullname)
         return path.split(".")[0] + ".so" if "librecfuse" in fullname else path
 
     def build_extensions(self) -> None:
-        """Compiles what changed, with its instruction set's flags; links the operators against the stub."""
+        """Compiles changed files with their instruction set's flags; links the operators against the stub."""
         self.build_temp = os.path.join(self.build_temp, *MODES)
         self.force = True  # links again: the last build may have been of another mode
         compile_one, compile_all = self.compiler._compile, self.compiler.compile
-        pool, jobs = ThreadPoolExecutor(os.cpu_count()), []  # whose results are waited for
+        pool, jobs = ThreadPoolExecutor(os.cpu_count()), []  # results are awaited below
 
         def compile_if_changed(obj, src, ext, cc_args, postargs, pp_opts):  # type: ignore[no-untyped-def]
             if not is_current(obj):
@@ -73,7 +73,7 @@ class BuildExt(build_ext):
         super().build_extensions()
 
     def build_stub(self) -> str:
-        """A libtorch_cpu.so that holds the names of csrc/torch/torch_abi.h alone; returns its path."""
+        """Builds a libtorch_cpu.so with only the names of csrc/torch/torch_abi.h; returns its path."""
         path = os.path.join(self.build_temp, "stub", "libtorch_cpu.so")
         source = "csrc/torch/stub/libtorch_cpu.c"
         objects = self.compiler.compile([source], self.build_temp, None, ["csrc"], extra_postargs=["-fPIC"])

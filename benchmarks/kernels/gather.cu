@@ -1,17 +1,18 @@
-/* rf_gather: reads rows of a table by their ids and keeps nothing: the ceiling of every embedding bag.
-
-   Shapes: table [rows, ROW_BYTES], 16-byte aligned; ids [lookups], each a row; checksum [4], may be NULL;
-   written [lookups / EVERY, ROW_BYTES].
-   Computes, where checksum is given, the exclusive or of all rows read: [4] for the words of 16 bytes. Callers that time
-   pass NULL, which the compiler cannot know. With EVERY, each EVERY-th row is written as it is: as many bytes as bags of
-   EVERY lookups have sums; with 1 a copy of all rows. With EVERY 0 nothing is written.
-
-   A warp owns an equal, contiguous share of the ids. It loads 32 of them at once, a load ahead of their use, and hands
-   them round by shuffles. LANES lanes read a row with 16-byte loads, so that a warp reads ROWS rows at once; IN_FLIGHT
-   loads are on their way before the first is used. ROLLING 1 asks for a new row for each one used, ROLLING 0 for
-   IN_FLIGHT rows after as many were used. L1 0 keeps rows out of the L1 cache.
-
-   Launch: any grid, 256 threads, no shared memory. BLOCKS: blocks that an SM must have registers for. */
+/* rf_gather: reads rows of a table by their indices and keeps nothing: the ceiling of every embedding bag.
+ *
+ * Shapes: table [rows, ROW_BYTES], 16-byte aligned; ids [lookups], each a row; checksum [4], may be NULL;
+ * written [lookups / EVERY, ROW_BYTES]. Computes, if checksum is not NULL, the exclusive or of all rows read:
+ * [4] for the words of 16 bytes. Timed calls pass NULL, which the compiler cannot know. With EVERY, each
+ * EVERY-th row is written unchanged: as many bytes as the sums of bags of EVERY lookups; with 1 a copy of all
+ * rows. With EVERY 0 nothing is written.
+ *
+ * Thread mapping. A warp has an equal, contiguous share of the indices. It loads 32 of them at once, one load
+ * before their use, and exchanges them by shuffles. LANES lanes read a row with 16-byte loads, so that a warp
+ * reads ROWS rows at once; IN_FLIGHT loads are issued before the first is used. ROLLING 1 loads a new row for
+ * each row used, ROLLING 0 loads IN_FLIGHT rows after as many were used. L1 0 keeps rows out of the L1 cache.
+ *
+ * Launch: any grid, 256 threads, no shared memory. BLOCKS: blocks per SM for which registers must suffice.
+ */
 
 #define LANES (ROW_BYTES / 16 < 32 ? ROW_BYTES / 16 : 32)
 #define VECTORS (ROW_BYTES / 16 / LANES)
@@ -39,7 +40,7 @@ static __device__ __forceinline__ uint4 load_word(const uint4 *from) {
 #endif
 }
 
-/* This lane's part of a row; zeros for row -1, which stands behind the end of the share. */
+/* This lane's part of a row; zeros for row -1, past the end of the share. */
 static __device__ __forceinline__ piece load_row(const uint4 *table, int row, int column) {
     piece part = {};
     if (row >= 0) {
@@ -60,7 +61,7 @@ static __device__ __forceinline__ void add(uint4 *sum, const piece &part) {
     }
 }
 
-/* Stores the row of lookup `place` if it is one of those that are written. */
+/* Stores the row of lookup `place` if it is to be written. */
 static __device__ __forceinline__ void keep(uint4 *written, const piece &part, int place, int end,
                                             int column) {
 #if EVERY
@@ -104,8 +105,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
                 flight[u] = load_row(table, id, column);
             }
 #else
-            /* All ids first: a load between two shuffles is compiled for lanes that have diverged, too, and waited for where
-             * both ways meet. */
+            /* All indices first: the compiler treats a load between two shuffles as divergent and waits for
+             * it at the reconvergence. */
             int id[IN_FLIGHT];
 #pragma unroll
             for (int u = 0; u < IN_FLIGHT; u++) id[u] = __shfl_sync(ALL_LANES, now, (step + u) * ROWS + slot);

@@ -1,18 +1,19 @@
-/* rf_one_warp_bag: the usual mapping of a fused embedding bag, one warp a bag whatever its dimension. A stand-in for the
-   libraries that work so, not a part of recfuse.
-
-   Computes: output[b, column_f + d] = sum of table_f[indices[i], d] over i in [offsets[f * bags + b], offsets[f * bags +
-   b + 1]). Rows are float, or half with HALF 1; so is the output; sums are float.
-
-   Shapes: features [n_features, 3]: address of the table, dim, first column; indices [lookups], offsets
-   [n_features * bags + 1], of type INDEX; output [bags, columns]. Each dim is a multiple of 4, tables and output are
-   aligned to 4 elements.
-
-   A lane has 4 columns of a row (16 bytes of float); a warp goes over wider rows in steps of 128 columns. In rows of
-   fewer columns the lanes behind the last have nothing to do. A warp loads 32 ids at once and hands them round by
-   shuffles; IN_FLIGHT rows are on their way before the first is added.
-
-   Launch: a warp for each feature and bag, 256 threads a block, no shared memory. */
+/* rf_one_warp_bag: the usual mapping of a fused embedding bag, a warp per bag for any dimension. A stand-in
+ * for libraries with this mapping, not a part of recfuse.
+ *
+ * Computes: output[b, column_f + d] = sum of table_f[indices[i], d] over i in [offsets[f * bags + b],
+ * offsets[f * bags + b + 1]). Rows are float, or half with HALF 1; so is the output; sums are float.
+ *
+ * Shapes: features [n_features, 3]: address of the table, dim, first column; indices [lookups], offsets
+ * [n_features * bags + 1], of type INDEX; output [bags, columns]. Each dim is a multiple of 4, tables and
+ * output are aligned to 4 elements.
+ *
+ * Thread mapping. A lane has 4 columns of a row (16 bytes of float); a warp handles wider rows in steps of
+ * 128 columns. In narrower rows surplus lanes are idle. A warp loads 32 indices at once and exchanges them by
+ * shuffles; IN_FLIGHT rows are issued before the first is added.
+ *
+ * Launch: a warp for each feature and bag, 256 threads a block, no shared memory.
+ */
 
 #define ALL_LANES 0xffffffffu
 

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/distributed/torchrec_dlrm.py
 
-runs on two GPUs, or on CPUs where there are none. `--kernels fbgemm` trains the same model with TorchRec's
-own kernels, from other random rows. Needs torchrec and fbgemm-gpu, or fbgemm-gpu-cpu.
+runs on two GPUs, or on CPUs without GPUs. `--kernels fbgemm` trains the same model with TorchRec's own
+kernels, from other random rows. Needs torchrec and fbgemm-gpu, or fbgemm-gpu-cpu.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DENSE, ROWS, DIM = 13, (100_000, 40_000, 5_000, 300, 20, 3), 32
 
 
 def make_model(device: torch.device) -> DLRMTrain:
-    """A DLRM with one table a feature."""
+    """Returns a DLRM with a table per feature."""
     tables = [
         EmbeddingBagConfig(name=f"t{n}", num_embeddings=rows, embedding_dim=DIM, feature_names=[f"f{n}"])
         for n, rows in enumerate(ROWS)
@@ -46,7 +46,7 @@ def make_model(device: torch.device) -> DLRMTrain:
 
 
 def make_batch(size: int, generator: torch.Generator, device: torch.device) -> Batch:
-    """Random samples; the label depends on the first feature, so that there is something to learn."""
+    """Returns random samples; the label depends on the first feature, so that the model can learn."""
     lengths = torch.randint(1, 4, (len(ROWS) * size,), generator=generator)
     counts = lengths.view(len(ROWS), size).sum(1).tolist()
     indices = torch.cat(
@@ -77,12 +77,12 @@ def main() -> None:
 
     model = make_model(device)
     fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.05}
-    # The one line that differs from a script without recfuse:
+    # The only line that differs from a script without recfuse:
     sharder = EmbeddingBagCollectionSharder(fused_params=fused)
     if arguments.kernels == "fbgemm":
         sharder = TorchRecSharder(fused_params=fused)
     topology = Topology(world_size=dist.get_world_size(), compute_device=device.type)
-    if on_gpu and arguments.kernels == "recfuse":  # plans by what recfuse's kernels take on this GPU
+    if on_gpu and arguments.kernels == "recfuse":  # plans by the times of recfuse's kernels on this GPU
         chosen = planner(topology, arguments.batch, debug=False)
     else:
         chosen = EmbeddingShardingPlanner(topology=topology, batch_size=arguments.batch, debug=False)

@@ -1,4 +1,4 @@
-"""A small DLRM, its batches, and the fingerprint of its weights; what `export.py` and its checks share."""
+"""A small DLRM, its batches, and the fingerprint of its weights; shared by `export.py` and its checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DLRM(nn.Module):
     """The names and the shape of facebookresearch/dlrm: `recfuse.swap` fuses the tables of `emb_l`."""
 
     def __init__(self, seed: int = 0) -> None:
-        """Weights depend on `seed` alone."""
+        """Weights depend only on `seed`."""
         super().__init__()
         torch.manual_seed(seed)
         self.bot = nn.Linear(DENSE, DIM)
@@ -26,7 +26,7 @@ class DLRM(nn.Module):
     def apply_emb(
         self, lS_o: Tensor, lS_i: Tensor, emb_l: nn.ModuleList, v_W_l: list[Tensor | None]
     ) -> list[Tensor]:
-        """Pools each table; `recfuse.swap` puts one call in the place of this method's loop."""
+        """Pools each table; `recfuse.swap` replaces the loop of this method by one call."""
         row_weights = [w if w is None else w.gather(0, i) for w, i in zip(v_W_l, lS_i, strict=True)]
         return [
             table(i, o, per_sample_weights=w)
@@ -40,7 +40,7 @@ class DLRM(nn.Module):
 
 
 def batch(bags: int, each: int = 5, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """A random batch of `bags` bags of `each` lookups in every table."""
+    """Returns a random batch of `bags` bags of `each` lookups in every table."""
     random = torch.Generator().manual_seed(seed)
     indices = [torch.randint(rows, (bags * each,), generator=random) for rows in ROWS]
     offsets = torch.arange(0, bags * each, each).repeat(len(ROWS), 1)
@@ -48,7 +48,7 @@ def batch(bags: int, each: int = 5, seed: int = 0) -> tuple[Tensor, Tensor, Tens
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:
-    """A hash of names and bytes, by which a package says whose weights it holds."""
+    """Returns a hash of names and bytes, by which a package identifies its weights."""
     text = hashlib.sha256()
     for name in sorted(state):
         text.update(name.encode())

@@ -1,4 +1,4 @@
-/* Embedding bags without torch and without Python: pool. Linked against librecfuse_core.so alone. */
+/* Embedding bags without torch and without Python: pool. Linked only against librecfuse_core.so. */
 #include <recfuse.h>
 #include <stdio.h>
 

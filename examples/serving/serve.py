@@ -1,6 +1,6 @@
-"""Serves an exported program with the library alone: `python serve.py LIBRARY FOLDER OUTPUT [WEIGHTS]`.
+"""Serves an exported program with only the library: `python serve.py LIBRARY FOLDER OUTPUT [WEIGHTS]`.
 
-The package recfuse need not be installed here: its one file LIBRARY registers the operators.
+The package recfuse need not be installed here: its file LIBRARY registers the operators.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 @torch.no_grad()
 def main(library: str, folder: str, output: str, weights: str | None = None) -> None:
-    """Answers `inputs.pt` of `folder` with `model.pt2`, with new weights where they are given."""
+    """Computes the output for `inputs.pt` of `folder` with `model.pt2`, optionally with new weights."""
     torch.ops.load_library(library)
     module = torch.export.load(f"{folder}/model.pt2").module()
     if weights:
