@@ -74,7 +74,7 @@ class Setting:
 
     @property
     def on_gpu(self) -> bool:
-        """Returns true if calls have CUDA graphs."""
+        """Calls have CUDA graphs."""
         return self.device.type == "cuda"
 
     @cached_property

@@ -60,7 +60,7 @@ class Point(Row):
 
     @property
     def over_peer(self) -> float | None:
-        """Returns how many times faster than `peer` recfuse is."""
+        """How many times faster than `peer` recfuse is."""
         return self.over(self.peer)
 
     def over(self, peer: str | None) -> float | None:

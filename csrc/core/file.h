@@ -24,8 +24,8 @@ const char *rf__library_file(void);
 bool rf__file_trusted(const struct stat *about);
 
 /* Reads a regular file of at most 64 MiB into *data [*bytes], with a zero after it; the caller frees it.
- * Returns false, with errno set, on failure. `trusted`: requires rf__file_trusted and no link (EPERM, ELOOP).
- */
+ * Returns false, with errno set, on failure. `trusted`: requires rf__file_trusted and no link (EPERM,
+ * ELOOP). */
 bool rf__file_read(const char *path, bool trusted, char **data, size_t *bytes);
 
 /* Returns true if an errno means that the process, or the system, has too many open files. */

@@ -67,8 +67,8 @@ rf_status rf__check_backward_sizes(const char *operator_name, const rf_fused_bac
 rf_status rf__check_backward_feature(const char *operator_name, const rf_fused_backward_params *params,
                                      int64_t at);
 
-/* Check the whole params structs of updates, except for the contents of indices, offsets, rows and numbers.
- */
+/* Check the whole params structs of updates, except for the contents of indices, offsets, rows and
+ * numbers. */
 rf_status rf__check_fused_update(const char *operator_name, const rf_fused_update_params *params);
 rf_status rf__check_rows_update(const char *operator_name, const rf_rows_update_params *params);
 /* The gradient that the update of one matrix follows, in float32. */

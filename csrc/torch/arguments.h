@@ -12,8 +12,8 @@ rf_status rf__call_prefetch_distance(rf__call *call, int argument, int32_t *dist
 /* per_sample_weights [lookups] as contiguous float32; NULL if absent. */
 rf_status rf__call_sample_weights(rf__call *call, int argument, int64_t lookups, const float **weights);
 
-/* Of fused calls. features: int64 [features, 7], on the CPU for any device, because the host plans by them.
- */
+/* Of fused calls. features: int64 [features, 7], on the CPU for any device, because the host plans by
+ * them. */
 rf_status rf__fused_features_read(rf__call *call, int argument, const rf_feature **features,
                                   int64_t *n_features);
 /* Reads weights, and the type of the output: theirs if they agree, else float32. They are the call's scratch,

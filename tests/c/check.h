@@ -55,8 +55,8 @@ int64_t integer_get(const void *data, int64_t at, rf_int_type type);
 void integer_set(void *data, int64_t at, rf_int_type type, int64_t value);
 size_t integer_size(rf_int_type type);
 
-/* Executors: several ranges on this thread, a single range, a pthread per range, and an executor that fails.
- */
+/* Executors: several ranges on this thread, a single range, a pthread per range, and an executor that
+ * fails. */
 extern const rf_executor executor_serial, executor_whole, executor_threads, executor_failing;
 /* Returns an executor that works, or NULL. */
 const rf_executor *executor_any(randomness *random);

@@ -34,7 +34,7 @@ READS = {
 
 
 def _hidden(schema):
-    """Returns the tensors of a schema that have names of states, and are not marked as written."""
+    """Yields the tensors of a schema that have names of states, and are not marked as written."""
     for argument in schema.arguments:
         if argument.name in STATE and not (argument.alias_info and argument.alias_info.is_write):
             yield argument.name

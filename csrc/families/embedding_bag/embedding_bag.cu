@@ -65,8 +65,8 @@ struct shape : rf_row_shape {
 static_assert(RF_THREADS >= shape::LANES && RF_BLOCK % RF_THREADS == 0,
               "a bag's threads hold a row and fit a block");
 
-/* The valid rows of a segment in the order of their reads. Each group of lanes that shares a bag has a list.
- */
+/* The valid rows of a segment in the order of their reads. Each group of lanes that shares a bag has a
+ * list. */
 struct __align__(16) list {
     RF_ROW row[RF_SEGMENT];
 #if RF_WEIGHTED

@@ -93,7 +93,7 @@ static bag_variant variant_of(const rf_embedding_bag_params *params, const rf__b
     return variant;
 }
 
-/* Limits an SM to `min_blocks` blocks if so few would fill it. */
+/* Limits an SM to `min_blocks` blocks by dynamic shared memory, unless they are more than MOST_LIMITED. */
 static void limit_blocks(const rf__gpu *gpu, bag_variant *variant) {
     enum { MOST_LIMITED = 24 }; /* 128 * n * (n + 1) bytes must fit an SM */
     if (variant->min_blocks > MOST_LIMITED) return;

@@ -93,8 +93,8 @@ RF_INLINE rf_u32 length_of(const rf_backward_keys_args &args) {
     return (rf_u32)((lane == 31 ? args.lookups : next) - begin);
 }
 
-/* Marks the begins of the bags [first_slot, last_slot] of a chunk. Returns true if their offsets are valid.
- */
+/* Marks the begins of the bags [first_slot, last_slot] of a chunk. Returns true if their offsets are
+ * valid. */
 RF_INLINE bool bags_mark(const rf_backward_keys_args &args, const chunk_t &chunk, rf_u32 first_slot,
                          rf_u32 last_slot, shared_t &shared) {
     const int thread = threadIdx.x, count = (int)(last_slot - first_slot) + 1;

@@ -17,8 +17,8 @@ typedef struct rf__backward_description {
     int64_t small_at; /* bytes of the upload: after features of the general path */
 } rf__backward_description;
 
-/* Sizes and alignments from which a description is made, without padding; features are compared separately.
- */
+/* Sizes and alignments from which a description is made, without padding; features are compared
+ * separately. */
 typedef struct rf__backward_key {
     int64_t n_features;
     int64_t bags, lookups, output_dim; /* lookups rounded up */

@@ -326,8 +326,8 @@ RF_INLINE void run_join(const share_t &share, const segment_t &segment, int firs
             part_store(partial_of(args, block, !start, share.lane.column + APART * v), sums[v]);
 }
 
-/* Returns the end of the entries of a matrix that begin at `first`; `next`: the first row of the next matrix.
- */
+/* Returns the end of the entries of a matrix that begin at `first`; `next`: the first row of the next
+ * matrix. */
 RF_INLINE int segment_end(const rows_chunk_t &chunk, int first, rf_i64 next) {
     int end = chunk.size, known = first; /* entries before `known` belong to the matrix */
     while (end - known > 1) {

@@ -19,8 +19,8 @@ typedef struct rf__fused_table {
     int64_t columns[]; /* [n_buffers] */
 } rf__fused_table;
 
-/* Finds or creates the description, whose data is a rf__fused_table, and holds it. `schedules` may be NULL.
- */
+/* Finds or creates the description, whose data is a rf__fused_table, and holds it. `schedules` may be
+ * NULL. */
 rf_status rf__fused_table_acquire(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
                                   const rf_fused_schedule *schedules, rf__described *described);
 

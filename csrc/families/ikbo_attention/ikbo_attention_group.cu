@@ -118,8 +118,8 @@ struct order_t {
     int of_warps[WARPS][BUCKETS]; /* users per bucket; zeros outside of order_users */
 };
 
-/* Orders users by bucket, and within a bucket by number, so that equal calls cut the keys of the same users.
- */
+/* Orders users by bucket, and within a bucket by number, so that equal calls cut the keys of the same
+ * users. */
 RF_INLINE void order_users(const rf_attention_group_args &args, int users, const reporter_t &to,
                            order_t &order) {
     const int thread = threadIdx.x, warp = thread / 32;

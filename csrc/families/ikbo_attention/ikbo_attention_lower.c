@@ -171,8 +171,8 @@ static void fused_bind(rf__launches *launches, const rf_ikbo_attention_params *p
 }
 
 /* Bytes and operations of ikbo_attention_fused.cu: keys and values once, each query with all positions of a
- * user, or with the mean if they are jagged. Lengths are on the device: with lengths this is an upper bound.
- */
+ * user, or with the mean if they are jagged. Lengths are on the device: with lengths this is an upper
+ * bound. */
 static void traffic_count(const rf_ikbo_attention_params *params, rf__kernel_launch *launch) {
     enum { SOFTMAX = 3 }; /* of a score: a difference, an exponential, a sum */
     const int64_t head_bytes = rf__elements_bytes(params->dtype, params->dim);

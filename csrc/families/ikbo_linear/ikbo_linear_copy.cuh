@@ -116,8 +116,8 @@ RF_INLINE void strips_write(const shared_t &at, int turn, const strip_t &own, in
     }
 }
 
-/* Copies a slot of weights, packed or in place; if two levels are joined, those of the previous level follow.
- */
+/* Copies a slot of weights, packed or in place; if two levels are joined, those of the previous level
+ * follow. */
 RF_INLINE void copy_rows(const rf_fused_args &args, int l, rf_u32 to, int k, int rank, rf_u32 full) {
     const rf_fused_level &level = args.levels[l];
     if (!RF_DIRECT)

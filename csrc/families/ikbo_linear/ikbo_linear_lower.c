@@ -1,5 +1,5 @@
-/* A whole layer lowered: pack.cu if there is data to pack or to reset, then ikbo_linear_fused.cu or small.cu.
- */
+/* A whole layer lowered: pack.cu if there is data to pack or to reset, then ikbo_linear_fused.cu or
+ * small.cu. */
 #include <stddef.h>
 #include <stdio.h>
 

@@ -111,8 +111,8 @@ RF_COLUMN rf_i64 rf_column_bucket_even(float value, const float *boundaries, rf_
     return nearest + (right ? !(boundary > value) : !(boundary >= value));
 }
 
-/* Returns the position of a word: `words` [count] are ascending, places [count] are theirs. -1: not a word.
- */
+/* Returns the position of a word: `words` [count] are ascending, places [count] are theirs. -1: not a
+ * word. */
 RF_COLUMN rf_i64 rf_column_word(rf_i64 value, const rf_i64 *words, const rf_i64 *places, rf_i64 count) {
     rf_i64 first = 0, last = count;
     while (first < last) {

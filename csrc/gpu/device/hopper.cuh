@@ -18,8 +18,8 @@ RF_INLINE rf_u32 rf_shared(const void *address) { return (rf_u32)__cvta_generic_
 RF_INLINE void rf_barrier_init(rf_u32 barrier, rf_u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
-/* After the initialisations, by the thread that made them; followed by a barrier of the cluster (or block).
- */
+/* After the initialisations, by the thread that made them; followed by a barrier of the cluster (or
+ * block). */
 RF_INLINE void rf_barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 RF_INLINE void rf_barrier_wait(rf_u32 barrier, rf_u32 parity) {

@@ -33,8 +33,8 @@ typedef int rf__cu_tensor_swizzle;
 typedef int rf__cu_tensor_promotion;
 typedef int rf__cu_tensor_fill;
 
-/* The description for a kernel's tensor copies: in a parameter of it (__grid_constant__), or in its memory.
- */
+/* The description for a kernel's tensor copies: in a parameter of it (__grid_constant__), or in its
+ * memory. */
 typedef rf_tensor_map rf__cu_tensor_map;
 
 typedef struct rf__cu_launch_attribute {

@@ -27,8 +27,8 @@ typedef struct lists {
     node *cached, *resident;
 } lists;
 
-/* Each is guarded by its device's lock. A child of a process with a device has no CUDA and never gets here.
- */
+/* Each is guarded by its device's lock. A child of a process with a device has no CUDA and never gets
+ * here. */
 static lists devices[RF__CUDA_MOST_DEVICES];
 static uint64_t numbers; /* atomic */
 

@@ -118,8 +118,8 @@ rf_status rf__launches_pending(const rf__cuda_device *device, const rf__launches
  * uploads. On a described device nothing runs. Only once, because it binds. */
 rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,
                            const rf_cuda_allocator *allocator, void *stream);
-/* As above, with the caller's workspace of launches->workspace_bytes, and without a check of earlier errors.
- */
+/* As above, with the caller's workspace of launches->workspace_bytes, and without a check of earlier
+ * errors. */
 rf_status rf__launches_run_in(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,
                               uint64_t workspace, void *stream);
 

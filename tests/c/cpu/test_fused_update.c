@@ -8,8 +8,8 @@
 
 enum { MOST_BAGS = 20, MOST_LENGTH = 12, MOST_ROWS = 30, MOST_DIM = 300, FEATURES = 3 };
 
-/* A call with two matrices; the second has two features of one table. Weights and states end at guard pages.
- */
+/* A call with two matrices; the second has two features of one table. Weights and states end at guard
+ * pages. */
 typedef struct update_case {
     rf_fused_update_params params;
     rf_update_matrix matrices[2];

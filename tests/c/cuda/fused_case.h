@@ -1,5 +1,5 @@
-/* Fused calls for tests: features of many kinds, whose tables and output are host memory that is never read.
- */
+/* Fused calls for tests: features of many kinds, whose tables and output are host memory that is never
+ * read. */
 #ifndef RECFUSE_TESTS_FUSED_CASE_H
 #define RECFUSE_TESTS_FUSED_CASE_H
 

@@ -100,8 +100,8 @@ static rf_ikbo_linear_params layer_of(void *memory) {
     } while (0)
 #define REFUSED(ordinal, words, change) REFUSED_AS(RF_ERR_UNSUPPORTED, ordinal, words, change)
 
-/* ikbo_takes: the layers that the single launch accepts, on a GPU of compute capability 9.0 and on another.
- */
+/* ikbo_takes: the layers that the single launch accepts, on a GPU of compute capability 9.0 and on
+ * another. */
 static void ikbo_takes(char **arguments) {
     (void)arguments;
     static _Alignas(16) char memory[64];

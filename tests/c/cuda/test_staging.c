@@ -73,8 +73,8 @@ static void staging(char **arguments) {
     CHECK(context_depth() == 0, "a context was left on the stack");
 }
 
-/* staging_bound: memory in use by a stream or a thread is not reused; there is a bound; a large buffer grows.
- */
+/* staging_bound: memory in use by a stream or a thread is not reused; there is a bound; a large buffer
+ * grows. */
 static void staging_bound(char **arguments) {
     (void)arguments;
     const rf__cuda_device *gpu = NULL;

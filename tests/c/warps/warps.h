@@ -207,8 +207,8 @@ template <typename A, typename B> static inline auto max(A a, B b) -> decltype(a
     return a > b ? a : b;
 }
 
-/* Ends the kernel of a thread: the last thread returns to the caller of the block. Returns in the next block.
- */
+/* Ends the kernel of a thread: the last thread returns to the caller of the block. Returns in the next
+ * block. */
 [[gnu::noinline]] static void end() {
     if (_setjmp(simulated.place[simulated.current]) != 0) return;
     if (++simulated.ended == simulated.threads) _longjmp(simulated.host, 1);

@@ -1,6 +1,6 @@
-/* The kernels of one instruction set. Each column_kernels_ISA.c defines RF__TABLE (the name of its table of
- * kernels) and includes this: plain loops that the compiler vectorises for the instruction set of the file.
- */
+/* The kernels of one instruction set. Each column_kernels_ISA.c defines RF__TABLE (the name of its table
+ * of kernels) and includes this: plain loops that the compiler vectorises for the instruction set of the
+ * file. */
 #include <stddef.h>
 #ifdef __SSE2__
 #include <immintrin.h>

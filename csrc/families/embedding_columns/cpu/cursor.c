@@ -38,7 +38,7 @@ void rf__column_cursor_open(rf__columns_call *call, const rf__column *column, in
     cursor->is_piece = cursor->more = false;
 }
 
-/* Returns the row of an index, if it has one. `position`: of its pair of values in its bag. */
+/* Appends the row of an index to the result, if it has one. `position`: of its pair of values in its bag. */
 static void give(rf__column_cursor *cursor, int64_t index, float weight, int64_t sample, int64_t position) {
     const rf_columns_column *column = cursor->column->column;
     if ((uint64_t)index >= (uint64_t)column->rows) {
@@ -56,7 +56,7 @@ static void give(rf__column_cursor *cursor, int64_t index, float weight, int64_t
     cursor->weights[cursor->n_rows++] = weight;
 }
 
-/* Returns the row of a bag without rows, if it has one. */
+/* Appends the row of a bag without rows, if it has one. */
 static void give_empty(rf__column_cursor *cursor) {
     if (cursor->column->column->empty < 0) return;
     cursor->rows[cursor->n_rows] = cursor->column->column->empty;
@@ -150,7 +150,7 @@ static void give_bags(rf__column_cursor *cursor) {
     cursor->offsets[cursor->last - cursor->first] = cursor->n_rows;
 }
 
-/* Returns pairs of one bag from cursor->left_at and right_at on, as many as there is room for. */
+/* Appends pairs of one bag from cursor->left_at and right_at on, as many as there is room for. */
 static void give_piece(rf__column_cursor *cursor) {
     const rf__column *column = cursor->column;
     const rf__column_source *left = &column->left, *right = column->right.input ? &column->right : NULL;

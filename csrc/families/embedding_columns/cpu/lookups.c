@@ -1,5 +1,5 @@
-/* rf_embedding_columns_lookups_cpu and rf_embedding_columns_capacity: the lookups of samples, for gradients.
- */
+/* rf_embedding_columns_lookups_cpu and rf_embedding_columns_capacity: the lookups of samples, for
+ * gradients. */
 #include "families/embedding_columns/cpu/columns.h"
 #include "core/tasks.h"
 
@@ -104,8 +104,8 @@ static rf_status too_many(void) {
     return rf__fail(RF_ERR_VALUE, "recfuse.%s: the lookups of all samples must fit in int64", operator_name);
 }
 
-/* Adds the lookups of a dense column to *capacity, and those of a jagged column to the uses of its feature.
- */
+/* Adds the lookups of a dense column to *capacity, and those of a jagged column to the uses of its
+ * feature. */
 static rf_status add_column(const rf_embedding_columns_params *params, const rf__columns *program,
                             const rf_columns_column *column, int64_t *const *uses, int64_t *capacity) {
     const rf_columns_source *left = &program->sources[column->left];

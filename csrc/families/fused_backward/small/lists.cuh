@@ -205,8 +205,8 @@ RF_INLINE void rows_of(const feature_t &feature, const RF_INDEX (&indices)[STEPS
     for (int k = 0; k < STEPS; k++) rows[k] = row_of(feature, indices[k]);
 }
 
-/* Loads the bags of a lane's lookups if the offsets are valid. Returns true if all lanes have the same bag.
- */
+/* Loads the bags of a lane's lookups if the offsets are valid. Returns true if all lanes have the same
+ * bag. */
 RF_INLINE bool sound_bags_load(const feature_t &feature, const room_t &room, rf_u32 position,
                                int (&bags)[STEPS]) {
     const rf_u32 lane = threadIdx.x % 32;

@@ -61,8 +61,8 @@ struct steps_t {
     rf_u32 quads, words, parts;
 };
 
-/* Returns true if a feature is listed by steps when there is room. With few rows the lanes would serialise.
- */
+/* Returns true if a feature is listed by steps when there is room. With few rows the lanes would
+ * serialise. */
 RF_INLINE bool is_for_steps(const feature_t &feature) {
     return feature.sound && feature.count < NEAR_LOOKUPS && feature.rows > RF_SMALL_FEW_ROWS;
 }

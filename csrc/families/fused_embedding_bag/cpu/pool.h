@@ -81,9 +81,9 @@ typedef struct rf__ahead {
 /* Moves to the next span with lookups; false if there is none yet. */
 bool rf__ahead_next(rf__ahead *ahead);
 
-/* Pools bags [first, last) of a table whose offsets are valid. Returns false as soon as an index is not less
- * than the table's limit, without reading its row. The comparison is free, because the loop waits for loads.
- */
+/* Pools bags [first, last) of a table whose offsets are valid. Returns false as soon as an index is not
+ * less than the table's limit, without reading its row. The comparison is free, because the loop waits for
+ * loads. */
 typedef bool (*rf__pool_kernel)(const rf__pool_call *call, const rf__table *table, int64_t first,
                                 int64_t last, rf__ahead *ahead);
 

@@ -1,6 +1,5 @@
 /* The kernels of one instruction set. Each pool_ISA.c defines RF__TABLE (the name of its table of kernels)
- * and RF__WIDEST (floats in its widest vector) and includes this.
- */
+ * and RF__WIDEST (floats in its widest vector) and includes this. */
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -16,8 +15,8 @@
 #define RF__UNROLL _Pragma("GCC unroll 8")
 #endif
 
-/* The prefetch cursor, in registers while bags are pooled. Off: the columns of a row after its first chunk.
- */
+/* The prefetch cursor, in registers while bags are pooled. Off: the columns of a row after its first
+ * chunk. */
 typedef struct rf__look {
     const char *weight;
     int64_t pitch, row_bytes, lines, position, end;

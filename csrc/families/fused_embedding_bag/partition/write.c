@@ -101,8 +101,8 @@ static int64_t spread_due(writer *writer) {
     return INT64_MAX;
 }
 
-/* Half a task, in one store: eight small stores per task take twice as long, and tasks are most of a mapping.
- */
+/* Half a task, in one store: eight small stores per task take twice as long, and tasks are most of a
+ * mapping. */
 typedef uint32_t half __attribute__((vector_size(16)));
 _Static_assert(2 * sizeof(half) == sizeof(rf_fused_task), "two make a task");
 

@@ -65,8 +65,8 @@ RF_INLINE void rf_store_bag(const rf_fused_args &args, const rf_column &column, 
     rf_store<S::STORE, S::ELEMENTS>(column.output + (rf_u64)(rf_u32)bag * args.output_pitch, sum);
 }
 
-/* Pools the bags [first, last) of at most one lookup, whose row indices are stored from position `from` on.
- */
+/* Pools the bags [first, last) of at most one lookup, whose row indices are stored from position `from`
+ * on. */
 template <class S>
 RF_INLINE void rf_read_rows(const rf_fused_args &args, const rf_fused_lane &lane, const rf_column &column,
                             int first, int last, rf_column_rows *numbers, int from) {

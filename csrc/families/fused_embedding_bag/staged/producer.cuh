@@ -124,8 +124,8 @@ struct copier {
     }
 };
 
-/* The first helper publishes a task to the warps, after all have released the task before the previous one.
- */
+/* The first helper publishes a task to the warps, after all have released the task before the previous
+ * one. */
 RF_INLINE void lay_out(const rf_fused_args &args, const rf_fused_task &task, int turn, copier &copies) {
     ring &to = the_ring();
     while (copies.gone <= turn - SLOTS) copies.free_oldest();

@@ -84,8 +84,8 @@ RF_INLINE void load_indices(const rf_fused_args &args, const RF_INDEX *from, fou
     rf_load_words(to.index, from);
 }
 
-/* The remaining lookups of this lane in a bag, relative to the first index of the next batch: [skip, left).
- */
+/* The remaining lookups of this lane in a bag, relative to the first index of the next batch: [skip,
+ * left). */
 struct staged_rest {
     RF_POSITION position; /* a multiple of four */
     RF_POSITION left;
@@ -292,8 +292,8 @@ RF_INLINE void pool_tables(const rf_fused_args &args) {
     }
 }
 
-/* Compiled for 1,024 threads: with more than 64 registers a thread, none are left for the concurrent kernel.
- */
+/* Compiled for 1,024 threads: with more than 64 registers a thread, none are left for the concurrent
+ * kernel. */
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rf_fused_staged(const __grid_constant__ rf_fused_args args) {
     rf_wait_for_previous_kernel();

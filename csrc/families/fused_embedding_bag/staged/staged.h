@@ -22,8 +22,8 @@ RF_SIZE_IS(rf__fused_staged, 32);
 bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows);
 /* Returns true if a GPU can stage tables for a call of this many lookups. */
 bool rf__fused_can_stage(const rf__gpu *gpu, int64_t lookups);
-/* Selects the features to stage, by their lookups in a batch: sets staged [n_features]; returns their number.
- */
+/* Selects the features to stage, by their lookups in a batch: sets staged [n_features]; returns their
+ * number. */
 int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const double *lookups,
                         const rf__fused_batch *batch, int32_t sms, bool *staged);
 /* Computes lists of staged features, one per SM, about equally long: *rows [1 + depth * lists], which the

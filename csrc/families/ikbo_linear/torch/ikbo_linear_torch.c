@@ -262,8 +262,8 @@ static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer, rf__ik
     return RF_OK;
 }
 
-/* Runs a path that uses only kernels of this library. `shape`: of path_choose; NULL: the path was requested.
- */
+/* Runs a path that uses only kernels of this library. `shape`: of path_choose; NULL: the path was
+ * requested. */
 static rf_status run_kernels(rf__call *call, rf__ikbo_layer *layer, const rf__ikbo_shape *shape, void *out) {
     const rf_cuda_allocator allocator = rf__call_allocator(call);
     const void *weight = layer->weights[layer->n_levels - 1].data;

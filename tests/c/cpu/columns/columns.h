@@ -57,7 +57,7 @@ typedef struct columns_offence {
     int64_t column, sample, position, index;
 } columns_offence;
 
-/* Returns the lookups of a sample, without those of empty bags. Sets `offence` to the first invalid index
+/* Writes the lookups of a sample, without those of empty bags. Sets `offence` to the first invalid index
  * unless it is set. */
 void columns_reference_bag(const columns_case *call, int64_t column, int64_t sample, columns_bag *bag,
                            columns_offence *offence);
