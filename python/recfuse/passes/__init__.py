@@ -1,1 +1,1 @@
-"""Operators swapped into models: ``swap`` and ``unswap``, and a file a pattern that they look for."""
+"""``swap`` and ``unswap`` put recfuse's operators into models and take them out; each pattern has a file."""

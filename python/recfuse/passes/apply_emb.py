@@ -31,17 +31,17 @@ _MISSING = object()
 
 
 class ApplyEmb(Pattern):
-    """A module that looks like that script's ``DLRM_Net``; its ``emb_l`` has the tables."""
+    """A module with the form of dlrm's ``DLRM_Net``; its ``emb_l`` holds the tables."""
 
     def __init__(self, name: str, model: Any) -> None:
-        """The model, named so in the whole."""
+        """``name`` is the path of the model in its root module."""
         super().__init__(f"{name}.emb_l" if name else "emb_l", model.emb_l, model.emb_l)
         self.model = model
         self.proof: Proof | None = None
 
     @classmethod
     def find(cls, name: str, module: torch.nn.Module) -> ApplyEmb | None:
-        """By the list, and the names of the method's arguments."""
+        """Return the pattern if the module has the list and a method with these argument names."""
         tables = module._modules.get("emb_l")
         method = getattr(module, "apply_emb", None)
         if type(tables) is not torch.nn.ModuleList or not callable(method):
@@ -53,12 +53,12 @@ class ApplyEmb(Pattern):
 
     @classmethod
     def find_fused(cls, name: str, module: torch.nn.Module) -> ApplyEmb | None:
-        """By the method that ``fuse`` gives it, where its list is still the packed one."""
+        """Return the pattern if the module has the method of ``fuse`` and its list is still packed."""
         packed = isinstance(module._modules.get("emb_l"), FusedEmbeddingBagList)
         return cls(name, module) if packed and has_fused_method(module) else None
 
     def why_not(self) -> str | None:
-        """Where the method does more, or something else, than one call for all tables does."""
+        """Return a reason if the proof fails that one call for all tables equals the method."""
         if any(table.include_last_offset for table in self.tables):
             return "a table has include_last_offset"
         if "apply_emb" in vars(self.model):
@@ -70,7 +70,7 @@ class ApplyEmb(Pattern):
         return None
 
     def fuse(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:
-        """Packs the list, and gives the model a method that pools it."""
+        """Pack the list, and give the model a method that pools it."""
         tables = self.tables
         assert self.proof is not None
         method = FusedApplyEmb(self.model, self.proof)
@@ -79,7 +79,7 @@ class ApplyEmb(Pattern):
         return f"{len(tables)} tables in one call, by apply_emb{method.exceptions()}"
 
     def restore(self, bags: Sequence[torch.nn.EmbeddingBag]) -> str:
-        """Gives the model a list of tables, and its class's method again."""
+        """Give the model a list of tables, and restore the method of its class."""
         tables = torch.nn.ModuleList(bags)
         tables.training = self.owner.training
         del self.model.apply_emb
@@ -92,15 +92,15 @@ def _is_same(found: Any, value: Any) -> bool:
 
 
 def has_fused_method(module: torch.nn.Module) -> bool:
-    """Whether ``fuse`` has given a module its method; the model may have given the tables up since."""
+    """Return whether a module has the method of ``fuse``; it may have replaced its packed tables since."""
     return isinstance(vars(module).get("apply_emb"), FusedApplyEmb)
 
 
 class FusedApplyEmb:
-    """A DLRM's ``apply_emb``: one call, while ``emb_l`` is packed and the flags it reads are as before."""
+    """A DLRM's ``apply_emb``: one call, as long as ``emb_l`` is packed and the guards of its proof hold."""
 
     def __init__(self, model: torch.nn.Module, proof: Proof) -> None:
-        """For this model, whose class has the ``apply_emb`` to go back to and of which the proof is."""
+        """The class of ``model`` has the ``apply_emb`` that ``proof`` describes and that other calls use."""
         self.model, self.defaults = model, defaults_of(model)
         self._rest_on(proof)
 
@@ -109,7 +109,7 @@ class FusedApplyEmb:
         self.absent, self.inherited = tuple(sorted(proof.guards.absent)), frozenset(proof.guards.inherited)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a proof by the code of another process needs."""
+        """Return the state from which another process can prove its own code again."""
         return {
             "model": self.model,
             "defaults": self.defaults,
@@ -118,7 +118,7 @@ class FusedApplyEmb:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy: its class may have another code by now, so that is read again."""
+        """Restore a copy, and prove its method again: the class may have other code in this process."""
         self.model, self.defaults = state["model"], state["defaults"]
         try:
             proof = proof_of(type(self.model), state["flags"], state["tables"])
@@ -128,19 +128,20 @@ class FusedApplyEmb:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """That of the model's own method."""
+        """The signature of the model's own method."""
         return inspect.signature(method_of(self.model))
 
     def exceptions(self) -> str:
-        """Which calls are those of the model's own method, for the report."""
+        """Return, for the report, a description of the calls that still run the model's own method."""
         proven = self.proof.reads_row_weights
         if (True, True) not in proven:
             return " where v_W_l is None; other calls are its own"
         return "" if any(proven.values()) else ", without row weights, as the model's own"
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
-        """Pools table k with offsets ``lS_o[k]``, lookups ``lS_i[k]`` and row weights ``v_W_l[k]`` (or
-        None). Takes arguments as the model's own method, by position or name, with its defaults.
+        """Pool table k with offsets ``lS_o[k]``, indices ``lS_i[k]`` and row weights ``v_W_l[k]`` (or None).
+
+        Takes the arguments of the model's own method, by position or name, with its defaults.
         """
         refuse_proxy(args[1] if len(args) > 1 else kwargs.get("lS_i"))
         positional = dict(zip(ARGUMENTS, args, strict=False))
@@ -167,7 +168,7 @@ class FusedApplyEmb:
             return False
         if len(tables) != proof.tables or (proof.own_tables and tables is not self.model.emb_l):
             return False
-        # Written as the compiler can follow it; it cannot look into __dict__, and guards on code by itself.
+        # Dynamo cannot trace reads of __dict__, and guards on code itself.
         if not torch.compiler.is_dynamo_compiling() and not (
             self.inherited.isdisjoint(vars(self.model)) and proof.guards.code_is_same()
         ):

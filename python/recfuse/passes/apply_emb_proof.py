@@ -1,9 +1,9 @@
-"""The proof that one call for all tables may take the place of a model's ``apply_emb``.
+"""The proof that one call for all tables may replace a model's ``apply_emb``.
 
-Such a method may do anything, and it is not run: its code is read (``passes/method``), with values that stand
-for any lookups and row weights. It must call each table with its own lookups and row weights, return what the
-tables return, in their order, and do nothing else: write to nothing, and read nothing that is not compared
-before each later call. What the reader does not know is no proof.
+Such a method may have any effect, so it is never run: ``passes/method`` interprets its code with symbolic
+lookups and row weights. The method must call each table with its own lookups and row weights, and must return
+the results of the tables in their order. It must have no other effect: it writes to no object, and it reads
+only values that are compared again before each later call. Code that the reader does not support is refused.
 """
 
 from __future__ import annotations
@@ -26,36 +26,37 @@ ARGUMENTS = ("lS_o", "lS_i", "emb_l", "v_W_l")
 
 @dataclass(frozen=True)
 class Proof:
-    """Of which calls a method is proven, and what must be as it was for that."""
+    """The calls for which a method is proven, and the conditions of the proof."""
 
     tables: int
     reads_row_weights: dict[tuple[bool, bool], bool]
-    """Of calls with and without ``emb_l`` and ``v_W_l``: whether the method uses row weights."""
-    own_tables: bool  # it reads self.emb_l, which the argument must be
-    by_position: bool  # of calls that pass all arguments by position alone
+    """Keys: whether a call passes ``emb_l``, and ``v_W_l``. Values: whether the method uses row weights."""
+    own_tables: bool  # the method reads self.emb_l, so that emb_l must be the same object
+    by_position: bool  # the proof holds only for calls that pass all arguments by position
     guards: Guards
 
 
 def method_of(model: torch.nn.Module) -> Any:
-    """The ``apply_emb`` of the model's class, bound to it."""
+    """Return the ``apply_emb`` of the model's class, bound to the model."""
     static = inspect.getattr_static(type(model), "apply_emb")
     return static.__get__(model, type(model)) if hasattr(static, "__get__") else static
 
 
 def defaults_of(model: torch.nn.Module) -> dict[str, Any]:
-    """What the model's own method gives its arguments that are not given, where that is None."""
+    """Return the arguments of the model's own method whose default is None."""
     parameters = inspect.signature(method_of(model)).parameters
     return {name: None for name in ARGUMENTS if parameters[name].default is None}
 
 
 def attributes_of(model: torch.nn.Module) -> dict[str, Any]:
-    """What a model has itself, its modules and tensors included."""
+    """Return a model's own attributes, with its submodules and tensors, without those of its class."""
     return {**model._modules, **model._buffers, **model._parameters, **vars(model)}
 
 
 def proof_of(kind: type, attributes: Mapping[str, Any], tables: int) -> Proof:
-    """Reads the ``apply_emb`` of a class, of models with these attributes and as many tables. Raises Refused,
-    whose text goes on after "its apply_emb", where no call of it may be replaced.
+    """Prove the ``apply_emb`` of a class, for models with these attributes and this number of tables.
+
+    Raises Refused if no call may be replaced; its text continues "its apply_emb".
     """
     static = inspect.getattr_static(kind, "apply_emb")
     function = static.__func__ if isinstance(static, staticmethod) else static
@@ -82,7 +83,7 @@ def proof_of(kind: type, attributes: Mapping[str, Any], tables: int) -> Proof:
 
 
 def _reads_row_weights(returned: Any, tables: int) -> bool:
-    """Whether row weights are used; raises Refused where one call for all tables returns something else."""
+    """Return whether row weights are used; raises Refused if one call for all tables would differ."""
     if not isinstance(returned, Sequence) or returned.is_tuple or len(returned.items) != tables:
         raise Refused("does not return a list with one tensor a table")
     weighted = set()

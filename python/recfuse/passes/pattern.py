@@ -1,4 +1,4 @@
-"""``Pattern``: tables of a model that one call can pool. A file a pattern has the class."""
+"""``Pattern``: tables of a model that one call can pool. Each subclass has its own file."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 
 class Pattern(ABC):
-    """Tables that ``swap`` can pool in one call, or has, which ``unswap`` undoes."""
+    """Tables that ``swap`` can pool in one call, or tables that it has packed and ``unswap`` restores."""
 
     def __init__(self, path: str, owner: Any, holder: Any) -> None:
-        """``owner``, at ``path`` ("" is the model), has the tables: children of ``holder``, if not packed."""
+        """``owner``, at ``path`` ("" is the model), has the tables: children of ``holder``, unless packed."""
         self.path, self.owner, self.holder = path, owner, holder
 
     @classmethod
     @abstractmethod
     def find(cls, name: str, module: torch.nn.Module) -> Pattern | None:
-        """The pattern in a module, which ``swap`` meets."""
+        """Return the pattern in a module that ``swap`` visits, or None."""
 
     @classmethod
     @abstractmethod
     def find_fused(cls, name: str, module: torch.nn.Module) -> Pattern | None:
-        """What ``fuse`` has made of it, which ``unswap`` meets; ``owner`` is a PackedModule then."""
+        """Return the fused pattern in a module that ``unswap`` visits; its ``owner`` is a PackedModule."""
 
     @property
     def kind(self) -> str:
@@ -38,12 +38,12 @@ class Pattern(ABC):
 
     @abstractmethod
     def why_not(self) -> str | None:
-        """Why one call cannot take this pattern's place, its tables aside; None if it can."""
+        """Return why one call cannot replace this pattern, apart from its tables; None if it can."""
 
     @abstractmethod
     def fuse(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:
-        """Packs the tables; what it is now, for the report."""
+        """Pack the tables; returns a description of the result, for the report."""
 
     @abstractmethod
     def restore(self, bags: Sequence[torch.nn.EmbeddingBag]) -> str:
-        """Undoes ``fuse``, with these tables; what it is now, for the report."""
+        """Undo ``fuse``, with these tables; returns a description of the result, for the report."""

@@ -16,7 +16,7 @@ _NEXT = (
     "inside backward(): docs/swap.md"
 )
 
-_MOST_LINES = 8  # of entries that differ in their name alone; more are one line
+_MOST_LINES = 8  # for entries that differ only in their names; more entries become a single line
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class SwapEntry:
     """The action for one module, or for one match in a graph."""
 
     name: str  # as in model.named_modules(); "" is the model
-    kind: str  # its class before
+    kind: str  # class before the swap
     action: (
         str  # "replaced", "fused", "left"; "optimizer"; "already", by an earlier swap; "restored" by unswap
     )
-    detail: str  # what it is now, or why it was left
-    pattern: str = ""  # of a graph: which pattern has found it; action is "swapped" or "left"
+    detail: str  # result of the action, or the reason why it was left
+    pattern: str = ""  # of a graph: the pattern that matched; action is "swapped" or "left"
 
 
 @dataclass
@@ -106,7 +106,7 @@ class SwapReport:
         return {entry.name for entry in self.entries}
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
-        """Cells of the table; entries that differ only in their names are one row."""
+        """Yield the cells of the table; entries that differ only in their names share a row."""
         names: dict[tuple[str, str, str], list[str]] = {}
         folded: set[tuple[str, str, str]] = set()
         for entry in self.entries:

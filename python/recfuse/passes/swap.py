@@ -1,4 +1,4 @@
-"""``swap``: puts recfuse's modules into a model, or its operators into a graph, in place."""
+"""``swap`` puts recfuse's modules into a model, or its operators into a graph, in place."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def swap(
     and reports "already swapped". :func:`unswap` restores the modules of torch and TorchRec.
 
     Args:
-        model: any module, also one of those above; or a graph, as above.
+        model: any module, or a graph, as above.
         fuse: pool tables together if the model allows it. Default: True.
         optimizers: optimizers of the tables' Parameters. Their entries and state move to the new Parameters,
             and training continues as it would have. An optimizer is refused if a state is neither one number
@@ -93,7 +93,7 @@ def swap(
     Returns:
         SwapReport: each module that is an embedding bag, or has the name of one, with its action and the
         reason; of a graph, each match. ``fused_optimizers`` are the optimizers of ``fuse_optimizers``;
-        ``gain`` is what ``predict`` expects.
+        ``gain`` is the prediction of ``predict``.
 
     Raises:
         TypeError: ``model`` is not a torch.nn.Module or a graph, or ``optimizers`` holds no optimizers.
@@ -165,7 +165,10 @@ def _swap_predicted(
 
 
 def _is_graph(model: Any) -> bool:
-    """Whether it is an exported program or a graph of ATen operators: their rooms are imported only then."""
+    """Return whether a model is an exported program or a graph of ATen operators.
+
+    The passes on graphs are imported only for these.
+    """
     exported = getattr(sys.modules.get("torch.export"), "ExportedProgram", None)
     if exported is not None and isinstance(model, exported):
         return True
@@ -180,7 +183,7 @@ def _swap_modules(
     optimizers: Sequence[torch.optim.Optimizer],
     fuse_optimizers: bool,
 ) -> SwapReport:
-    """Replaces modules."""
+    """Replace the modules of a model, and return the report."""
     report = SwapReport()
     already = [named for named in model.named_modules() if isinstance(named[1], (EmbeddingBag, PackedModule))]
     patterns = list(_fusable_patterns(model, report)) if fuse else []
@@ -204,7 +207,7 @@ def _swap_modules(
 def _check_optimizers(
     model: torch.nn.Module, patterns: Sequence[Pattern], optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """Raises where the steps of an optimizer cannot be fused of tables that will be recfuse's."""
+    """Raise if an optimizer cannot be fused for the tables that the swap will give to recfuse."""
     if not optimizers:
         raise ArgumentValueError(
             "recfuse.swap: fuse_optimizers is True without optimizers, must have those of the tables; or "
@@ -234,7 +237,7 @@ def _fuse_optimizers(
 
 
 def _fusable_patterns(model: torch.nn.Module, report: SwapReport) -> Iterator[Pattern]:
-    """Modules whose tables can be pooled in one call; reports why others cannot."""
+    """Yield patterns whose tables can be pooled in one call; report why the others cannot."""
     owners, tensors = _owners(model), [*model.named_parameters(), *model.named_buffers()]
     for name, module in list(model.named_modules()):
         for pattern in filter(None, (kind.find(name, module) for kind in _PATTERNS)):
@@ -245,7 +248,7 @@ def _fusable_patterns(model: torch.nn.Module, report: SwapReport) -> Iterator[Pa
 
 
 def _owners(model: torch.nn.Module) -> _Owners:
-    """For each Parameter and module of the model, by id, the modules that have it, and their names."""
+    """Return, by the id of each Parameter and module, the names and modules that have it as a child."""
     found: _Owners = {}
     for name, module in model.named_modules():
         for part in (*module._parameters.values(), *module._modules.values()):
@@ -257,7 +260,7 @@ def _owners(model: torch.nn.Module) -> _Owners:
 def _why_not_packed(
     pattern: Pattern, owners: _Owners, tensors: Sequence[tuple[str, torch.Tensor]]
 ) -> str | None:
-    """Why these tables cannot be packed; None if they can. ``tensors``: of the whole model, with names."""
+    """Return why these tables cannot be packed, or None. ``tensors`` are all tensors of the model by name."""
     tables, holder = pattern.tables, pattern.holder
     if not tables:
         return "no tables"
@@ -294,7 +297,7 @@ def _fuse(pattern: Pattern, optimizers: Sequence[torch.optim.Optimizer], report:
 
 
 def _report_other_lists(model: torch.nn.Module, report: SwapReport) -> None:
-    """Reports the lists of bags that no pattern knows how to pool, and what to do."""
+    """Report the lists of bags that no pattern can pool, with the advice ``BY_HAND``."""
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.ModuleList) or name in report.names():
             continue
@@ -303,14 +306,14 @@ def _report_other_lists(model: torch.nn.Module, report: SwapReport) -> None:
 
 
 def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
-    """Swaps a single bag."""
+    """Swap a module if it is a single bag."""
     kind = type(module).__name__
     if type(module) is torch.nn.EmbeddingBag:
         if reason := _why_not_replaceable(module):
             report.add(name, kind, "left", reason)
             return
-        # A change of class keeps the object, and with it everything that refers to it: hooks, other
-        # parents, tied parameters. The new class adds no state.
+        # A change of class keeps the object, so that hooks, other parents and tied parameters stay valid.
+        # The new class adds no state.
         module.__class__ = EmbeddingBag
         advise_huge_pages(module.weight.detach())
         report.add(name, kind, "replaced", "recfuse.nn.EmbeddingBag")

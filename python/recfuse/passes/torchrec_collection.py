@@ -12,22 +12,22 @@ from recfuse.passes.pattern import Pattern
 
 
 class TorchRecCollection(Pattern):
-    """TorchRec's collection. It stays the same object: its class changes."""
+    """A collection of TorchRec. It stays the same object: only its class changes."""
 
     @classmethod
     def find(cls, name: str, module: torch.nn.Module) -> TorchRecCollection | None:
-        """By its class alone: a subclass may have another forward."""
+        """Return the pattern if a module has exactly this class: a subclass may have another forward."""
         found = type(module) is _class_of("torchrec.modules.embedding_modules", "EmbeddingBagCollection")
         return cls(name, module, module.embedding_bags) if found else None
 
     @classmethod
     def find_fused(cls, name: str, module: torch.nn.Module) -> TorchRecCollection | None:
-        """By the class that ``fuse`` gives it."""
+        """Return the pattern if a module has the class that ``fuse`` sets."""
         found = type(module) is _class_of("recfuse.nn.keyed", "FusedKeyedEmbeddingBagCollection")
         return cls(name, module, module.embedding_bags) if found else None
 
     def why_not(self) -> str | None:
-        """Where it has another forward, or weights that not all tables can have."""
+        """Return a reason if the forward is replaced, or if a table does not support its weights."""
         if "forward" in vars(self.owner):
             return "its forward was replaced on the object"
         if getattr(self.owner, "qconfig", None) is not None:
@@ -37,8 +37,9 @@ class TorchRecCollection(Pattern):
         return None
 
     def fuse(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:
-        """Packs it; it is as before where that fails. Calls of other threads always have complete tables: the
-        old ones are there until the packed ones are.
+        """Pack the collection; on an error it is unchanged.
+
+        Concurrent calls always see complete tables: the old tables stay until the packed tables exist.
         """
         from recfuse.nn.keyed import FusedKeyedEmbeddingBagCollection
 
@@ -57,13 +58,13 @@ class TorchRecCollection(Pattern):
         return f"{number} tables, {len(module.layout.dims)} features in one call"
 
     def restore(self, bags: Sequence[torch.nn.EmbeddingBag]) -> str:
-        """Gives it its class and a ModuleDict of tables again, which is there before the packed ones go."""
+        """Restore the class and a ModuleDict of tables, which exists before the packed tables are removed."""
         module = self.owner
         names = [spec.name for spec in module.layout.tables]
         tables = torch.nn.ModuleDict(dict(zip(names, bags, strict=True)))
         tables.training = module.training
         take_number(module)
-        del vars(module)["_store"]  # a call of another thread pools table by table from here on
+        del vars(module)["_store"]  # from here on, concurrent calls pool each table separately
         module._modules["embedding_bags"] = tables
         module.__class__ = type(module).__mro__[1]
         for attribute in ("_tuning", "_mapper", "_flat_feature_names"):
@@ -72,5 +73,5 @@ class TorchRecCollection(Pattern):
 
 
 def _class_of(module: str, name: str) -> type | None:
-    """A class; None where no model can contain one, because nobody has imported it."""
+    """Return a class, or None if its module is not imported, so that no model can contain an instance."""
     return getattr(sys.modules.get(module), name, None)

@@ -1,4 +1,4 @@
-"""``unswap``: gives torch's and TorchRec's own modules back."""
+"""``unswap`` restores the modules of torch and TorchRec."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
     for pattern, own_bags in zip(patterns, bags, strict=True):
         report.add(pattern.path, pattern.kind, "restored", pattern.restore(own_bags))
     for name, module in model.named_modules():
-        if has_fused_method(module):  # of a model that gave its packed tables up
+        if has_fused_method(module):  # the model has replaced its packed tables
             del module.apply_emb
         if type(module) is EmbeddingBag:
-            for attribute in ("schedule", "pinned"):  # what a plan has set
+            for attribute in ("schedule", "pinned"):  # set by a plan
                 vars(module).pop(attribute, None)
             module.__class__ = torch.nn.EmbeddingBag
             report.add(name, "EmbeddingBag", "restored", "torch.nn.EmbeddingBag")
@@ -92,7 +92,7 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
 
 
 def _fused_patterns(model: torch.nn.Module, report: SwapReport) -> list[Pattern]:
-    """What ``swap`` has packed; reports the packed modules that it has not."""
+    """Return the patterns that ``swap`` has packed; report packed modules that it has not made."""
     found: list[Pattern] = []
     for name, module in model.named_modules():
         if pattern := ApplyEmb.find_fused(name, module) or TorchRecCollection.find_fused(name, module):
@@ -104,7 +104,7 @@ def _fused_patterns(model: torch.nn.Module, report: SwapReport) -> list[Pattern]
 
 
 def _unpacked(owner: PackedModule, first_matrix: int, targets: list[Target]) -> list[torch.nn.EmbeddingBag]:
-    """torch's modules, with shared weights as before; adds to ``targets`` what each Parameter is made of."""
+    """Return torch's modules, with shared weights as before; add each Parameter's source to ``targets``."""
     matrices = owner.packed_weights()
     parameters: dict[tuple[int, int, int], Parameter] = {}
     bags = []
@@ -114,7 +114,7 @@ def _unpacked(owner: PackedModule, first_matrix: int, targets: list[Target]) -> 
         if shared not in parameters or spec.num_embeddings == 0:
             rows = table_rows(spec, matrix.detach()).clone()
             parameters[shared] = Parameter(rows, requires_grad=matrix.requires_grad)
-            home, first_row = owner.home_of(table)  # where optimizers have the state of a frozen table
+            home, first_row = owner.home_of(table)  # optimizers keep the state of a frozen table here
             piece = Piece(first_matrix + home, first_row, spec.num_embeddings, 0)
             name = owner._below(f"{spec.name}.weight")
             targets.append(Target(parameters[shared], name, [piece]))

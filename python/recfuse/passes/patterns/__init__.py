@@ -1,1 +1,1 @@
-"""Patterns of graphs, a file each. A file here is found by its `PATTERN`; nothing else lists it."""
+"""Patterns of graphs. Each file defines a `PATTERN`, by which it is found; there is no other list."""

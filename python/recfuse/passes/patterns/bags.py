@@ -8,13 +8,13 @@ Before, for each of many tables::
     bag_k  = embedding(weight_k, indices_k [B])                         # a bag of one lookup
     out    = cat([bag_1, ..., bag_n], 1)  or  stack([bag_1, ...], 1)
 
-After, for all of one number of bags that do not depend on each other::
+After, for all tables with the same number of bags that do not depend on each other::
 
     indices = cat([indices_1, ...]);  offsets = cat([offsets_1, offsets_2 + len(indices_1), ...])
     out     = recfuse::fused_embedding_bag([weight_1, ...], features, indices, offsets, ...)
 
-The cat is what the call returns; what uses a bag otherwise gets a copy of its columns. Weights stay where
-they are: the call takes a list of them.
+The call returns the cat; other users of a bag get a copy of its columns. Weights do not move: the call takes
+a list of them.
 
 Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features); RECom, ASPLOS 2023, 3.1.
 """
@@ -36,7 +36,7 @@ from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
 
 _POOLED = (aten.embedding_bag, aten._embedding_bag, aten._embedding_bag_forward_only)
-_FORM = 4  # its place in the key of a group
+_FORM = 4  # position of the form in the key of a group
 _PADDED = "the padding_idx of an embedding is read but has no gradient, as no bag has it; "
 _FIXED_ALONE = (
     f"{_PADDED}its weight, though frozen, may be trained later; use an EmbeddingBag, a fixed number of "
@@ -46,7 +46,7 @@ _REDUCED = {aten.sum: "sum", aten.mean: "mean"}
 
 
 def find(program: Program) -> Iterator[Match]:
-    """Groups of bags, and the bags that are left."""
+    """Yield groups of bags, and the bags that are left."""
     bags = []
     for bag, reason in bags_of(program):
         if reason := reason or (_FIXED_ALONE if needs_frozen(program, bag) else ""):
@@ -58,7 +58,7 @@ def find(program: Program) -> Iterator[Match]:
 
 
 def bags_of(program: Program) -> Iterator[tuple[Bag, str]]:
-    """The bags of a program, and why recfuse's operators cannot take their places; "" where they can."""
+    """Yield the bags of a program, each with the reason why no operator can replace it, or ""."""
     for node in program.nodes:
         bag = _bag_at(node) if node.users else None
         if bag is not None:
@@ -66,12 +66,12 @@ def bags_of(program: Program) -> Iterator[tuple[Bag, str]]:
 
 
 def needs_frozen(program: Program, bag: Bag) -> bool:
-    """Whether only a call that refuses gradients is right, whatever becomes of a frozen weight later."""
+    """Return whether a call must refuse gradients, because a frozen weight could be trained later."""
     return bag.pads_gradient and not program.is_guarded
 
 
 def groups_of(program: Program, bags: Sequence[Bag], *, mixed: bool = False) -> Iterable[list[Bag]]:
-    """Bags that one call can pool: as many samples each, and none depends on another.
+    """Return groups of bags that one call can pool: equal numbers of bags, independent of each other.
 
     ``mixed``: the call takes bags of every form, weighted or not.
     """
@@ -116,7 +116,10 @@ def _call(program: Program, group: Sequence[Bag], order: Sequence[int]) -> Node:
 
 
 def _equal_counts(bags: Sequence[Bag]) -> dict[object, object]:
-    """For each number of bags one that is equal to it: those of results that stand side by side in a cat."""
+    """Map each number of bags to a representative of the equal numbers.
+
+    The numbers of results that are adjacent in a cat are equal.
+    """
     equal = {_count(bag.result): _count(bag.result) for bag in bags}
 
     def first(size: object) -> object:
@@ -136,7 +139,7 @@ def _count(node: Node) -> object:
 
 
 def _symbol(size: object) -> object:
-    """A number of bags: equal ones are known to be equal, by torch's ShapeEnv."""
+    """Return a comparable key for a number of bags: torch's ShapeEnv gives equal numbers one expression."""
     return size if isinstance(size, int) else str(size.node.expr)  # type: ignore[attr-defined]
 
 
@@ -144,11 +147,11 @@ def _part(program: Program, bag: Bag) -> Part:
     return Part(program.name(bag.weight), bag.found)
 
 
-# ---- what is a bag
+# ---- recognition of bags
 
 
 def _bag_at(node: Node) -> Bag | None:
-    """The bag whose result a node is."""
+    """Return the bag whose result is ``node``, or None."""
     if is_call(node, *_POOLED):
         return _pooled(node)
     if is_call(node, aten.embedding):
@@ -159,7 +162,7 @@ def _bag_at(node: Node) -> Bag | None:
 
 
 def _pooled(node: Node) -> Bag | None:
-    """``embedding_bag``, of whose four results the first alone is used."""
+    """Return the bag of an ``embedding_bag`` of which only the first of four results is used."""
     used = [user for user in node.users if user.users]
     if len(used) != 1 or used[0].args[1:] != (0,):
         return None
@@ -173,7 +176,7 @@ def _pooled(node: Node) -> Bag | None:
         and node.target is aten.embedding_bag.padding_idx
     ):
         padding_idx += rows
-    mode = MODES[given["mode"]]  # torch's numbers are recfuse's too
+    mode = MODES[given["mode"]]  # torch and recfuse number modes alike
     length = _length(offsets, given["indices"])
     form = LAST if given["include_last_offset"] else FIXED if length else JAGGED
     inputs = _input_of(given["indices"], offsets) if form == FIXED else None
@@ -186,8 +189,9 @@ def _pooled(node: Node) -> Bag | None:
 
 
 def _length(offsets: Node, indices: Node) -> int | None:
-    """Lookups of each bag where offsets are ``arange(0, lookups, length)``: an input ``[bags, length]``; or
-    bags of one lookup each, by ``arange(lookups)``.
+    """Return the fixed length of bags whose offsets are ``arange(0, lookups, length)``, or None.
+
+    An input ``[bags, length]`` has such offsets; ``arange(lookups)`` gives bags of one lookup.
     """
     if not is_call(offsets, aten.arange):
         return None
@@ -195,7 +199,7 @@ def _length(offsets: Node, indices: Node) -> int | None:
     end, step, lookups = given["end"], given.get("step", 1), value_of(indices).shape[0]
     if given.get("start", 0) != 0 or not isinstance(step, int) or step < 1:
         return None
-    if not statically_known_true(lookups % step == 0):  # else the last bag is a shorter one
+    if not statically_known_true(lookups % step == 0):  # else the last bag is shorter
         return None
     is_all = (
         value_of(end) == lookups if isinstance(lookups, int) else _symbol(value_of(end)) == _symbol(lookups)
@@ -204,7 +208,7 @@ def _length(offsets: Node, indices: Node) -> int | None:
 
 
 def _input_of(indices: Node, offsets: Node) -> Node | None:
-    """The input ``[bags, length]`` of which indices are the flat form."""
+    """Return the input ``[bags, length]`` if ``indices`` are its flat form, else None."""
     given = indices.args[0] if is_call(indices, aten.reshape, aten.view) else None
     shape = tensor_of(given).shape if tensor_of(given) is not None else ()  # type: ignore[union-attr]
     is_input = len(shape) == 2 and _symbol(shape[0]) == _symbol(value_of(offsets).shape[0])
@@ -222,7 +226,7 @@ def _of_one(node: Node) -> Bag | None:
 
 
 def _reduced(node: Node, mode: str) -> Bag | None:
-    """``embedding(weight, indices [B, L])``, summed over L."""
+    """Return the bag of ``embedding(weight, indices [B, L])`` reduced over L, or None."""
     given = arguments_of(node)
     rows, product, weights = _weighted(given["self"], mode)
     if not is_call(rows, aten.embedding) or given.get("dim") not in ([1], [-2], (1,), (-2,)):
@@ -243,7 +247,7 @@ def _reduced(node: Node, mode: str) -> Bag | None:
 
 
 def _weighted(rows: Node, mode: str) -> tuple[Node, tuple[Node, ...], Node | None]:
-    """Of ``embedding(...) * factors.unsqueeze(-1)``: the embedding, the product and factors ``[B, L]``."""
+    """Split ``embedding(...) * factors.unsqueeze(-1)``: the embedding, the product and factors ``[B, L]``."""
     if mode != "sum" or rows.target is not aten.mul.Tensor or len(rows.users) > 1:
         return rows, (), None
     for looked_up, wide in (rows.args[:2], rows.args[1::-1]):
@@ -262,7 +266,7 @@ def _weighted(rows: Node, mode: str) -> tuple[Node, tuple[Node, ...], Node | Non
 
 
 def _why_not(program: Program, bag: Bag) -> str:
-    """Why recfuse's operator cannot take a bag's place; "" if it can."""
+    """Return why recfuse's operator cannot replace a bag, or ""."""
     table, lookup = bag.table, bag.inside[0] if bag.inside else bag.result
     given = arguments_of(lookup)
     if table.dtype not in DTYPES or table.layout is not torch.strided:

@@ -11,10 +11,10 @@ After::
 
     out     = recfuse::embedding_columns([weight_1, ...], program, [x], ...)
 
-Where at least one of the columns has a step to fold, and no weight is trained: the operator has no gradient,
-and bags (``patterns/bags.py``) have one. A frozen embedding with a ``padding_idx`` is a column too in a
-program that could be trained later: its gradient, without that row, is no bag's. Boundaries are part of the
-program where they are constants.
+At least one of the columns must have a step to fold, and no weight may be trained: the operator has no
+gradient, unlike bags (``patterns/bags.py``). In a program that could be trained later, a frozen embedding
+with a ``padding_idx`` is a column too: no bag has its gradient, which excludes that row. Constant boundaries
+become part of the program.
 
 Source: Pan et al., RECom, ASPLOS 2023, sections 3.1.2 and 5.
 """
@@ -37,7 +37,7 @@ from recfuse.passes.patterns.bags import bags_of, groups_of, needs_frozen
 
 
 def find(program: Program) -> Iterator[Match]:
-    """Groups of columns, in calls of as many tensors as the operator takes."""
+    """Yield groups of columns, cut at the number of tensors that one call takes."""
     ranges = Ranges(program)
     columns = {}
     for bag, reason in bags_of(program):
@@ -58,7 +58,7 @@ def _has_a_step(column: Column) -> bool:
 
 
 def _is_taken(program: Program, bag: Bag) -> bool:
-    """Whether the operator has bags of such a kind, and no gradient is wanted."""
+    """Return whether the operator supports such a bag, and no gradient is required."""
     if bag.padding_idx >= 0 or program.may_train(bag.weight):
         return False
     if bag.form == JAGGED and bag.offsets is None:

@@ -1,4 +1,4 @@
-"""Checks of indices that always hold: what a translation before them has made sure of.
+"""Checks of indices that always hold, because a previous operator bounds the indices.
 
 Before::
 
@@ -10,7 +10,8 @@ After::
 
     index  = bucketize(x, boundaries)
 
-Ranges go through bucketize, clamp, remainder, where, masks and arithmetic with numbers: ``graph/ranges.py``.
+``graph/ranges.py`` follows ranges through bucketize, clamp, remainder, where, masks and arithmetic with
+numbers.
 
 Source: Pan et al., RECom, ASPLOS 2023, section 5.1 and appendix D.
 """
@@ -31,7 +32,7 @@ _GUARDS = (aten.clamp, aten.clamp_min, aten.clamp_max, aten.where, aten.masked_f
 
 
 def find(program: Program) -> Iterator[Match]:
-    """Guards of indices."""
+    """Yield guards of indices."""
     ranges = Ranges(program)
     for node in program.nodes:
         if not is_call(node, *_GUARDS) or not node.users:
@@ -52,11 +53,11 @@ def find(program: Program) -> Iterator[Match]:
 
 
 def _kept(ranges: Ranges, node: Node) -> Node | None:
-    """The argument that a guard always returns."""
+    """Return the argument that a guard always returns, or None."""
     given = arguments_of(node)
     found: Any = None
     if is_call(node, aten.where):
-        if "other" not in given:  # of a condition alone: where it holds
+        if "other" not in given:  # where(condition) returns positions
             return None
         truth = ranges.truth(given["condition"])
         found = None if truth is None else given["self" if truth else "other"]
@@ -86,7 +87,7 @@ def _is_same(node: Node, kept: Node) -> bool:
 
 
 def _returned(program: Program) -> set[int]:
-    """The memory of what the program returns, views included."""
+    """Return the memory of the program's results, views included."""
     output = next(iter(reversed(program.graph.nodes)))
     return {memory for item in output.all_input_nodes for memory in program.effects.memory_of(item)}
 

@@ -2,17 +2,18 @@
 
 Before::
 
-    k, v = row by row of history[cand_to_user]                  # projections, heads, before or after the copy
+    k, v = row-wise functions of history[cand_to_user]          # projections, heads, before or after the copy
     y    = scaled_dot_product_attention(q, k, v)                # [B, H, Sq, D], [B, Hkv, S, D]
     y    = softmax(q @ k^T * scale, -1) @ v                     # the same, or [B * H, Sq, D]
 
 After::
 
-    k, v = the same of history
+    k, v = the same functions of history
     y    = recfuse::ikbo_attention(q^T, k^T, v^T, cand_to_user)^T
 
-``torch.nn.MultiheadAttention`` is the first where it returns no weights (``need_weights=False``), else the
-second: it is taken where nobody reads them. A mask, dropout and causal attention are left.
+``torch.nn.MultiheadAttention`` has the first form if it returns no weights (``need_weights=False``), else the
+second, which matches if the weights are unused. Attention with a mask or dropout and causal attention are
+left.
 
 Source: IKBO (in-kernel broadcast optimization), section 3, and its inference-time transformation.
 """
@@ -34,7 +35,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def find(program: Program) -> Iterator[Match]:
-    """Attention whose keys and values are one broadcast."""
+    """Yield attention whose keys and values come from the same broadcast."""
     broadcasts = Broadcasts(program)
     for node in program.nodes:
         found = attention_at(node) if node.users else None
@@ -87,7 +88,7 @@ def _swap(program: Program, broadcasts: Broadcasts, attention: Attention, lift: 
         if attention.is_by_hand:
             k = program.emit(aten.transpose.int, k, -2, -1)
         items = [attention.query, k, v]
-        if rank == 3:  # heads lie behind each other in the batch
+        if rank == 3:  # the heads are part of the batch dimension
             items = [_with_heads(program, item, lift.block) for item in items]
         q, k, v = (program.emit(aten.transpose.int, item, 1, 2) for item in items)
         call = q, k, v, broadcasts.map_of(lift), attention.scale
@@ -104,7 +105,7 @@ def _swap(program: Program, broadcasts: Broadcasts, attention: Attention, lift: 
 
 
 def _with_heads(program: Program, node: Node, heads: int) -> Node:
-    """``[batch * heads, positions, dim]`` as ``[batch, heads, positions, dim]``."""
+    """View ``[batch * heads, positions, dim]`` as ``[batch, heads, positions, dim]``."""
     return program.emit(aten.unflatten.int, node, 0, [-1, heads])
 
 

@@ -1,4 +1,4 @@
-"""A linear layer over users' features that were copied to candidates, beside candidates' own.
+"""A linear layer over users' features, copied to candidates, and the features of the candidates.
 
 Before::
 
@@ -10,7 +10,7 @@ After::
 
     y      = recfuse::ikbo_linear(weight[:, :Ku], weight[:, Ku:], x_user, x_cand, cand_to_user, bias)
 
-The weight is split by views. What was computed row by row between the copy and the cat is computed for users.
+The weight is split by views. Row-wise functions between the copy and the cat are computed once per user.
 
 Source: IKBO (in-kernel broadcast optimization), section 2, and its inference-time transformation.
 """
@@ -33,7 +33,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def find(program: Program) -> Iterator[Match]:
-    """Layers whose input is a cat with a broadcast in it."""
+    """Yield layers whose input is a cat that contains a broadcast."""
     broadcasts = Broadcasts(program)
     for node in program.nodes:
         parts = _parts(node)
@@ -44,7 +44,7 @@ def find(program: Program) -> Iterator[Match]:
         lifts = [lift if lift is not None and (lift.dim, lift.block) == (0, 1) else None for lift in lifts]
         maps = [lift.map.key for lift in lifts if lift is not None]
         if not maps or (len(maps) == len(lifts) and len(set(maps)) == 1):
-            continue  # no broadcast, or nothing else: the whole layer is the users'
+            continue  # no broadcast, or only one: the whole layer runs per user
         key = max(maps, key=maps.count)
         of_users = [lift is not None and lift.map.key == key for lift in lifts]
         lift = next(lift for lift in lifts if lift is not None and lift.map.key == key)
@@ -67,7 +67,7 @@ def find(program: Program) -> Iterator[Match]:
 
 
 def _parts(node: Node) -> tuple[Node, Node, Any] | None:
-    """The cat, the weight and the bias of a layer."""
+    """Return the cat, the weight and the bias of a layer, or None."""
     bias, rank = None, 2
     if is_call(node, aten.linear):
         given = arguments_of(node)
@@ -99,7 +99,7 @@ def _parts(node: Node) -> tuple[Node, Node, Any] | None:
 
 
 _EQUATIONS = {"ab,cbd->cad": False, "abc,db->adc": True}
-"""Of einsum: letters as they come; whether the cat is the first operand."""
+"""Equations of einsum, with letters in order of occurrence: whether the cat is the first operand."""
 
 
 def _canonical(equation: Any) -> str:
@@ -111,7 +111,7 @@ def _canonical(equation: Any) -> str:
 
 
 def _matrix(node: Any) -> Node | None:
-    """The matrix that each sample's product has, ``weight`` or ``weight.expand(batch, -1, -1)``."""
+    """Return the matrix that all samples share in ``weight`` or ``weight.expand(batch, -1, -1)``, or None."""
     wide = tensor_of(node)
     if wide is None or wide.dim() == 2:
         return None if wide is None else node  # type: ignore[no-any-return]
@@ -188,8 +188,9 @@ def emit_linear(
     index: Node,
     candidates: Sequence[Node] | None = None,
 ) -> Node:
-    """The call for a layer over ``items`` side by side. ``users`` take the place of those that are copies;
-    ``candidates``, if given, that of the others.
+    """Emit the call of a layer over the concatenated ``items``.
+
+    ``users`` replace the items that are copies; ``candidates``, if given, replace the others.
     """
     columns: dict[bool, list[Node]] = {True: [], False: []}
     end = 0

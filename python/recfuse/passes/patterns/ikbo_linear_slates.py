@@ -1,4 +1,4 @@
-"""A linear layer over users' features beside those of a slate of candidates each.
+"""A linear layer over users' features and the features of a slate of candidates per user.
 
 Before::
 
@@ -28,7 +28,7 @@ from recfuse.passes.patterns.ikbo_linear import DTYPES, emit_linear
 
 
 def find(program: Program) -> Iterator[Match]:
-    """Layers over a cat of slates with a copied one in it."""
+    """Yield layers over a cat of slates that contains a copy of users' features."""
     for node in program.nodes:
         if not is_call(node, aten.linear) or not node.users:
             continue
@@ -58,7 +58,7 @@ def find(program: Program) -> Iterator[Match]:
 
 
 def _copied(node: Node) -> Node | None:
-    """``[B, 1, K]``, of which a node ``[B, S, K]`` has each row S times; None: it is no such copy."""
+    """Return ``[B, 1, K]`` if a node ``[B, S, K]`` repeats each of its rows S times, else None."""
     is_repeat = is_call(node, aten.repeat) and [*node.args[1]][::2] == [1, 1]  # type: ignore[misc]
     if not is_repeat and not is_call(node, aten.expand, aten.expand_as):
         return None

@@ -1,4 +1,4 @@
-"""What is computed row by row from users' rows that were copied to candidates.
+"""Row-wise functions of users' rows that were copied to candidates.
 
 Before::
 
@@ -8,8 +8,8 @@ After::
 
     y = f(x_user)[cand_to_user]
 
-Where ``f`` returns no more than it takes: what reads ``y``, a dot interaction or an elementwise operator
-with candidates' features, gets the copied operand as late as possible.
+This holds if the result of ``f`` is not larger than its argument. The readers of ``y``, such as a dot
+interaction or an elementwise operator with candidates' features, get the copied operand as late as possible.
 
 Source: IKBO (in-kernel broadcast optimization), the inference-time transformation.
 """
@@ -29,7 +29,7 @@ from recfuse.passes.graph.program import Program
 
 
 def find(program: Program) -> Iterator[Match]:
-    """The last nodes of what is computed from a broadcast alone."""
+    """Yield the last nodes of functions of a single broadcast."""
     broadcasts = Broadcasts(program)
     for node in program.nodes:
         lift = broadcasts.lift(node)
@@ -53,7 +53,7 @@ def find(program: Program) -> Iterator[Match]:
 
 
 def _source(broadcasts: Broadcasts, node: Node) -> Node:
-    """The largest broadcast that a node is computed from."""
+    """Return the largest broadcast from which a node is computed."""
     lift = broadcasts.lift(node)
     if lift is not None and lift.source is not None:
         return node

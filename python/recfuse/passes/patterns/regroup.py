@@ -1,4 +1,4 @@
-"""Columns of collections in other groups: TorchRec's ``KeyedTensor.regroup`` and ``regroup_as_dict``.
+"""Regrouped columns of collections: TorchRec's ``KeyedTensor.regroup`` and ``regroup_as_dict``.
 
 Before::
 
@@ -10,8 +10,8 @@ After::
 
     groups = split(cat([bag_1, bag_3, bag_2, bag_4], 1), sizes, 1)
 
-So the cat is of the bags themselves, and where they are pooled in one call (``patterns/bags.py``) it is the
-layout that the call writes: no value is copied or permuted.
+The new cat joins the bags themselves. If one call pools them (``patterns/bags.py``), the call writes this
+layout directly: no value is copied or permuted.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _CATS = (aten.cat, aten.concat)
 
 
 def find(program: Program) -> Iterator[Match]:
-    """Cats of columns of other cats, and permuted ones."""
+    """Yield cats of columns of other cats, and permuted cats."""
     for node in program.nodes:
         if not node.users or not (is_call(node, *_CATS) or _is_permuted(node)):
             continue
         parts, between = _parts(program, node)
-        if parts is None or len(parts) < 2 or not between:  # it is a cat of these already
+        if parts is None or len(parts) < 2 or not between:  # already a cat of these parts
             continue
         if not any(_is_pooled(part) for part in parts):
             continue
@@ -49,7 +49,7 @@ def find(program: Program) -> Iterator[Match]:
                 program.replace(node, program.emit(aten.cat.default, parts, 1))
             for item in (*parts, *between):
                 for user in item.users:
-                    if is_call(user, aten._assert_tensor_metadata):  # of a type that the graph shows
+                    if is_call(user, aten._assert_tensor_metadata):  # the type is known from the graph
                         program.forget(user)
             return f"a cat of {len(parts)} parts as they come"
 
@@ -79,13 +79,13 @@ def _why_not(program: Program, node: Node, parts: Sequence[Node], between: Seque
 
 
 def _parts(program: Program, node: Node) -> tuple[list[Node] | None, list[Node]]:
-    """The tensors ``[B, width]`` that stand side by side in a node, and the nodes in between."""
+    """Return the tensors ``[B, width]`` that a node concatenates, and the nodes between them and it."""
     between: list[Node] = []
     return _flat(program, node, between, is_outer=True), between
 
 
 def _flat(program: Program, node: Node, between: list[Node], is_outer: bool = False) -> list[Node] | None:
-    """The parts of a node, itself where it has none; None where it cannot be said."""
+    """Return the parts of a node, the node itself if it has no parts, or None if they are unknown."""
     if _width(node) is None:
         return None
     found: list[Node] | None = [node]
@@ -112,7 +112,7 @@ def _width(node: Node) -> int | None:
 
 
 def _is_same(node: Node) -> bool:
-    """Whether a node is its argument: a conversion to what that is already."""
+    """Return whether a conversion changes nothing: its argument already has this type."""
     before, after = tensor_of(node.args[0]) if node.args else None, tensor_of(node)
     if not is_call(node, aten.to) or before is None or after is None:
         return False
@@ -122,7 +122,7 @@ def _is_same(node: Node) -> bool:
 
 
 def _permuted(program: Program, node: Node, between: list[Node]) -> list[Node] | None:
-    """The keys of the first argument in another order, where each key is one part."""
+    """Return the permuted parts of the first argument if each key is exactly one part, else None."""
     values, ends, order = node.args[:3]
     parts = _flat(program, values, between)  # type: ignore[arg-type]
     ends, order = (program.constant_value(item) for item in (ends, order))  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def _permuted(program: Program, node: Node, between: list[Node]) -> list[Node] |
 
 
 def _piece(program: Program, node: Node, between: list[Node]) -> list[Node] | None:
-    """The parts that an item of a split has; itself where it cuts one."""
+    """Return the parts of an item of a split, or the item itself if it cuts a part."""
     given = arguments_of(node.args[0])  # type: ignore[arg-type]
     sizes, number = given["split_sizes"], node.args[1]
     if given["dim"] not in (1, -1) or not all(isinstance(size, int) for size in sizes):
