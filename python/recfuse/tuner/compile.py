@@ -1,4 +1,4 @@
-"""Kernels compiled in the background, several at once, while others are timed."""
+"""Compiles kernels in the background, several at once, while other kernels are timed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from typing import Any, TypeAlias, TypeVar
 from recfuse.tuner.log import bar
 
 Job: TypeAlias = Callable[[], Any]
-"""One of the functions `_C.*_compile`, with its arguments."""
+"""A function `_C.*_compile`, with its arguments."""
 Name = TypeVar("Name", bound=Hashable)
 
 
 class Compiler:
-    """Compiles kernels into the disk cache, on all cores. No thread outlives its context, unless an interrupt
-    ends that: a kernel cannot be stopped half-way, and may take half a minute.
+    """Compiles kernels into the kernel cache on disk, on all cores.
+
+    No thread outlives the context, except after an interrupt: the compilation of a kernel cannot be stopped
+    and may take half a minute.
     """
 
     def __init__(
         self, *, deadline: float | None = None, progress: bool | None = False, label: str = "compiling"
     ) -> None:
-        """Kernels that are not begun by `deadline`, of `time.monotonic`, are not compiled."""
+        """Kernels whose compilation has not begun by `deadline`, of `time.monotonic`, are not compiled."""
         self.deadline = deadline
         self._results: dict[Hashable, Future[Any]] = {}
         self._waiting: PriorityQueue[tuple[int, int, Hashable, Job]] = PriorityQueue()
@@ -34,33 +36,37 @@ class Compiler:
         self._bar = bar(progress, label, total=0)
 
     def __enter__(self) -> Compiler:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Begins nothing more, and waits for what runs; after an interrupt it does not wait."""
+        """Cancels the kernels that have not begun, and waits for the others; after an interrupt
+        it does not wait.
+        """
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         self._pool.shutdown(wait=not interrupted, cancel_futures=True)
         self._bar.close()
 
     def submit(self, name: Hashable, job: Job, rank: int = 0) -> None:
-        """Has a kernel compiled, after those of lower rank and those of the same that were there before."""
+        """Queues a kernel, after kernels of lower rank and earlier kernels of the same rank."""
         self._bar.total += 1
         self._results[name] = Future()
         self._waiting.put((rank, next(self._count), name, job))
         self._pool.submit(self._compile_next)
 
     def result(self, name: Hashable) -> Any:
-        """Waits for what the compiler says, or the exception that ends it; None: not begun in time."""
+        """Waits for the compiler's result or its exception. Returns None for a kernel that did
+        not begin in time.
+        """
         return self._results[name].result()
 
     def _compile_next(self) -> None:
-        *_, name, job = self._waiting.get_nowait()  # there is one for each call of this
+        *_, name, job = self._waiting.get_nowait()  # each call of this function follows one put
         result = None
         try:
             if self.deadline is None or time.monotonic() <= self.deadline:
                 result = job()
-        except Exception as error:  # one that fails does not end the rest
+        except Exception as error:  # an error of a kernel does not end the rest
             result = error
         self._results[name].set_result(result)
         self._bar.update()
@@ -73,7 +79,7 @@ def compile_all(
     progress: bool | None = False,
     label: str = "kernels",
 ) -> dict[Name, Any]:
-    """What the compiler said of each kernel, or its exception; without those not begun by `deadline`."""
+    """Compiles all kernels; returns the compiler's result or exception of each that began by `deadline`."""
     with Compiler(deadline=deadline, progress=progress, label=f"compiling, {label}") as compiler:
         for name, job in jobs.items():
             compiler.submit(name, job)

@@ -1,4 +1,4 @@
-"""What a search writes down, and what it shows meanwhile."""
+"""The decisions of a search, and its progress bars."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from recfuse._progress import hidden
 from recfuse.plan.report import Decision
 
 WORTH = 1.01
-"""How much faster than the defaults a plan must be."""
+"""Least ratio of the time of the defaults to the time of a plan."""
 
 
 class Log:
     """The decisions of a search."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Creates an empty log."""
         self.decisions: list[Decision] = []
 
     def note(self, step: str, candidate: str, us: float | None, kept: bool, why: str) -> None:
-        """Writes a decision down."""
+        """Records a decision."""
         self.decisions.append(Decision(step, candidate, us, kept, why))
 
     def confirm(self, candidate: str, us: float, default_us: float) -> bool:
-        """Whether the winner is worth a change, in its last run beside the defaults."""
+        """Records and returns whether the winner is fast enough, by its last run in turns with
+        the defaults.
+        """
         won = us * WORTH < default_us
         self.note("confirm", candidate, us, won, f"{default_us / us:.3f}x as fast as the defaults")
         why = "the defaults" if won else "the defaults: not worth a change"
@@ -36,29 +38,29 @@ class Log:
 
 
 def counted(rounds: int) -> str:
-    """A number of rounds, as text."""
+    """Formats a number of rounds."""
     return "1 round" if rounds == 1 else f"{rounds} rounds"
 
 
 def now() -> str:
-    """When a plan is made, for its file."""
+    """Returns the time of creation of a plan, for its file."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def first_line(error: Exception) -> str:
-    """Of what it says."""
+    """Returns the first line of an error's message."""
     return str(error).partition("\n")[0]
 
 
 def missing(result: Any) -> str | None:
-    """Why there is no kernel, of a compiler's result; None: there is one."""
+    """Returns why a compiler's result has no kernel; None: it has a kernel."""
     if result is None:
         return "not compiled: the budget is spent"
     return f"does not compile: {first_line(result)}" if isinstance(result, Exception) else None
 
 
 def spilled(result: Any) -> str:
-    """What a kernel spills, as text; "" for one that does not."""
+    """Describes the spills of a kernel; "" if it does not spill."""
     registers = f"{result['spill_bytes']} bytes with {result['registers']} registers"
     return registers if result["spill_bytes"] > 0 else ""
 
@@ -66,6 +68,6 @@ def spilled(result: Any) -> str:
 def bar(
     progress: bool | None, label: str, items: Iterable[Any] | None = None, total: int | None = None
 ) -> Any:
-    """A bar; `progress` None: on a terminal."""
+    """Returns a progress bar; `progress` None: on a terminal."""
     shown = not hidden() if progress is None else progress
     return tqdm(items, desc=label, total=total, disable=not shown, leave=False)

@@ -1,1 +1,1 @@
-"""Tuning a collection of tables."""
+"""The tuner of a collection of tables."""

@@ -1,13 +1,15 @@
-"""Which schedules are worth trying for which features, and in which mixtures they are timed together.
+"""The candidate schedules of each feature, and the mixtures in which they are timed together.
 
-A class is the features that can run the same schedules in the same code: of one dim, dtype, pooling and
-alignment. Before anything is compiled, rules take away what cannot win at a feature's mean bag length:
+A class is a set of features that can run the same schedules in the same code: features of one dim, dtype,
+pooling and alignment. Rules remove, before any compilation, the candidates that cannot win at the mean bag
+length of a feature:
 
-- pool: threads so many that the rows read at once exceed a bag's lookups, or so few that one slot gets more
-  than 24 of them (where there are more threads to be had); rows in flight beyond a slot's share of a bag, and
-  beyond what registers hold at an occupancy; blocks that share a bag of fewer than 32 rows each;
-- columns: bags of more than 4 lookups, which one lane would sum alone;
-- staged: features with fewer lookups in a batch than rows in their table, most of which were staged in vain.
+- pool: so many threads that the rows read at once exceed the lookups of a bag, or so few that a slot reads
+  more than 24 of them (if more threads are possible); more rows in flight than a slot's share of a bag, or
+  than registers hold at an occupancy; blocks that share a bag with fewer than 32 rows each;
+- columns: bags of more than 4 lookups, which a single lane would sum;
+- staged: features with fewer lookups per batch than rows in their table, because most staged rows
+  would not be read.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 from recfuse.tuner.native import power_of_two
 
 _POOL, _COLUMNS, _STAGED = (KINDS.index(name) + 1 for name in ("pool", "columns", "staged"))
-_LONGEST_SLOT = 24  # rows of a bag for one slot: more, and single blocks outlast the others
-_LONGEST_COLUMN = 4  # lookups of a bag for one lane
+_LONGEST_SLOT = 24  # rows of a bag per slot; with more, single blocks outlast the others
+_LONGEST_COLUMN = 4  # lookups of a bag per lane
 _LEAST_PART = 32  # rows of a bag for each of the blocks that share it
 _REGISTERS = 65536  # of an SM
-_REGISTERS_OF_A_KERNEL = 16  # besides rows in flight: fewer than any has, so that nothing good is left out
+# Besides rows in flight; below the need of any kernel, so that no good candidate is removed.
+_REGISTERS_OF_A_KERNEL = 16
 _TILED_AT_ONCE = 8  # neighbours that take columns at once
 
 
@@ -39,37 +42,39 @@ class FeatureClass:
     name: str
     features: list[int]
     candidates: NDArray[np.int32]  # [candidates, 5]; the default is the first
-    allowed: list[list[int]]  # [features]: numbers of candidates worth trying, the default first
+    allowed: list[list[int]]  # [features]: numbers of the candidates to try, the default first
     align: int  # bytes of the widest load of a lane
 
     def at(self, warps: int) -> list[list[int]]:
-        """`allowed`, without what registers cannot hold with so many warps an SM."""
+        """Returns `allowed` without the candidates whose registers do not fit at this number
+        of warps an SM.
+        """
         fits = [_fits(row, self.align, warps) for row in self.candidates]
         return [[choice for choice in own if fits[choice]] for own in self.allowed]
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Candidates of a class that share a kernel, for some occupancy."""
+    """Candidates of a class that share a kernel, for an occupancy."""
 
     own: FeatureClass
-    choices: list[list[int]]  # [features of the class]: candidates in the order in which they are taken
+    choices: list[list[int]]  # [features of the class]: candidates in their order
 
     @property
     def variants(self) -> int:
-        """Different candidates."""
+        """The number of distinct candidates."""
         return len({choice for choices in self.choices for choice in choices})
 
 
 def classes_of(problem: FusedProblem, bench: FusedBench) -> list[FeatureClass]:
-    """The classes of the features that have lookups, those with the most bytes to gather first."""
+    """Returns the classes of the features that have lookups, by bytes to gather, the most first."""
     runnable: dict[Any, NDArray[np.int32]] = {}
     members: dict[Any, list[int]] = {}
     for feature, table in enumerate(problem.tables):
         if problem.expected_sixteenths[feature] == ALWAYS_EMPTY or not table.rows * table.dim:
             continue
         key = (table.dim, table.dtype, table.mode, table.padded, *problem.alignment(feature))
-        if (key, table.rows) not in runnable:  # the rows may decide whether a table can be staged
+        if (key, table.rows) not in runnable:  # the number of rows may decide whether a table can be staged
             runnable[key, table.rows] = bench.candidates(feature)
         members.setdefault((*key, runnable[key, table.rows].tobytes()), []).append(feature)
     found, names = [], set[str]()
@@ -108,7 +113,9 @@ def _class(
 
 
 def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: bool) -> list[int]:
-    """Numbers of the candidates for a bag of `length` lookups, of rows that `lanes` threads read."""
+    """Returns the numbers of the candidates to try for a bag of `length` lookups, of rows that
+    `lanes` threads read.
+    """
     longest = max(int(np.ceil(length)), 1)
     widest = max(_slots(row, lanes) for row in rows)
     found = []
@@ -131,19 +138,21 @@ def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: boo
 
 
 def _slots(row: NDArray[np.int32], lanes: int) -> int:
-    """Rows that the threads of a bag read at once."""
+    """Returns the number of rows that the threads of a bag read at once."""
     return max(int(row[1]) // lanes, 1)
 
 
 def _fits(row: NDArray[np.int32], align: int, warps: int) -> bool:
-    """Whether registers may hold the rows in flight of a candidate."""
+    """Returns whether registers may hold the rows in flight of a candidate."""
     if int(row[2]) <= 2:
         return True
     return _REGISTERS_OF_A_KERNEL + int(row[2]) * max(align // 4, 1) <= _REGISTERS // (32 * warps)
 
 
 def units_of(classes: Sequence[FeatureClass], warps: int, most: int) -> list[list[Unit]]:
-    """Kernels for an occupancy, each of at most `most` candidates; every part of a class has the default."""
+    """Returns kernels for an occupancy, each of at most `most` candidates. Every part of a class
+    has the default.
+    """
     kernels: list[list[Unit]] = []
     for own in classes:
         allowed = own.at(warps)
@@ -165,11 +174,12 @@ def units_of(classes: Sequence[FeatureClass], warps: int, most: int) -> list[lis
 def mixtures(
     units: Sequence[Unit], defaults: NDArray[np.int32], seed: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Sets of schedules, a Latin square: all candidates of a feature are timed amid the same traffic.
+    """Builds sets of schedules as a Latin square, so that all candidates of a feature run amid
+    the same traffic.
 
     Returns:
-        The sets, int32 ``[sets, features, 5]``, and which candidate a feature has, ``[sets, features]``; -1,
-        and the default, for those of other classes.
+        The sets, int32 ``[sets, features, 5]``, and the candidate of each feature, ``[sets, features]``.
+        Features of other classes have -1 and the default.
     """
     number = max(len(choices) for unit in units for choices in unit.choices)
     sets = np.repeat(defaults[None], number, axis=0)
@@ -183,9 +193,11 @@ def mixtures(
 
 
 def _first_choices(unit: Unit, seed: int) -> NDArray[np.int64]:
-    """The candidate each feature begins with: another than the one before, but in a tile of columns."""
+    """Returns the first candidate of each feature. It differs from the previous feature's, except
+    in a tile of columns.
+    """
     kinds = unit.own.candidates[:, 0]
-    firsts, tile = [-1], 0  # features of the tile so far
+    firsts, tile = [-1], 0  # tile: features of the tile so far
     for choices in unit.choices:
         tiled = bool((kinds[choices] == _COLUMNS).any())
         tile = tile + 1 if tiled and 0 < tile < _TILED_AT_ONCE else int(tiled)

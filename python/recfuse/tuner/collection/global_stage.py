@@ -1,4 +1,4 @@
-"""The global stage: whole kernels by device events, in turns: occupancies, refinement, confirmation.
+"""The global stage: times whole kernels with device events in turns: occupancies, refinement, confirmation.
 
 Source: Pan et al., RecFlex, SC 2024, section IV-A2 (the occupancy), and IV-A3 (historical batches).
 """
@@ -20,7 +20,7 @@ from recfuse.tuner.log import bar, first_line, missing, spilled
 _TURNS, _ROUNDS = 5, 3
 _REFINE_ROUNDS = 7
 _CONFIRM_TURNS = 9
-_LEAST_GAIN = 0.002  # by which another schedule must make the whole kernel faster
+_LEAST_GAIN = 0.002  # least gain of the whole kernel for another schedule
 _TRIES = 12  # groups whose next candidate is tried at once
 _BATCHES = 32
 
@@ -34,7 +34,10 @@ class Contestant:
 
 
 def compiled(state: State, step: str, contestants: Mapping[str, Contestant]) -> dict[str, Contestant]:
-    """Those whose kernels compile; says why others are left out. Spills are told; time tells their cost."""
+    """Returns the contestants whose kernels compile; records why others do not.
+
+    A kernel that spills stays: its time includes the cost. The spill is recorded.
+    """
     for name, contestant in contestants.items():
         job = state.bench.kernel(state.arch, contestant.schedules[None], contestant.warps, False)
         state.compiler.submit((step, name), job)
@@ -53,7 +56,7 @@ def compiled(state: State, step: str, contestants: Mapping[str, Contestant]) -> 
 def in_turns(
     state: State, step: str, contestants: Mapping[str, Contestant], turns: int = _TURNS
 ) -> dict[str, float]:
-    """Median microseconds a batch of each, in turns; of those that run."""
+    """Returns the median microseconds per batch of each contestant that runs, measured in turns."""
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     numbers = state.problem.some_batches(_BATCHES)
     for _ in bar(state.progress, step, range(turns)):
@@ -72,7 +75,9 @@ def in_turns(
 
 
 def refine(state: State, best: Contestant, groups: list[Group], deadline: float) -> Contestant:
-    """Tries the next best schedules of groups in the whole kernel, those with most cycles first, in time."""
+    """Tries the next best schedules of groups in the whole kernel until the deadline, the groups
+    with most cycles first.
+    """
     queue = [
         (group, row)
         for rank in range(max((len(group.ranked) for group in groups), default=0))
@@ -100,7 +105,9 @@ def refine(state: State, best: Contestant, groups: list[Group], deadline: float)
 def _try(
     state: State, step: str, best: Contestant, tries: Mapping[str, tuple[Group, list[int]]]
 ) -> Contestant:
-    """The best of a kernel, the same with one group's schedule changed, and with all changes that help."""
+    """Returns the fastest of a kernel, its variants with one group's schedule changed, and the variant with
+    all changes that help.
+    """
     changed = {name: _with(best, [change]) for name, change in tries.items()}
     ready = compiled(state, step, changed)
     us = _against(state, best, ready)
@@ -130,20 +137,22 @@ def _with(best: Contestant, changes: list[tuple[Group, list[int]]]) -> Contestan
 
 
 def _against(state: State, best: Contestant, others: Mapping[str, Contestant]) -> dict[str, float]:
-    """Median microseconds of the best, named "", and of others with as many warps, in turns."""
+    """Returns the median microseconds of the best, named "", and of others with as many warps, in turns."""
     everyone = {"": best, **others}
     sets = np.stack([contestant.schedules for contestant in everyone.values()])
     numbers = state.problem.some_batches(_BATCHES)
     try:
         times = np.median(state.bench.seconds(sets, best.warps, _REFINE_ROUNDS, numbers), axis=1) * 1e6
-    except Exception as error:  # one that fails fails them all: each is then called alone
+    except Exception as error:  # a failed contestant fails the whole call: each is then timed alone
         state.note("refine", "", None, False, f"does not run: {first_line(error)}")
         return in_turns(state, "refine", everyone)
     return dict(zip(everyone, map(float, times), strict=True))
 
 
 def confirm(state: State, best: Contestant | None) -> tuple[Contestant, float, float]:
-    """The better one of the winner and the defaults in a last run, its microseconds, the defaults' ones."""
+    """Compares the winner with the defaults in a last run. Returns the better, its microseconds,
+    and those of the defaults.
+    """
     defaults = Contestant(state.defaults, 0)
     contestants = {"": defaults} if best is None else {"": defaults, "plan": best}
     us = in_turns(state, "confirm", contestants, _CONFIRM_TURNS)

@@ -1,8 +1,10 @@
-"""The local stage: at one occupancy, the best schedule of each feature amid the traffic of all.
+"""The local stage: at one occupancy, finds the best schedule of each feature amid the traffic of
+all features.
 
-Clock cycles of blocks are summed for each feature and candidate, in kernels that hold all candidates of a
-class and in which its features take different ones at a time (Pan et al., RecFlex, SC 2024, section IV-A2).
-What the paper fills up with copies of one feature's work is here the other features' own.
+The clock cycles of blocks are summed for each feature and candidate, in kernels that hold all
+candidates of a class. The features of the class take different candidates at a time (Pan et al.,
+RecFlex, SC 2024, section IV-A2). The paper fills the GPU with copies of one feature's work; here
+the work of the other features fills it.
 """
 
 from __future__ import annotations
@@ -23,27 +25,27 @@ from recfuse.tuner.collection.candidates import FeatureClass, Unit, mixtures, un
 from recfuse.tuner.collection.state import State, check_rows
 from recfuse.tuner.log import first_line, missing, spilled
 
-_VARIANTS = 48  # candidates in one kernel, which has the defaults of other classes too
-_MOST_CHOSEN = 64  # different schedules of classes in the kernel of all features
+_VARIANTS = 48  # candidates in a kernel, which also has the defaults of other classes
+_MOST_CHOSEN = 64  # distinct schedules of classes in the kernel of all features
 _REPEATS = 3
 _BATCHES = 4
-_ALIKE = 1.1  # features of a class whose mean bags differ by less decide as one
-_LEAST_GAIN = 0.03  # by which a feature's own best must beat that of those alike
-_RANKED = 4  # candidates of a group that are worth trying in the whole kernel
+_ALIKE = 1.1  # features of a class whose mean bags differ by less share a decision
+_LEAST_GAIN = 0.03  # least gain of a feature's own best over the choice of its group
+_RANKED = 4  # candidates of a group that are tried in the whole kernel
 
 
 @dataclass
 class Group:
-    """Features of a class with bags of like length, and their best candidates, the best first."""
+    """Features of a class with bags of similar length, and their candidates, the best first."""
 
     name: str
     features: list[int]
     ranked: list[list[int]]  # rows of schedules
-    cycles: float  # of the best, over all features
+    cycles: float  # of the best candidate, over all features
 
     @classmethod
     def of(cls, record: dict[str, Any], features: int) -> Group:
-        """From a record of a file. Another raises ArgumentValueError, or errors of dict and NumPy."""
+        """Reads a record of a file. A bad record raises ArgumentValueError, or errors of dict and NumPy."""
         own = np.array(record["features"], np.int64)
         ranked = np.array(record["ranked"], np.int32)
         if own.ndim != 1 or ((own < 0) | (own >= features)).any():
@@ -55,20 +57,20 @@ class Group:
 
 @dataclass
 class Local:
-    """What the local stage found for an occupancy."""
+    """The result of the local stage for an occupancy."""
 
     warps: int
     schedules: NDArray[np.int32]  # [features, 5]
     groups: list[Group] = field(default_factory=list)
     whole: bool = True
-    """All classes were timed."""
+    """Whether all classes were timed."""
 
 
 class LocalStage:
-    """Has the kernels of one occupancy compiled in the background, then times them."""
+    """Compiles the kernels of one occupancy in the background, then times them."""
 
     def __init__(self, state: State, classes: Sequence[FeatureClass], warps: int, rank: int) -> None:
-        """Begins to compile, after the kernels of lower rank."""
+        """Starts to compile, after the kernels of lower rank."""
         self._state, self._classes, self._warps = state, classes, warps
         self._kernels = units_of(classes, warps, _VARIANTS)
         for number, units in enumerate(self._kernels):
@@ -77,7 +79,9 @@ class LocalStage:
             state.compiler.submit(("local", warps, number), job, rank)
 
     def run(self, deadline: float) -> Local:
-        """Times the kernels; what is not compiled or not begun by the deadline keeps the default."""
+        """Times the kernels. Features of a kernel that is not compiled or not started by the
+        deadline keep the default.
+        """
         local = Local(self._warps, self._state.defaults.copy())
         samples: dict[str, list[NDArray[np.float64]]] = {}
         for number in range(len(self._kernels)):
@@ -87,7 +91,7 @@ class LocalStage:
             if reason is None:
                 try:
                     self._time(number, samples)
-                except Exception as error:  # the classes of other kernels can be timed all the same
+                except Exception as error:  # the classes of other kernels can still be timed
                     reason = f"does not run: {first_line(error)}"
             if reason is not None:
                 local.whole = False
@@ -97,7 +101,7 @@ class LocalStage:
         return local
 
     def _share(self, local: Local, costs: dict[str, NDArray[np.float64]]) -> None:
-        """Where a kernel would need too many schedules: features take the best of those with most cycles."""
+        """Limits the schedules of a kernel: features take the best of the schedules with most cycles."""
         weights: dict[tuple[str, int], float] = {}
         chosen = {own.name: _choices_of(own, local.schedules) for own in self._classes if own.name in costs}
         for name, choices in chosen.items():
@@ -124,11 +128,13 @@ class LocalStage:
         self._state.note(f"local {self._warps}", candidate, None, kept, why)
 
     def _names(self, number: int) -> str:
-        """Of the classes of a kernel."""
+        """Returns the names of the classes of a kernel."""
         return ", ".join(unit.own.name for unit in self._kernels[number])
 
     def _compiled(self, number: int) -> str | None:
-        """Waits for a kernel; why it cannot be timed, None if it can. Cycles tell what spills cost."""
+        """Waits for a kernel; returns why it cannot be timed, or None. A kernel that spills is
+        timed: cycles show the cost.
+        """
         result = self._state.compiler.result(("local", self._warps, number))
         why = missing(result)
         if why is None and (bytes_spilled := spilled(result)):
@@ -147,11 +153,13 @@ class LocalStage:
     def _choose(
         self, local: Local, own: FeatureClass, parts: list[NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Chooses for the features of a class; cycles of each `[features of the class, candidates]`."""
+        """Chooses schedules for the features of a class. Returns their cycles `[features of the
+        class, candidates]`.
+        """
         costs = _merged(parts)
         cost, noise = _statistics(costs)
         for name, members in _alike(own, self._state.problem.expected_sixteenths):
-            # Those without cycles, as of empty bags in these batches, have nothing to say.
+            # Features without cycles (empty bags in these batches) do not vote.
             voters = members[cost[members, 0] > 0]
             if not len(voters):
                 continue
@@ -178,7 +186,7 @@ class LocalStage:
 
 
 def _by_candidate(unit: Unit, cycles: NDArray[np.float64], taken: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Mean cycles `[repeats, features of the class, candidates]` from those `[repeats, sets, features]`."""
+    """Reduces cycles `[repeats, sets, features]` to means `[repeats, features of the class, candidates]`."""
     own = unit.own
     cost = np.full((len(cycles), len(own.features), len(own.candidates)), np.nan)
     for member, feature in enumerate(own.features):
@@ -192,32 +200,36 @@ def _by_candidate(unit: Unit, cycles: NDArray[np.float64], taken: NDArray[np.int
 
 
 def _merged(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Costs of all candidates of a class, from kernels with a part of them each and the default in all."""
+    """Merges the costs of all candidates of a class, from kernels that each have a part of them
+    and the default.
+    """
     scales = np.array([np.nansum(part[:, :, 0]) for part in parts])
     if len(parts) > 1 and (scales > 0).all():
         parts = [part * (scales.mean() / scale) for part, scale in zip(parts, scales, strict=True)]
-    merged: NDArray[np.float64] = np.fmax.reduce(parts)  # every other candidate is in one part alone
+    # Every candidate except the default is in a single part.
+    merged: NDArray[np.float64] = np.fmax.reduce(parts)
     merged[:, :, 0] = np.mean([part[:, :, 0] for part in parts], axis=0)
     return merged
 
 
 def _choices_of(own: FeatureClass, schedules: NDArray[np.int32]) -> list[int]:
-    """Which candidate each feature of a class has."""
+    """Returns the candidate of each feature of a class."""
     choice_of = {row.tobytes(): choice for choice, row in enumerate(own.candidates[:, :-1])}
     return [choice_of[schedules[feature, :-1].tobytes()] for feature in own.features]
 
 
 def _statistics(costs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cost `[features, candidates]`, and by what part of it each feature's differ between repeats."""
+    """Returns the costs `[features, candidates]`, and their relative spread between repeats, per feature."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # candidates that a feature does not take have none
+        # A feature has no cost for candidates that it does not take.
+        warnings.simplefilter("ignore", RuntimeWarning)
         cost = np.nanmedian(costs, axis=0)
         spread = (np.nanmax(costs, axis=0) - np.nanmin(costs, axis=0)) / cost
         return cost, np.nan_to_num(np.nanmedian(spread, axis=1))
 
 
 def _alike(own: FeatureClass, expected_sixteenths: NDArray[np.int32]) -> list[tuple[str, NDArray[np.int64]]]:
-    """Features of a class with bags of like length: names, and positions in the class."""
+    """Groups features of a class by similar bag length; returns names, and positions in the class."""
     lengths = expected_sixteenths[own.features] / SIXTEENTHS
     bins = np.rint(np.log(lengths) / np.log(_ALIKE)).astype(np.int64)
     found = []
@@ -228,15 +240,16 @@ def _alike(own: FeatureClass, expected_sixteenths: NDArray[np.int32]) -> list[tu
 
 
 def _mean(relative: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means of columns without their NaN; inf where there is nothing else."""
+    """Returns the means of columns without NaN; inf for a column of NaN alone."""
     measured = ~np.isnan(relative)
     sums = np.where(measured, relative, 0).sum(axis=0)
     return np.where(measured.any(axis=0), sums / np.maximum(measured.sum(axis=0), 1), np.inf)
 
 
 def _own_choice(cost: NDArray[np.float64], common: int, least_gain: float) -> int:
-    """The candidate of one feature: its own best where that gains enough over the common one."""
+    """Returns the candidate of a feature: its own best if that gains enough over the common candidate."""
     if np.isnan(cost).all():
         return 0
     best = int(np.nanargmin(cost))
-    return common if cost[best] >= (1 - least_gain) * cost[common] else best  # best where common has none
+    # The own best also wins if the common candidate has no cost.
+    return common if cost[best] >= (1 - least_gain) * cost[common] else best

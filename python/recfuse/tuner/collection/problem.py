@@ -1,4 +1,4 @@
-"""What is tuned for a collection: its features and batches on one GPU, and how they are timed."""
+"""The input of a search over a collection (features and batches on one GPU), and the bench that times it."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ class FusedProblem:
     """Features, and batches of lookups for all of them."""
 
     buffers: list[Tensor]
-    features: NDArray[np.int64]  # [features, 7], as the operator has them
-    tables: list[FeatureTable]  # one a feature
+    features: NDArray[np.int64]  # [features, 7], in the operator's form
+    tables: list[FeatureTable]  # a table per feature
     batches: list[Jagged]
-    expected_sixteenths: NDArray[np.int32]  # [features] lookups of a bag; -1: always empty
+    expected_sixteenths: NDArray[np.int32]  # [features] lookups per bag; -1: always empty
     output_dim: int
 
     @classmethod
     def of(cls, collection: torch.nn.Module, batches: Iterable[Any]) -> FusedProblem:
-        """The problem that a collection on a GPU and calls of it are; raises what `recfuse.tune` does."""
+        """Builds the problem from a collection on a GPU and its calls; raises the errors of
+        `recfuse.tune`.
+        """
         view = view_of(collection, "recfuse.tune")
         _check_kernel(view)
         tables = tables_of(view)
@@ -60,36 +62,40 @@ class FusedProblem:
             for batch in given:
                 tensors = batch.indices, batch.offsets, problem.output_dim, batch.weights
                 fused_embedding_bag(problem.buffers, features, *tensors, schedules=schedules)
-        check(problem.device)  # raises a bad index of theirs
+        check(problem.device)  # raises an error for an invalid index or offset of the batches
         return problem
 
     @property
     def device(self) -> torch.device:
-        """Where it all is."""
+        """The device of the buffers and batches."""
         return self.buffers[0].device
 
     @property
     def form(self) -> CallForm:
-        """Types of the tensors of a call."""
+        """The types of the tensors of a call."""
         return _form(self.batches[0])
 
     @property
     def call(self) -> NativeCall:
-        """The first argument of `_C`'s functions; what it has the addresses of must outlive its use."""
+        """The first argument of `_C`'s functions. The tensors whose addresses it holds must
+        outlive its use.
+        """
         return native_call(self.buffers, self.features, self.output_dim)
 
     @property
     def output_dtype(self) -> torch.dtype:
-        """The buffers' own where they agree, else float32."""
+        """The dtype of the buffers if they agree, else float32."""
         return DTYPES[self.call[2]]
 
     @property
     def bags(self) -> float:
-        """A feature's in a batch; the median of batches."""
+        """Bags of a feature per batch: the median of the batches."""
         return float(np.median([batch.bags for batch in self.batches]))
 
     def alignment(self, feature: int) -> tuple[int, int]:
-        """Bytes up to 16 that each row of a feature's table, and its place in the output, are aligned to."""
+        """Returns the alignments of a feature's rows and of its columns in the output: powers of
+        two up to 16, in bytes.
+        """
         own = self.features[feature]
         buffer = self.buffers[own[0]]
         size, out = buffer.element_size(), self.output_dtype.itemsize
@@ -97,13 +103,13 @@ class FusedProblem:
         return alignment(*row), alignment(int(own[_COLUMN]) * out, self.output_dim * out)
 
     def defaults(self) -> NDArray[np.int32]:
-        """Default schedules `[features, 5]`, with the expected lookups."""
+        """Returns the default schedules `[features, 5]`, with the expected lookups."""
         rows = np.zeros((len(self.tables), FIELDS), np.int32)
         rows[:, -1] = self.expected_sixteenths
         return rows
 
     def some_batches(self, number: int) -> list[int]:
-        """Numbers of some batches with lookups, from small to large ones."""
+        """Returns the numbers of several batches with lookups, from small to large."""
         sizes = np.array([batch.indices.numel() for batch in self.batches])
         order = np.argsort(sizes, kind="stable")[int((sizes == 0).sum()) :]
         steps = np.linspace(0, len(order) - 1, min(number, len(order))).round().astype(int)
@@ -125,13 +131,13 @@ def _check_kernel(view: CollectionView) -> None:
 
 
 class FusedBench:
-    """The batches of a problem, ready to be pooled again and again."""
+    """The batches of a problem, prepared for repeated pooling."""
 
     def __init__(self, problem: FusedProblem) -> None:
-        """Takes the addresses; keeps what they are of alive."""
+        """Stores addresses, and references to the tensors that own them."""
         self.problem = problem
         bags = max(batch.bags for batch in problem.batches)
-        # All share one output, as calls in a model share what torch's allocator hands out again.
+        # All batches share one output, because torch's allocator reuses the memory of outputs in a model.
         self._output = torch.empty(
             (bags, problem.output_dim), dtype=problem.output_dtype, device=problem.device
         )
@@ -148,19 +154,19 @@ class FusedBench:
         ]
 
     def candidates(self, feature: int) -> NDArray[np.int32]:
-        """Schedules that a feature can run `[schedules, 5]`."""
+        """Returns the schedules that a feature can run, `[schedules, 5]`."""
         found = _C.fused_embedding_bag_candidates(self.call, feature)
         return np.array(found, np.int32).reshape(-1, FIELDS)
 
     def staged(self) -> list[int]:
-        """Features whose tables are staged by default, in the batch with the most lookups."""
+        """Returns the features whose tables are staged by default, in the batch with the most lookups."""
         largest = max(self.problem.batches, key=lambda batch: batch.indices.numel())
         described = _C.fused_embedding_bag_describe(self.call, self.problem.defaults(), 0)
         size = size_of(self.problem.device)
         return staged_features(_C.fused_embedding_bag_map(described, largest.host_offsets, *size))
 
     def kernel(self, arch: str, sets: NDArray[np.int32], warps: int, timed: bool) -> Job:
-        """What compiles the one kernel of some sets of schedules."""
+        """Returns the job that compiles a single kernel for several sets of schedules."""
         first = self.problem.batches[0]
         form = *integer_codes(first), first.weights is not None
         return partial(
@@ -175,13 +181,17 @@ class FusedBench:
         numbers: Sequence[int],
         timed: bool = False,
     ) -> NDArray[np.float64]:
-        """Seconds a batch `[sets, rounds]` of sets `[sets, features, 5]`, in turns, over some batches."""
+        """Returns seconds per batch `[sets, rounds]` of sets `[sets, features, 5]`, in turns,
+        over several batches.
+        """
         batches = [self._batches[number] for number in numbers]
         stream = stream_of(self.problem.device)
         return _C.fused_embedding_bag_measure(*stream, self.call, batches, _sets(sets), warps, rounds, timed)
 
     def cycles(self, sets: NDArray[np.int32], warps: int, numbers: Sequence[int]) -> NDArray[np.float64]:
-        """Clock cycles `[sets, features]` of each feature's blocks, all sets in one kernel."""
+        """Returns the clock cycles `[sets, features]` of each feature's blocks, with all sets
+        in one kernel.
+        """
         return self.seconds(sets, warps, 1, numbers, True)
 
 

@@ -31,8 +31,8 @@ from recfuse.tuner.compile import Compiler
 from recfuse.tuner.log import now
 
 _WARPS = (40, 32, 28, 24, 20, 16)
-_FAR_OFF = 1.5  # how much slower than the best an occupancy may be with the defaults to be tuned
-# Shares of the time: by when kernels of the local stage are timed, those of the global one, and refinements.
+_FAR_OFF = 1.5  # slowdown against the best, with the defaults, up to which an occupancy is tuned
+# Shares of the time at which the local stage, the global stage and the refinement must end.
 _LOCAL, _GLOBAL, _REFINE = 0.65, 0.8, 0.92
 
 
@@ -45,7 +45,7 @@ def tune_collection(
     seed: int = 0,
     resume: str | os.PathLike[str] | None = None,
 ) -> CollectionPlan:
-    """As :func:`recfuse.tune`, for a collection on a GPU."""
+    """Tunes a collection on a GPU, as :func:`recfuse.tune` does."""
     start = time.monotonic()
     problem = FusedProblem.of(collection, batches)
     device = problem.device
@@ -80,7 +80,7 @@ def tune_collection(
 
 
 def _search(state: State, finished: Finished) -> tuple[Contestant, float, float, list[Occupancy]]:
-    """The winner, its microseconds and those of the defaults; and what was timed at each occupancy."""
+    """Returns the winner, its microseconds, those of the defaults, and the times at each occupancy."""
     result = _compile_default(state)
     with_default = _occupancies(state, result)
     state.note_time("occupancies")
@@ -97,7 +97,7 @@ def _search(state: State, finished: Finished) -> tuple[Contestant, float, float,
 
 
 def _compile_default(state: State) -> dict[str, Any]:
-    """What the compiler says of the kernel that runs without a plan; raises what keeps it from running."""
+    """Returns the compiler's result for the kernel of the defaults; raises the compiler's error."""
     state.compiler.submit("default", state.bench.kernel(state.arch, state.defaults[None], 0, False))
     result: dict[str, Any] | Exception = state.compiler.result("default")
     if isinstance(result, Exception):
@@ -107,7 +107,11 @@ def _compile_default(state: State) -> dict[str, Any]:
 
 
 def _occupancies(state: State, result: dict[str, Any]) -> dict[int, float]:
-    """Microseconds of the defaults by warps an SM, 0: their own choice; those worth tuning, fastest first."""
+    """Returns the microseconds of the defaults by warps an SM, for occupancies worth tuning, the
+    fastest first.
+
+    The key 0 is the occupancy that the defaults choose themselves.
+    """
     step = "occupancy"
     defaults = Contestant(state.defaults, 0)
     contestants = {f"default, {warps} warps": Contestant(state.defaults, warps) for warps in _WARPS}
@@ -127,14 +131,16 @@ def _occupancies(state: State, result: dict[str, Any]) -> dict[int, float]:
 
 
 def _local_stage(state: State, finished: Finished, with_default: dict[int, float]) -> dict[int, Local]:
-    """The best schedules of all features, at each occupancy that is worth it and that there is time for."""
+    """Returns the best schedules of all features at each occupancy worth tuning, as far as the
+    time allows.
+    """
     if len(with_default) == 1:
         state.note("local", "", None, False, "no occupancy was timed: the budget is spent")
         return {}
     classes = classes_of(state.problem, state.bench)
     locals_: dict[int, Local] = {}
     stages: dict[int, LocalStage] = {}
-    for warps in filter(None, with_default):  # 0 is the defaults' own
+    for warps in filter(None, with_default):  # 0 is the own choice of the defaults
         if (local := _resumed(state, finished, warps)) is not None:
             locals_[warps] = local
         else:
@@ -165,7 +171,7 @@ def _resumed(state: State, finished: Finished, warps: int) -> Local | None:
 
 
 def _with_staged_tables(state: State, contestants: dict[str, Contestant]) -> dict[str, Contestant]:
-    """The same with the tables staged that are by default, whose kernel runs beside the others'."""
+    """Returns contestants with the tables staged that the defaults stage; their kernel runs concurrently."""
     changed = {}
     if staged := state.bench.staged():
         for name, contestant in contestants.items():
@@ -178,7 +184,9 @@ def _with_staged_tables(state: State, contestants: dict[str, Contestant]) -> dic
 def _global_stage(
     state: State, locals_: dict[int, Local], with_default: dict[int, float]
 ) -> tuple[Contestant | None, dict[int, float]]:
-    """The fastest kernel, None where it is what runs without a plan; and times of tuned ones by warps."""
+    """Returns the fastest kernel (None: the defaults without a plan), and the times of tuned
+    kernels by warps.
+    """
     state.compiler.deadline = state.by(_GLOBAL)
     contestants = {
         f"tuned, {warps} warps": Contestant(local.schedules, warps) for warps, local in locals_.items()

@@ -1,4 +1,4 @@
-"""The state of a search over a collection: what is measured, by when, and what was decided."""
+"""The state of a search over a collection: its problem, deadlines, measurements and decisions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FORMAT = 2
 
 @dataclass
 class State(Log):
-    """What the stages of a search share."""
+    """The state that the stages of a search share."""
 
     problem: FusedProblem
     bench: FusedBench
@@ -42,32 +42,34 @@ class State(Log):
     seed: int
 
     def __post_init__(self) -> None:
-        """Makes the default schedules."""
+        """Creates the default schedules."""
         super().__init__()
         self.begun = self._before = time.monotonic()
         self.defaults = self.problem.defaults()
 
     def by(self, share: float) -> float:
-        """When a share of the time is spent, by `time.monotonic`."""
+        """Returns the time of `time.monotonic` at which a share of the budget is spent."""
         return self.begun + share * max(self.deadline - self.begun, 0)
 
     def note_time(self, stage: str) -> None:
-        """Writes down what a stage took, since the one before."""
+        """Records the seconds of a stage, since the end of the previous stage."""
         now = time.monotonic()
         self.note("time", stage, None, True, f"{now - self._before:.1f} s")
         self._before = now
 
 
 class Finished:
-    """Finished measurements in a file, by what they were made for; without a path nothing is kept."""
+    """Finished measurements in a file, with the identity of their search; without a path nothing is saved."""
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: str) -> None:
-        """Reads the file, if there is one; ValueError for one of something else, which is left alone."""
+        """Reads the file, if it exists; raises ValueError for a file of another kind, which
+        stays unchanged.
+        """
         self._path = None if path is None else path_of(path, "recfuse.tune: resume")
         self._identity = identity
         self._records: dict[str, Any] = {}
         self.stale = False
-        """The file was made for something else; it will be overwritten."""
+        """Whether the file belongs to another search; it will be overwritten."""
         if self._path is None or not Path(self._path).exists():
             return
         try:
@@ -84,7 +86,7 @@ class Finished:
             self._records = found["occupancies"]
 
     def get(self, warps: int) -> Any:
-        """What is there for an occupancy; None: nothing."""
+        """Returns the record of an occupancy; None: no record."""
         return self._records.get(str(warps))
 
     def put(self, warps: int, record: dict[str, Any]) -> None:
@@ -97,7 +99,7 @@ class Finished:
 
 
 def identity(problem: FusedProblem, trace: CollectionTrace, device: Device, seed: int) -> str:
-    """What measurements are for: collection, lookups, device and versions."""
+    """Returns a hash of the collection, lookups, device and versions that measurements belong to."""
     digest = hashlib.sha256(problem.features[:, 2:].tobytes() + problem.expected_sixteenths.tobytes())
     kinds = [asdict(table) for table in dict.fromkeys(problem.tables)]
     parts = [trace.sha256, seed, asdict(problem.form), asdict(device), kinds]
@@ -106,20 +108,22 @@ def identity(problem: FusedProblem, trace: CollectionTrace, device: Device, seed
 
 
 def rows_record(rows: NDArray[np.int32]) -> dict[str, Any]:
-    """Rows of schedules as a record of a file."""
+    """Converts rows of schedules to a record of a file."""
     different, numbers = np.unique(rows, axis=0, return_inverse=True)
     return {"rows": different.tolist(), "of": runs(numbers.reshape(-1).tolist())}
 
 
 def rows_of(record: Any, shape: Sequence[int]) -> NDArray[np.int32]:
-    """The rows of a record; ArgumentValueError for another shape or other values, else what NumPy raises."""
+    """Returns the rows of a record; raises ArgumentValueError for another shape or bad values,
+    and NumPy's errors.
+    """
     rows = np.array(record["rows"], np.int32)[of_runs(record["of"], "of")]
     check_rows(rows, shape)
     return rows
 
 
 def check_rows(rows: NDArray[np.int32], shape: Sequence[int]) -> None:
-    """Raises ArgumentValueError unless they are rows of schedules, of a shape."""
+    """Raises ArgumentValueError unless the rows are schedules of the given shape."""
     if rows.shape != tuple(shape):
         raise ArgumentValueError(f"schedules are {list(rows.shape)}, must be {list(shape)}")
     if (rows[:, :-1] < 0).any() or (rows[:, 0] > len(KINDS)).any() or (rows[:, -1] < ALWAYS_EMPTY).any():

@@ -1,1 +1,1 @@
-"""Tuning one table."""
+"""The tuner of a single table."""

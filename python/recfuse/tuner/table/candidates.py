@@ -1,4 +1,4 @@
-"""Which schedules are worth trying, step by step."""
+"""The candidate schedules of each step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from recfuse.ops.schedules import STATIONS, Schedule
 from recfuse.tuner.native import power_of_two
 from recfuse.tuner.table.problem import Problem
 
-# None: as many as registers allow. A number also takes shared memory, and so L1, to hold others off.
+# None: as many warps as registers allow. A number also reserves shared memory (and so reduces L1) to limit
+# occupancy.
 _WARPS = (None, 8, 16, 24, 32, 40, 48, 64)
 _DISTANCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _BLOCKS = (64, 128, 256, 512)
@@ -18,7 +19,7 @@ _MOST_THREADS = 256
 _PARTS = (1, 2, 4, 8, 16)
 _SEGMENTS = (64, 128, 256)
 _BAGS = (1, 2, 4, 8, 16, 32)
-_MOST_LOOKUPS = 64  # of a short bag in the mean
+_MOST_LOOKUPS = 64  # mean lookups of a short bag
 _LIMITS = {
     "distance": 64,
     "threads": 1024,
@@ -26,16 +27,18 @@ _LIMITS = {
     "parts": 16,
     "segment": 256,
     "bags": 32,
-}  # from 1, inclusive
+}  # from 1 to these, inclusive
 
 
 def most_warps(device: torch.device) -> int:
-    """That an SM of a CUDA device can run at once."""
+    """Returns the largest number of warps that an SM of a CUDA device can run at once."""
     return torch.cuda.get_device_properties(device).max_threads_per_multi_processor // 32
 
 
 def occupancies(most: int) -> list[Schedule]:
-    """Without prefetching and with it in registers, by how many warps an SM runs, `most` at most."""
+    """Returns schedules without prefetching and with prefetching to registers, for each number of
+    warps an SM up to `most`.
+    """
     return [
         Schedule(station=station, warps=warps)
         for station in ("none", "register")
@@ -45,7 +48,7 @@ def occupancies(most: int) -> list[Schedule]:
 
 
 def prefetches(warps: Iterable[int | None]) -> list[Schedule]:
-    """Every station and distance, at these numbers of warps, and with warps left open."""
+    """Returns every station and distance, at these numbers of warps and with an open number of warps."""
     return [
         Schedule(station=station, distance=distance, warps=count)
         for station in STATIONS
@@ -56,7 +59,9 @@ def prefetches(warps: Iterable[int | None]) -> list[Schedule]:
 
 
 def short_bags(problem: Problem) -> list[Schedule]:
-    """Several bags a warp, where bags are short and sums or means; the operator refuses what does not fit."""
+    """Returns schedules with several bags per warp, if bags are short and pooled by sum or mean without
+    weights. The operator refuses schedules that do not fit.
+    """
     lookups, bags = _lookups_and_bags(problem)
     weighted = any(batch.weights is not None for batch in problem.batches)
     if problem.mode == "max" or weighted or lookups > _MOST_LOOKUPS * bags:
@@ -70,7 +75,10 @@ def _lookups_and_bags(problem: Problem) -> tuple[int, int]:
 
 
 def shapes(problem: Problem, best: Iterable[Schedule]) -> list[Schedule]:
-    """The best ones with other threads a bag, from one row at a time to all of a bag's, and other blocks."""
+    """Varies the threads per bag and the block size of the best schedules.
+
+    The threads range from the lanes of a row to the lanes of all rows of a mean bag.
+    """
     lookups, bags = _lookups_and_bags(problem)
     pooling = power_of_two(lookups // bags)
     most = min(_MOST_THREADS, problem.lanes * pooling)
@@ -86,7 +94,7 @@ def shapes(problem: Problem, best: Iterable[Schedule]) -> list[Schedule]:
 
 
 def sweeps(best: Iterable[Schedule]) -> list[Schedule]:
-    """The best ones with the table read in other parts, and with other lengths of what is ordered so."""
+    """Varies the parts of the table and the segment of the best schedules."""
     return [
         schedule.but(parts=parts, segment=segment)
         for schedule in best
@@ -97,7 +105,9 @@ def sweeps(best: Iterable[Schedule]) -> list[Schedule]:
 
 
 def neighbours(schedule: Schedule, most: int) -> list[Schedule]:
-    """One field of a schedule, in which only warps may be open, changed a little; `most` warps at most."""
+    """Varies one field of a schedule slightly, with at most `most` warps. Of its fields only
+    warps may be open.
+    """
     steps = {"distance": (-2, -1, 1, 2), "warps": (-8, -4, 4, 8)}
     found = [
         schedule.but(**{name: value + step})
@@ -115,5 +125,5 @@ def _possible(schedule: Schedule, most_warps: int) -> bool:
     fields = {name: getattr(schedule, name) for name in _LIMITS}
     fits = all(1 <= value <= _LIMITS[name] for name, value in fields.items() if value is not None)
     fits = fits and (schedule.station != "none" or schedule.distance == 1)
-    threads, block = schedule.threads or 32, schedule.block or 0  # a warp where bags are short
+    threads, block = schedule.threads or 32, schedule.block or 0  # a warp, if bags are short
     return fits and threads <= block <= 32 * (schedule.warps or most_warps) <= 32 * most_warps

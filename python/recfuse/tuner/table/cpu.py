@@ -1,4 +1,4 @@
-"""Tuning on the CPU, where the distance of the prefetch is all there is to choose."""
+"""The tuner of a table on the CPU: it chooses the prefetch distance."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from recfuse.tuner.table.problem import Found, Problem
 
 _DISTANCES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _DEFAULT = -1
-# Rounds, how much slower than the fastest a distance may be to run on, and the share of the time it may take.
+# Of each heat: rounds, the slowdown against the fastest at which a distance stays, and the share of the time.
 _HEATS = ((3, 1.3, 0.3), (7, 1.1, 0.7))
 _CONFIRM_ROUNDS = 15
-_SAMPLE_S = 5e-3  # least seconds of a sample, for which a small batch is called several times
+_SAMPLE_S = 5e-3  # least seconds of a sample; a small batch is called several times
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def search(
     problem: Problem, trace: Hotness, deadline: float, *, progress: bool | None, pin: bool | None, seed: int
 ) -> Found:
     """Finds the best prefetch distance for a problem on the CPU, by the deadline of `time.monotonic`."""
-    del trace, pin  # pinning is the GPU's
+    del trace, pin  # only the GPU pins rows
     start = time.monotonic()
     decisions: list[Decision] = []
     default_us = _compare(problem, [_DEFAULT], 1, progress, sample_s=0)[_DEFAULT]
@@ -61,7 +61,7 @@ def search(
 
 
 def _default(us: float, why: str, decisions: list[Decision]) -> Found:
-    """The default wins without a last run."""
+    """Returns the default as the winner, without a last run."""
     return Found("", us, us, decisions=[*decisions, Decision("confirm", "", us, True, why)])
 
 
@@ -70,14 +70,16 @@ def _text(distance: int) -> str:
 
 
 def _rounds_until(deadline: float, candidates: int, us: float) -> int:
-    """Rounds of so many candidates that the time suffices for; each sample follows an untimed call."""
+    """Returns the number of rounds of `candidates` that fit before the deadline; an untimed call
+    precedes each sample.
+    """
     return int((deadline - time.monotonic()) / (candidates * (us * 1e-6 + max(us * 1e-6, _SAMPLE_S))))
 
 
 def _compare(
     problem: Problem, distances: list[int], rounds: int, progress: bool | None, sample_s: float = _SAMPLE_S
 ) -> dict[int, float]:
-    """Median microseconds a batch of each distance."""
+    """Returns the median microseconds per batch of each distance."""
     compared = timing.compare(
         {str(distance): partial(problem.pool, prefetch_distance=distance) for distance in distances},
         inputs=[(batch,) for batch in problem.batches],

@@ -1,4 +1,4 @@
-"""Tuning on the GPU: the steps of the static profiling framework, in order."""
+"""The tuner of a table on the GPU: the steps of the static profiling framework, in order."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from recfuse.tuner.table.measure import copy_bandwidth
 from recfuse.tuner.table.problem import Found, Problem
 from recfuse.tuner.table.steps import Search
 
-_AT_THE_FLOOR = 1.03  # how close to each byte once at copy speed the defaults need no tuning
+_AT_THE_FLOOR = 1.03  # ratio to the time of a copy of each byte, below which the defaults need no tuning
 _CONFIRM_ROUNDS = 31
 _PIN_ROUNDS, _PIN_TURNS = 3, 5
 _L2_FRACTIONS = (0.25, 0.5, 0.75)
-_HOT = 1.3  # how much more often than their share hot rows must be read to be worth trying
+_HOT = 1.3  # least ratio of the reads of hot rows to their share of rows
 
 
 def search(
@@ -33,11 +33,11 @@ def search(
     """Finds the best schedule for a problem on a CUDA device, by the deadline of `time.monotonic`."""
     device = problem.weight.device
     with torch.cuda.device(device), torch.no_grad():
-        # The last tenth of the time is for the steps that compare what was found with the defaults.
+        # The last tenth of the time is left for the steps that compare the result with the defaults.
         soon = time.monotonic() + 0.9 * max(deadline - time.monotonic(), 0)
         for batch in problem.batches:
             problem.pool(batch)
-        check(device)  # raises a bad index of theirs
+        check(device)  # raises an error for an invalid index or offset of the batches
         state = Search(problem, architecture(device), soon, progress, seed)
         state.measure_default()
         floor_us = _floor(state, trace)
@@ -48,7 +48,9 @@ def search(
 
 
 def _floor(state: Search, trace: Hotness) -> float | None:
-    """(i) Microseconds to move each byte of a batch once at copy speed; None where L2 holds what is read."""
+    """Step (i): returns the microseconds to move each byte of a batch once at copy speed; None if
+    the rows fit in L2.
+    """
     problem = state.problem
     working_set = trace.rows_in_use * problem.row_bytes
     l2_bytes = torch.cuda.get_device_properties(problem.weight.device).L2_cache_size
@@ -67,14 +69,16 @@ def _floor(state: Search, trace: Hotness) -> float | None:
 
 
 def _least_bytes(problem: Problem, batch: BagLookups) -> int:
-    """Of a batch: its different rows, its lookups and offsets, and its output."""
+    """Returns the bytes of the distinct rows, lookups, offsets and output of a batch."""
     weights = 0 if batch.weights is None else batch.weights.nbytes
     rows = len(torch.unique(batch.indices)) + batch.bags
     return rows * problem.row_bytes + batch.indices.nbytes + batch.offsets.nbytes + weights
 
 
 def _sweep(state: Search, beyond_l2: bool) -> None:
-    """(ii) to (vi): short bags, warps an SM, stations and distances, threads, blocks, parts, neighbours."""
+    """Steps (ii) to (vi): short bags, warps an SM, stations and distances, threads, blocks,
+    parts, neighbours.
+    """
     if short := candidates.short_bags(state.problem):
         state.step("short bags", short)
     most = candidates.most_warps(state.problem.weight.device)
@@ -92,14 +96,19 @@ def _sweep(state: Search, beyond_l2: bool) -> None:
 
 
 def _best_warps(state: Search, station: str) -> int | None:
-    """Of the schedules of a station that were timed."""
+    """Returns the warps of the fastest schedule of a station; None also if no schedule of the
+    station was timed.
+    """
     timed = [(us, Schedule.parse(text)) for text, us in state.us.items()]
     of_station = [(us, schedule.warps) for us, schedule in timed if schedule.station == station]
     return min(of_station, key=lambda pair: pair[0])[1] if of_station else None
 
 
 def _pinning(state: Search, trace: Hotness, pin: bool | None) -> tuple[Pinned | None, torch.Tensor | None]:
-    """(v), (vii) Whether pinning the hottest rows makes the best schedule faster, refreshes included."""
+    """Steps (v) and (vii): returns the pinning of the hottest rows that makes the best schedule fastest.
+
+    Times include refreshes. Returns (None, None) if no pinning is faster than the schedule alone.
+    """
     problem, name = state.problem, "pinning"
     lookups = torch.cat([batch.indices.to(torch.int64) for batch in problem.batches])
     if pin is not True and (reason := _why_not_pin(problem, trace, pin, lookups)):
@@ -122,7 +131,7 @@ def _pinning(state: Search, trace: Hotness, pin: bool | None) -> tuple[Pinned | 
 
 
 def _by_heat(lookups: torch.Tensor) -> torch.Tensor:
-    """Rows that occur, the hottest first."""
+    """Returns the distinct rows of the lookups, the hottest first."""
     rows, counts = torch.unique(lookups, return_counts=True)
     hottest: torch.Tensor = rows[torch.argsort(counts, descending=True, stable=True)]
     return hottest
@@ -134,7 +143,8 @@ def _why_not_pin(problem: Problem, trace: Hotness, pin: bool | None, lookups: to
     l2_bytes = torch.cuda.get_device_properties(problem.weight.device).L2_cache_size
     if trace.rows_in_use * problem.row_bytes <= l2_bytes:
         return "L2 holds all rows in use by itself"
-    # Rows that were hot in the first half, in the second: in one half alone some are hot by chance.
+    # Rows that were hot in the first half, counted in the second: within one half, some rows are hot by
+    # chance.
     first, second = lookups.tensor_split(2)
     hot = _by_heat(first)[: rows_that_fit(problem.weight, _L2_FRACTIONS[0])]
     share = len(hot) / trace.rows_in_use
@@ -147,7 +157,7 @@ def _why_not_pin(problem: Problem, trace: Hotness, pin: bool | None, lookups: to
 def _in_turns(
     state: Search, first: str, pinned: torch.Tensor | None, second: str, turns: int, rounds: int
 ) -> tuple[float, float]:
-    """Microseconds of one schedule with rows pinned, and of another without, in turns."""
+    """Returns the microseconds of one schedule with pinned rows and of another without, in turns."""
     samples: tuple[list[float], list[float]] = [], []
     for _ in range(turns):
         samples[0].extend(state.bench.measure([first], rounds, pinned)[0])
@@ -160,7 +170,7 @@ def _in_turns(
 def _confirm(
     state: Search, floor_us: float | None, pinned: Pinned | None, hottest: torch.Tensor | None
 ) -> Found:
-    """The winner against the defaults, once more: it must be worth it."""
+    """Compares the winner with the defaults in a last run; the winner must be faster by more than `WORTH`."""
     best, default_us = state.best, state.us[""]
     if best == "" and pinned is None:
         state.note("confirm", "", default_us, True, "nothing was faster than the defaults")
@@ -172,7 +182,7 @@ def _confirm(
         best_us, default_us = _in_turns(state, best, hottest, "", _PIN_TURNS, _PIN_ROUNDS)
     won = state.confirm(best, best_us, default_us)
     if not won and pinned is not None and best != "":
-        return _confirm(state, floor_us, None, None)  # the schedule may be worth it without the pinning
+        return _confirm(state, floor_us, None, None)  # the schedule may be fast enough without the pinning
     if not won:
         return Found("", default_us, default_us, floor_us, decisions=state.decisions)
     rows = None if hottest is None else hottest.cpu()

@@ -1,4 +1,4 @@
-"""Candidates timed on the GPU, in turns, the slow ones dropped early."""
+"""Times candidates on the GPU in turns and drops slow candidates early."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from recfuse.tuner.log import first_line
 from recfuse.tuner.native import address, float_weights, lookups, stream_of
 from recfuse.tuner.table.problem import Problem
 
-_COPY_BYTES = 256 << 20  # more than any L2
-# Rounds of a race, and how much slower than the fastest a candidate may be to run on.
+_COPY_BYTES = 256 << 20  # larger than any L2
+# Of each heat of a race: rounds, and the slowdown against the fastest at which a candidate stays.
 _HEATS = ((3, 1.3), (5, 1.1), (9, float("inf")))
 
 Measure = Callable[[Sequence[str], int], NDArray[np.float64]]
-"""Seconds a batch [schedules, rounds]."""
+"""Returns the seconds per batch [schedules, rounds]."""
 
 
 @dataclass
 class Result:
-    """What a race says of one candidate."""
+    """The result of a candidate in a race."""
 
     us: float
-    """Median microseconds a batch."""
+    """Median microseconds per batch."""
     rounds: int
 
 
 class Bench:
-    """The batches of a problem, ready to be pooled again and again."""
+    """The batches of a problem, prepared for repeated pooling."""
 
     def __init__(self, problem: Problem) -> None:
-        """Takes the addresses; the problem must live as long."""
+        """Stores addresses; the problem must live as long."""
         weight, device = problem.weight, problem.weight.device
         bags = max(batch.bags for batch in problem.batches)
-        # All share one output, as calls in a model share what torch's allocator hands out again.
+        # All batches share one output, because torch's allocator reuses the memory of outputs in a model.
         self._output = torch.empty((bags, weight.shape[1]), dtype=weight.dtype, device=device)
         self._weights = float_weights(problem.batches)
         self._problem = problem
@@ -66,7 +66,9 @@ class Bench:
     def measure(
         self, schedules: Sequence[str], rounds: int, pinned: Tensor | None = None
     ) -> NDArray[np.float64]:
-        """Seconds a batch `[schedules, rounds]`, in turns; pinning `pinned`, int64 rows, is inside of it."""
+        """Returns the seconds per batch `[schedules, rounds]`, measured in turns, including the pinning of
+        `pinned` (int64 rows).
+        """
         stream = stream_of(self._problem.weight.device)
         rows = None if pinned is None else (address("pinned", pinned), pinned.numel())
         form: Any = MODES.index(self._problem.mode), self._problem.padding_idx, True
@@ -78,7 +80,9 @@ class Bench:
 def race(
     measure: Measure, schedules: Sequence[str], deadline: float
 ) -> tuple[dict[str, Result], dict[str, str]]:
-    """Times candidates, one heat at least, and drops slow ones: results, and errors of those that failed."""
+    """Times candidates in one or more heats and drops slow candidates. Returns the results, and
+    the errors of failed candidates.
+    """
     results: dict[str, Result] = {}
     errors: dict[str, str] = {}
     samples: dict[str, NDArray[np.float64]] = {}
@@ -100,7 +104,9 @@ def race(
 def _heat(
     measure: Measure, schedules: Sequence[str], rounds: int, errors: dict[str, str]
 ) -> dict[str, NDArray[np.float64]]:
-    """Samples of each candidate. One that fails fails them all, so they are then tried one by one."""
+    """Returns the samples of each candidate. A failed candidate fails the whole call, so each is
+    then measured alone.
+    """
     try:
         return dict(zip(schedules, measure(schedules, rounds), strict=True))
     except Exception:
@@ -112,13 +118,16 @@ def _heat(
             times[name] = measure([name], rounds)[0]
         except Exception as error:
             errors[name] = first_line(error)
-            if not times and number == len(schedules) - 1:  # not the candidates' fault
+            # Every candidate failed: the cause is not in the candidates.
+            if not times and number == len(schedules) - 1:
                 raise
     return times
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second, read and written, of a large copy on the device: the best of some."""
+    """Returns the bytes per second, read and written, of the fastest of several large copies
+    on the device.
+    """
     free, _ = torch.cuda.mem_get_info(device)
     size = min(_COPY_BYTES, free // 4) // 8
     source = torch.zeros(size, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""What is tuned: a table, the batches of lookups it serves, and what a search found for them."""
+"""The input of a search over a table (the table and batches of its lookups), and its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recfuse.tuner.native import address, alignment, integer_codes, power_of_two
 
 @dataclass
 class Found:
-    """What a search came to."""
+    """The result of a search."""
 
     schedule: str
     default_us: float
@@ -39,14 +39,14 @@ class Found:
 class Problem:
     """A table and batches, on one device."""
 
-    weight: Tensor  # [rows, dim], elements of a row side by side
+    weight: Tensor  # [rows, dim], contiguous within a row
     mode: Mode
-    padding_idx: int  # -1: none
+    padding_idx: int  # -1: no padding index
     batches: list[BagLookups]
 
     @classmethod
     def of(cls, module: torch.nn.EmbeddingBag, batches: Iterable[Any]) -> Problem:
-        """The problem that a module and calls of it are; raises what `recfuse.tune` does."""
+        """Builds the problem from a module and its calls; raises the errors of `recfuse.tune`."""
         weight = module.weight.detach()
         if weight.dtype not in DTYPES or not (weight.is_cpu or (weight.is_cuda and HAS_CUDA_KERNELS)):
             raise NotImplementedError(
@@ -64,7 +64,7 @@ class Problem:
 
     @property
     def table(self) -> Table:
-        """The table as a plan describes it, with the integers of the first batch."""
+        """The description of the table in a plan, with the integer types of the first batch."""
         first = self.batches[0]
         indices, offsets = (INTEGER_NAMES[code] for code in integer_codes(first))
         return Table(
@@ -80,22 +80,22 @@ class Problem:
 
     @property
     def row_bytes(self) -> int:
-        """Of one row."""
+        """Bytes of a row."""
         return self.weight.shape[1] * self.weight.element_size()
 
     @property
     def alignment(self) -> int:
-        """Bytes up to 16 that the address of every row, and the size of one, is a multiple of."""
+        """The largest power of two up to 16 that divides the address and the size, in bytes, of every row."""
         size = self.weight.element_size()
         return alignment(address("weight", self.weight), self.weight.stride(0) * size, self.row_bytes)
 
     @property
     def lanes(self) -> int:
-        """Threads that read one row: a power of two up to a warp."""
+        """Threads that read a row: a power of two up to a warp."""
         return min(32, power_of_two(self.row_bytes // self.alignment))
 
     def pool(self, batch: BagLookups, **options: Any) -> Tensor:
-        """One batch, by the operator."""
+        """Pools a batch with the operator."""
         return embedding_bag(
             batch.indices,
             self.weight,
@@ -108,7 +108,7 @@ class Problem:
         )
 
     def kernel(self, arch: str, schedule: str) -> Job:
-        """What compiles the kernel of a schedule."""
+        """Returns the job that compiles the kernel of a schedule."""
         first = self.batches[0]
         return partial(
             _C.embedding_bag_compile,

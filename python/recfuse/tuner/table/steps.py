@@ -1,4 +1,4 @@
-"""The state of a search on the GPU: what was tried, what it took, what is best so far."""
+"""The state of a search on the GPU: the candidates so far, their times, and the best."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from recfuse.tuner.table.problem import Problem
 
 
 class Search(Log):
-    """Compiles, times and judges candidates, and writes down each decision."""
+    """Compiles, times and compares candidates, and records each decision."""
 
     def __init__(
         self, problem: Problem, arch: str, deadline: float, progress: bool | None, seed: int
     ) -> None:
-        """A search that knows nothing yet."""
+        """Creates a search without measurements."""
         super().__init__()
         self.problem = problem
         self.bench = Bench(problem)
         self.us: dict[str, float] = {}
-        """Microseconds a batch of every schedule that was timed, by its complete text; "" is the default."""
+        """Microseconds per batch of every timed schedule, by its complete text; "" is the default."""
         self.best = ""
         """The fastest schedule so far."""
         self._arch = arch
         self._deadline = deadline
         self._progress = progress
         self._random = random.Random(seed)
-        self._default = ""  # its complete text
-        self._complete: dict[str, str | None] = {}  # of each schedule that was compiled; None: it cannot win
+        self._default = ""  # the complete text of the default
+        # Complete text of each compiled schedule; None: it cannot win.
+        self._complete: dict[str, str | None] = {}
 
     @property
     def time_is_up(self) -> bool:
-        """Nothing more is begun."""
+        """Whether the deadline has passed; no measurement may begin after it."""
         return time.monotonic() > self._deadline
 
     def measure_default(self) -> float:
-        """Microseconds of the defaults; raises what keeps them from running."""
+        """Returns the microseconds of the defaults; raises the error of the compiler or of the run."""
         result = compile_all({"": self.problem.kernel(self._arch, "")})[""]
         if isinstance(result, Exception):
             raise result
-        # Each batch completes the default by its own size, so it is timed as what it is.
+        # Each batch completes the default by its own size, so the default is timed without a completed text.
         self._default, self._complete[""] = result["schedule"], ""
         results, _ = race(self.bench.measure, [""], self._deadline)
         self.us[""] = results[""].us
@@ -52,7 +53,9 @@ class Search(Log):
         return self.us[""]
 
     def step(self, name: str, candidates: Iterable[Schedule], keep: int = 1) -> list[Schedule]:
-        """Tries candidates beside the best one so far; the `keep` fastest of all, the fastest first."""
+        """Times candidates and the best schedule so far in turns. Returns the `keep` fastest of
+        all, the fastest first.
+        """
         texts = [str(candidate) for candidate in candidates]
         self._random.shuffle(texts)
         fresh = self._compile(name, texts)
@@ -75,7 +78,9 @@ class Search(Log):
         return [Schedule.parse(text or self._default) for text in [self.best, *others][:keep]]
 
     def _compile(self, step: str, texts: list[str]) -> list[str]:
-        """Complete texts of those that may win and were never timed; says why the others may not."""
+        """Compiles candidates; returns the complete texts that may win and have no time yet.
+        Records why others cannot win.
+        """
         new = [text for text in dict.fromkeys(texts) if text not in self._complete]
         jobs = {text: self.problem.kernel(self._arch, text) for text in new}
         results = compile_all(jobs, deadline=self._deadline, progress=self._progress, label=step)
