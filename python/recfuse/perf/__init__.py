@@ -1,1 +1,1 @@
-"""What calls cost on a GPU: the launches of a call, without running it."""
+"""Predicts launches, time and memory of calls on a GPU, without running them."""

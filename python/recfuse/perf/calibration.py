@@ -1,4 +1,4 @@
-"""A calibration: what was measured of one GPU with one minor version of torch. A JSON file."""
+"""A calibration: the measurements of a GPU with a minor version of torch. A JSON file."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Calibration:
     """Measured points and costs of a device.
 
     Attributes:
-        gpu: name of the device as `recfuse.explain` has it, such as ``"H100"``; ``"cpu"`` for the CPU.
+        gpu: name of the device in `recfuse.explain`, such as ``"H100"``; ``"cpu"`` for the CPU.
         torch: minor version of torch, such as ``"2.11"``.
         points: kind -> rows of sizes, microseconds, number of kernels.
-        probes: counts of operators of steps, and microseconds of each.
+        probes: counts of operators of steps, and microseconds of each step.
         gaps: constants of the device.
         facts: driver, date, spread of a point over its rounds in percent, clock, power limit, CPU.
-        groups: groups of measurements that are finished.
-        source: GPU that it is scaled from by data sheet; empty where it was measured.
+        groups: finished groups of measurements.
+        source: the GPU from which it is scaled by data sheet; empty if it was measured.
     """
 
     gpu: str
@@ -50,7 +50,7 @@ class Calibration:
     source: str = ""
 
     def __repr__(self) -> str:
-        """GPU, torch, and how many points and probes there are."""
+        """GPU, torch, and the numbers of points and probes."""
         return (
             f"Calibration({self.gpu!r}, torch {self.torch}, {self.count} points, {len(self.probes)} probes)"
         )
@@ -62,7 +62,7 @@ class Calibration:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is of the CPU."""
+        """Whether the device is the CPU."""
         return self.gpu == "cpu"
 
     @cached_property
@@ -72,7 +72,7 @@ class Calibration:
 
     @cached_property
     def bags(self) -> BagModel:
-        """The model of recfuse's calls of many tables."""
+        """The model of recfuse's calls on many tables."""
         return BagModel(self.points)
 
     @cached_property
@@ -107,7 +107,7 @@ class Calibration:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON."""
+        """Write the calibration as JSON."""
         record = {
             "recfuse_calibration": VERSION, "gpu": self.gpu, "torch": self.torch, "facts": self.facts,
             "groups": self.groups,
@@ -123,8 +123,8 @@ class Calibration:
         """Read a file that `save` wrote.
 
         Raises:
-            OSError: it cannot be read.
-            recfuse.errors.FileFormatError: it is damaged, no calibration, or one of a newer version.
+            OSError: the file cannot be read. recfuse.errors.FileFormatError: it is damaged, not a
+                calibration, or of a newer version.
         """
         path = os.fspath(path)
         record = read_json(path, "Calibration.load", _MOST_BYTES, _MOST_VALUES)
@@ -163,7 +163,9 @@ def _digits(us: float) -> float:
 
 
 def _checked(record: dict[str, Any]) -> Calibration:
-    """A calibration of a file's record; raises for what it must not have."""
+    """Returns the calibration of a file's record; raises ValueError or the errors of conversions
+    for a bad record.
+    """
     points: dict[str, list[list[float]]] = {}
     for kind, rows in record["points"].items():
         width = len(form_of(kind).sizes) + 2
@@ -184,12 +186,12 @@ def _checked(record: dict[str, Any]) -> Calibration:
 
 
 def torch_minor(version: str) -> str:
-    """Return the minor version of a torch: "2.11" of "2.11.0+cu130"."""
+    """Return the minor version of torch: "2.11" for "2.11.0+cu130"."""
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def cache_folder() -> Path:
-    """Return the folder of calibrations that were made here."""
+    """Return the folder of calibrations that were measured on this machine."""
     if own := os.environ.get("RECFUSE_CACHE_DIR"):
         return Path(own) / "calibrations"
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -202,7 +204,9 @@ def file_name(gpu: str, torch: str) -> str:
 
 
 def available() -> dict[tuple[str, str], Path]:
-    """Return the calibrations that there are, by GPU and torch: those made here, then those shipped."""
+    """Return the available calibrations by GPU and torch; those of this machine replace the
+    shipped calibrations.
+    """
     return {key: path for folder in (_SHIPPED, cache_folder()) for key, path in _in_folder(folder)}
 
 

@@ -9,18 +9,19 @@ from recfuse.errors import ArgumentValueError
 from recfuse.perf.prediction import Prediction
 
 MOST = 1 << 20
-_CLOSE = 1.02  # batches whose ratio is below are the same
+_CLOSE = 1.02  # batches whose ratio is below this count as equal
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The largest batch under a limit in one regime; ``batch`` 0: not even one sample.
+    """The largest batch under a limit in one regime.
 
     Attributes:
         regime: ``"eager"``, ``"compiled"`` or ``"graph"``.
-        batch: the batch.
+        batch: the batch; 0: a single sample exceeds the latency or the memory.
         seconds: its predicted time.
-        by: what ends it: ``"latency"``, ``"memory"``, or ``"batch"`` for the largest that was tried.
+        by: the reason of the limit: ``"latency"``, ``"memory"``, or ``"batch"`` for the largest
+            batch that was tried.
     """
 
     regime: str
@@ -32,13 +33,13 @@ class Capacity:
 def largest_batches(
     predict: Callable[[int], Prediction], limit: float, most: int = MOST, memory_bytes: int | None = None
 ) -> list[Capacity]:
-    """Return the largest batch of each regime that takes ``limit`` seconds at most and fits in memory.
+    """Return the largest batch of each regime that takes at most ``limit`` seconds and fits in memory.
 
     Args:
-        predict: the prediction for a batch.
+        predict: returns the prediction for a batch.
         limit: seconds.
         most: the largest batch to try.
-        memory_bytes: of the device; default: as the prediction says.
+        memory_bytes: memory of the device; default: as the prediction says.
 
     Raises:
         ValueError: the limit is not above 0.

@@ -1,4 +1,4 @@
-"""Which calibration a prediction uses, and how far it differs from the device that is asked for."""
+"""Chooses the calibration of a prediction, and rates its differences from the requested device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recfuse.perf.calibration import Calibration, available, torch_minor
 from recfuse.perf.known import data_sheet, facts_here, gpu_names, name_here
 
 DEFAULT_GPU = "H100"
-_OTHER_TORCH, _OTHER_GPU, _OTHER_LIMIT = 0.04, 0.10, 0.08  # further spread of logarithms
+_OTHER_TORCH, _OTHER_GPU, _OTHER_LIMIT = 0.04, 0.10, 0.08  # additional standard deviations of logarithms
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Chosen:
     """A calibration for a device.
 
     Attributes:
-        calibration: what is used.
+        calibration: the chosen calibration.
         spread: standard deviation of the logarithm that its differences add.
         notes: the differences, in words.
     """
@@ -34,7 +34,8 @@ class Chosen:
 
 
 def choose(gpu: str | None, calibration: Calibration | str | os.PathLike[str] | None = None) -> Chosen:
-    """Return the calibration for a GPU by its name, ``"cpu"``, or None: the GPU that is here, else an H100.
+    """Return the calibration for a GPU by its name or for ``"cpu"``. None: the GPU of this
+    machine, else an H100.
 
     Raises:
         ValueError: an unknown GPU, or no calibration from which it could be scaled.
@@ -74,7 +75,7 @@ def _name_of_default() -> str:
 
 
 def _load(gpu: str, version: str) -> Calibration:
-    """The calibration of this GPU and torch; else of another torch, else of the GPU that is most alike."""
+    """Returns the calibration of this GPU and torch; else of another torch, else of the most similar GPU."""
     paths = available()
     if (gpu, version) in paths:
         return Calibration.load(paths[gpu, version])
@@ -104,7 +105,7 @@ def _distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def _differences(found: Calibration) -> list[str]:
-    """In what the GPU that is here differs from the one that was measured, of the same name."""
+    """Returns the differences between the GPU of this machine and the calibrated GPU of the same name."""
     if (
         found.is_cpu
         or found.source
@@ -122,7 +123,7 @@ def _differences(found: Calibration) -> list[str]:
 
 
 def path_of_new(gpu: str, folder: Path) -> Path:
-    """Return where a new calibration of a GPU goes."""
+    """Return the path of a new calibration of a GPU."""
     from recfuse.perf.calibration import file_name
 
     return folder / file_name(gpu, torch_minor(torch.__version__))

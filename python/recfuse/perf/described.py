@@ -1,4 +1,4 @@
-"""Calls built from sizes alone, for `explain`: tables of any size, whose memory is never touched."""
+"""Builds calls from sizes alone, for `explain`: tables of any size, whose memory is never accessed."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DescribedCall:
-    """A call on the CPU's tensors, of whose tables only the sizes matter."""
+    """A call with tensors on the CPU, of which `explain` reads only the sizes."""
 
     name: str
     call: Callable[..., Any]
     batch: tuple[Any, ...] = field(repr=False)
     training: bool = False
-    without: Collection[str] = field(default=(), repr=False)  # operators that are described by other calls
-    optional: bool = False  # described beside others: one that is not supported is no error
+    without: Collection[str] = field(default=(), repr=False)  # operators that other calls describe
+    optional: bool = False  # an unsupported call is no error, because other calls are described too
 
     def explain(self, gpu: str) -> Launches:
         """Return its launches on a GPU, as `recfuse.explain` does."""
         return Launches(self._record(gpu))
 
     def kernels(self, gpu: str) -> list[Kernel]:
-        """Return the kernels of its launches, each once."""
+        """Return the distinct kernels of its launches."""
         return kernels_of(self._record(gpu))
 
     def _record(self, gpu: str) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def bag_call(
     schedule: str = "",
     check: bool = True,
 ) -> DescribedCall:
-    """Return a call of one table, of ``bags * pooling`` lookups; ``check``: whether it checks bounds."""
+    """Return a call of a table, with ``bags * pooling`` lookups; ``check``: whether it checks bounds."""
     from recfuse.ops import embedding_bag
 
     weight = reserve((rows, dim), dtype)
@@ -76,7 +76,7 @@ def bag_call(
 
 
 def columns_call(columns: Sequence[Column], batch: int, training: bool = False) -> DescribedCall:
-    """Return a call of columns, of a dense value a sample of each feature."""
+    """Return a call of columns; each feature has a dense value per sample."""
     name = f"{len(columns)} columns of {batch} samples"
     return DescribedCall(name, new_columns(columns), columns_batch(columns, batch), training)
 
@@ -90,8 +90,9 @@ def new_columns(columns: Sequence[Column], sparse: bool = False) -> nn.Module:
 
 
 def columns_batch(columns: Sequence[Column], batch: int, jagged: bool = False) -> tuple[dict[str, Any]]:
-    """Return the argument of a call of columns, of a value a sample; ``jagged``: with offsets where there may
-    be several.
+    """Return the argument of a call of columns, with a value per sample.
+
+    ``jagged``: with offsets for features that may have several values per sample.
     """
     uses = {source.use for column in columns for source in column.sources()}
     floats = {source.use.feature for column in columns if column.kind in ("bucketize", "numeric")

@@ -1,4 +1,4 @@
-"""Calls of one table and of collections, built from sizes alone."""
+"""Builds calls of a table and of collections from sizes alone."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ if TYPE_CHECKING:
     from recfuse.nn.collection_view import FeatureForm
 
 _FORWARD = frozenset(("embedding_bag", "fused_embedding_bag"))
-_MOST_MAPPED = 1 << 22  # bags of all features, of a mapping that the host makes
-_HUGE = (1 << 30) + 1  # lookups that kernels number by 64 bits
-_FULL = 16  # lookups of a bag, where other tables have none
+_MOST_MAPPED = 1 << 22  # most bags of all features in a mapping that the host creates
+_HUGE = (1 << 30) + 1  # lookups that kernels number with 64 bits
+_FULL = 16  # lookups of a bag, if other tables have no lookups
 
 
 class Size(NamedTuple):
-    """Of a batch."""
+    """The size of a batch."""
 
     bags: int  # of a feature
     lookups: int  # of all features
 
     def __str__(self) -> str:
-        """In words."""
+        """Format in words."""
         return f"{self.bags:,} bags, {self.lookups:,} lookups"
 
 
 ANY_BAGS = tuple(4**power for power in range(10))
-"""Numbers of bags between which all variants of a collection's forward kernel lie."""
+"""Numbers of bags whose range covers all variants of a collection's forward kernel."""
 ANY_SIZE = tuple(
     Size(bags, lookups)
     for bags in (1, 1 << 8, 1 << 10, 1 << 12, 1 << 14, 1 << 17)
     for lookups in (1, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 )
-"""Batches between which all variants of the kernels of training lie."""
+"""Batches whose range covers all variants of the kernels of training."""
 
 
 @dataclass(frozen=True)
 class Tables:
-    """One table, or those of a collection, and the types of their calls.
+    """A table, or the tables of a collection, and the types of their calls.
 
     Attributes:
-        name: what calls are named by.
-        new: makes the module, on the CPU; its argument is ``sparse``.
-        row_bytes: of each feature's table, of a collection; None for one table.
+        name: prefix of the names of calls.
+        new: creates the module, on the CPU; its argument is ``sparse``.
+        row_bytes: of each feature's table, of a collection; None for a single table.
         indices, offsets: types of a batch.
-        weights: type of the per-sample weights; None: there are none.
+        weights: type of the per-sample weights; None: no weights.
         has_max: whether a table is of mode "max".
     """
 
@@ -69,7 +69,7 @@ class Tables:
     has_max: bool
 
     def batch(self, size: Size, training: bool = False) -> tuple[Tensor, ...]:
-        """Return a batch whose lengths are not known: offsets are zeros."""
+        """Return a batch of unknown lengths: offsets are zeros."""
         bags = size.bags if self.row_bytes is None else len(self.row_bytes) * size.bags + 1
         batch = reserve((size.lookups,), self.indices), reserve((bags,), self.offsets)
         if self.weights is None:
@@ -79,7 +79,7 @@ class Tables:
     def training(
         self, kind: str, sizes: Iterable[Size], stochastic_rounding: bool = False
     ) -> Iterator[DescribedCall]:
-        """Describe what follows the forward pass in steps of training; see `training_calls`."""
+        """Describe the launches after the forward pass in steps of training; see `training_calls`."""
         batches = [(str(size), self.batch(size, training=True)) for size in sizes]
         return training_calls(
             self.name, self.new, batches, kind,
@@ -88,7 +88,7 @@ class Tables:
 
 
 def table_of(form: FeatureForm, integers: tuple[torch.dtype, torch.dtype], weighted: bool = False) -> Tables:
-    """Return one table."""
+    """Return a single table."""
     from recfuse.nn import EmbeddingBag
 
     def new(sparse: bool) -> nn.Module:
@@ -108,7 +108,7 @@ def table_of(form: FeatureForm, integers: tuple[torch.dtype, torch.dtype], weigh
 
 
 def tables_like(collection: Any) -> list[Table]:
-    """Return the tables of a collection, each with as many features as there."""
+    """Return the tables of a collection, each with the same number of features."""
     from recfuse.nn import Table
 
     weights, layout = collection.packed_weights(), collection.layout
@@ -123,7 +123,7 @@ def tables_like(collection: Any) -> list[Table]:
 
 
 def expecting(features: int, lookups: int) -> Tensor:
-    """Return the default schedules ``[features, 5]`` where bags are of so many lookups on average."""
+    """Return the default schedules ``[features, 5]`` for bags with a mean of ``lookups`` lookups."""
     from recfuse.ops.schedules import FIELDS, SIXTEENTHS
 
     rows = torch.zeros(features, FIELDS, dtype=torch.int32)
@@ -139,7 +139,7 @@ def collection_of(
     schedules: Any = None,
     warps: int = 0,
 ) -> Tables:
-    """Return the tables of a collection, which works by schedules ``[features, 5]``."""
+    """Return the tables of a collection with schedules ``[features, 5]``."""
     from recfuse.nn import FusedEmbeddingBagCollection
 
     def new(sparse: bool) -> nn.Module:
@@ -163,11 +163,11 @@ def collection_calls(
     """Describe forward calls of a collection.
 
     Args:
-        tables: of `collection_of`.
+        tables: the result of `collection_of`.
         lengths: mean lookups of a bag, of each feature.
-        bags: of a feature, in each batch.
+        bags: bags of a feature, in each batch.
         check: whether the calls check bounds.
-        huge: batches have so many lookups that kernels number them by 64 bits.
+        huge: batches have so many lookups that kernels number them with 64 bits.
     """
     collection: Any = tables.new(False)
     pool = collection if check else _unchecked(collection)
@@ -179,8 +179,9 @@ def collection_calls(
 def mapped_calls(
     tables: Tables, lengths: Sequence[float], *, check: bool = True, huge: bool = False
 ) -> Iterator[DescribedCall]:
-    """Describe the same calls with mappings, which the host makes of batches of any size, also of those in
-    which only tables that may be staged have lookups.
+    """Describe the same calls with mappings, which the host creates.
+
+    The batches have any size; in some, only tables that may be staged have lookups.
     """
     collection: Any = tables.new(False)
     pool = collection if check else _unchecked(collection)
@@ -204,7 +205,7 @@ def mapped_calls(
 
 
 def _stageable(collection: Any) -> list[bool]:
-    """Whether the schedule of each feature lets its table be staged."""
+    """Returns whether the schedule of each feature lets its table be staged."""
     from recfuse.ops.schedules import FusedSchedule
 
     if collection.schedules is None:
@@ -213,14 +214,16 @@ def _stageable(collection: Any) -> list[bool]:
 
 
 def _each(lengths: Sequence[float], bags: int, huge: bool) -> list[int]:
-    """Lookups of a bag of each feature; `huge`: so many that the batch is."""
+    """Returns the lookups of a bag of each feature; `huge`: so many that kernels number the batch
+    with 64 bits.
+    """
     each = [math.ceil(length) for length in lengths]
     times = -(-_HUGE // max(1, bags * sum(each))) if huge else 1
     return [times * length for length in each]
 
 
 def _unchecked(collection: Any) -> Callable[..., Tensor]:
-    """The collection's call without a check of bounds."""
+    """Returns the collection's call without a check of bounds."""
     from recfuse.nn.collection_view import view_of
     from recfuse.ops import fused_embedding_bag
 
@@ -238,7 +241,7 @@ def _unchecked(collection: Any) -> Callable[..., Tensor]:
 
 
 def pin_calls() -> Iterator[DescribedCall]:
-    """Describe calls that pin rows of a table in L2, and let them go: of any table."""
+    """Describe calls that pin rows of any table in L2, and calls that unpin them."""
     weight = torch.zeros(1, 1)
     for name, integer in itertools.product(("pin_rows", "unpin"), (torch.int32, torch.int64)):
         yield DescribedCall(

@@ -25,15 +25,18 @@ def training_calls(
     has_max: bool = False,
     without: Collection[str] = (),
 ) -> Iterator[DescribedCall]:
-    """Describe steps of training: with dense and with sparse gradients, or those of an optimizer of
-    `recfuse.optim`, direct, deferred, and of tables that are used twice in a step.
+    """Describe steps of training.
+
+    The kind "gradients" describes steps with dense and with sparse gradients. The others describe steps of an
+    optimizer of `recfuse.optim`: direct, deferred, and with tables that are used twice in a step.
 
     Args:
-        name: what the calls are named by.
-        new: makes the module, on the CPU; its argument is ``sparse``.
-        batches: arguments of the module, and words for their sizes. Tables are used twice with the first.
-        kind: one of `TRAINING`.
-        stochastic_rounding: as of the optimizers.
+        name: prefix of the names of the calls.
+        new: creates the module, on the CPU; its argument is ``sparse``.
+        batches: arguments of the module, and words for their sizes. Tables are used twice with
+            the first batch.
+        kind: an element of `TRAINING`.
+        stochastic_rounding: as for the optimizers.
         has_max: whether a table is of mode "max", which has no sparse gradient.
         without: operators whose launches are left out, such as those of the forward pass.
     """

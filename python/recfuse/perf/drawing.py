@@ -1,4 +1,4 @@
-"""A prediction as a trace for Perfetto, and as a figure."""
+"""Draws a prediction as a trace for Perfetto, and as a figure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HOST, _DEVICE = 1, 2
-_PROCESS = 1_000_000  # above the numbers of processes, so that it stands beside a recorded trace
+_PROCESS = 1_000_000  # above the numbers of processes, to separate it from a recorded trace
 _BARS = 10
 
 
 def trace_events(gpu: str, times: Sequence[Timed]) -> Iterator[dict[str, Any]]:
-    """Yield the step as events of Chrome's trace format: a row of the host and a row of the device."""
+    """Yield the step as events of Chrome's trace format: a row for the host and a row for the device."""
 
     def name(kind: str, text: str, row: int = 0) -> dict[str, Any]:
         return {"ph": "M", "pid": _PROCESS, "tid": row, "name": kind, "args": {"name": text}}
@@ -52,7 +52,7 @@ def write_trace(
     path: str | os.PathLike[str],
     beside: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Write the step as a trace; ``beside``: a trace of torch.profiler, whose events go in as well.
+    """Write the step as a trace; ``beside``: a trace of torch.profiler, whose events are added.
 
     Raises:
         recfuse.errors.FileFormatError: ``beside`` is no trace.
@@ -76,7 +76,7 @@ def _recorded(path: str) -> list[dict[str, Any]]:
 
 
 def figure_of(gpu: str, regimes: Mapping[str, Estimate], kinds: Mapping[str, float]) -> Figure:
-    """Return the regimes with their intervals, and the seconds of the kinds that take longest."""
+    """Return a figure of the regimes with their intervals, and of the seconds of the slowest kinds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.6), layout="constrained")

@@ -1,4 +1,6 @@
-"""`recfuse.explain`: the kernels that a call launches, on a GPU that is here or on one that is described."""
+"""`recfuse.explain`: reports the kernels that a call launches, on a GPU of this machine or a
+described GPU.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def explain(
 def record(
     call: Callable[..., Any], batch: Sequence[Any], gpu: str | None, training: bool
 ) -> list[dict[str, Any]]:
-    """Return the launches of a call as `_C.explain_end` gives them; see `explain`."""
+    """Return the launches of a call as `_C.explain_end` returns them; see `explain`."""
     with _recording(gpu) as recorded, torch.set_grad_enabled(training):
         _run(call, batch, training, gpu)
     return recorded
@@ -80,7 +82,7 @@ def record(
 def known_gpus() -> list[dict[str, Any]]:
     """Return the GPUs that calls can be lowered for, as dicts with ``name``, ``arch``, ``sms`` and so on.
 
-    Those of one architecture stand side by side, the typical one first.
+    GPUs of an architecture follow each other, the typical GPU first.
     """
     return _C.gpus()
 
@@ -104,7 +106,7 @@ def _run(call: Callable[..., Any], batch: Sequence[Any], training: bool, gpu: st
     before = [leaf.grad for leaf in leaves]
     try:
         for leaf in leaves:
-            leaf.grad = None  # else the gradient is added to it in place
+            leaf.grad = None  # otherwise the gradient is added to it in place
         gradients = [
             torch.ones_like(one) if gpu is None else reserve(one.shape, one.dtype) for one in results
         ]
@@ -116,7 +118,7 @@ def _run(call: Callable[..., Any], batch: Sequence[Any], training: bool, gpu: st
 
 
 def _leaves(results: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors that a backward pass from ``results`` gives gradients."""
+    """Returns the tensors that receive gradients from a backward pass of ``results``."""
     leaves = {id(one): one for one in results if one.is_leaf}
     nodes = [one.grad_fn for one in results]
     seen = set()

@@ -1,4 +1,4 @@
-"""What a swap is predicted to gain."""
+"""The predicted gain of a swap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Gain:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """Times faster after the swap, by regime."""
+        """The speedup of the swap, by regime."""
         after = self.after.regimes
         return {
             name: one.seconds / after[name].seconds
@@ -30,7 +30,7 @@ class Gain:
         }
 
     def interval(self, regime: str) -> tuple[float, float]:
-        """Return an 80 % interval of the ratio, of independent errors of both predictions."""
+        """Return an 80 % interval of the ratio, assuming independent errors of both predictions."""
         spreads = [
             math.log(one.regimes[regime].high / one.regimes[regime].seconds)
             for one in (self.before, self.after)
@@ -39,7 +39,7 @@ class Gain:
         return self.ratios[regime] / half, self.ratios[regime] * half
 
     def __str__(self) -> str:
-        """A line a regime."""
+        """Format a line per regime."""
         lines = [f"predicted on {self.after.gpu}:"]
         for name, ratio in self.ratios.items():
             low, high = self.interval(name)

@@ -1,4 +1,4 @@
-"""GPUs by name: the one that is here, and the data sheets of others."""
+"""Finds GPUs by name: the GPU of this machine, and data sheets of others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def data_sheet(name: str) -> dict[str, Any]:
     """Return the data sheet of a GPU.
 
     Raises:
-        ValueError: none of that name is known.
+        ValueError: no GPU of that name is known.
     """
     for gpu in known_gpus():
         if name.lower().replace("_", " ") in (gpu["name"].lower(), gpu["arch"]):
@@ -33,7 +33,7 @@ def data_sheet(name: str) -> dict[str, Any]:
 
 
 def name_here(device: torch.device) -> str:
-    """Return the short name of a device: that of the longest known name in its full one."""
+    """Return the short name of a device: the longest known name that its full name contains."""
     if device.type != "cuda":
         return "cpu"
     full = torch.cuda.get_device_name(device)
@@ -42,7 +42,7 @@ def name_here(device: torch.device) -> str:
 
 
 def facts_here(device: torch.device) -> dict[str, Any]:
-    """Return facts of a device: driver, power limit, clock, memory; date and CPU."""
+    """Return facts of a device: driver, power limit, clock, memory, date and CPU."""
     facts = {**here(), "date": datetime.now(timezone.utc).date().isoformat(), "torch": torch.__version__}
     if device.type != "cuda":
         return {**facts, "threads": torch.get_num_threads()}

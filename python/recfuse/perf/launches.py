@@ -1,4 +1,4 @@
-"""Launches of a call: facts of each kernel, and their table."""
+"""The launches of a call: facts of each kernel, and their table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _RECORDED = (
 )  # fmt: skip
 Kernel: TypeAlias = tuple[str, str, str, str]
 """Architecture, file, name, ``-D`` options: arguments of `_C.kernel_compile`."""
-_LAUNCH_SECONDS = 2e-6  # from a kernel's end to the start of the next on one stream
+_LAUNCH_SECONDS = 2e-6  # from the end of a kernel to the start of the next on the same stream
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel of a call, or a fill of memory with zeros.
+    """A kernel of a call, or a fill of memory with zeros.
 
     Attributes:
         operator: the operator that launches it, such as ``"embedding_bag"``.
@@ -37,14 +37,14 @@ class Launch:
         grid, block, cluster: blocks, threads, and blocks of a cluster, in x, y and z.
         shared_bytes: dynamic shared memory of a block.
         dynamic_shared: dynamic shared memory that the kernel is loaded with.
-        read_bytes, written_bytes: the least that must pass, each row of a table once at most.
+        read_bytes, written_bytes: the least traffic: each row of a table counts at most once.
         flops, tensor_flops: operations in float32, and on tensor cores.
-        registers, spill_bytes: of a thread, as the compiler says; None where it is not compiled.
+        registers, spill_bytes: of a thread, as the compiler says; None if it is not compiled.
         cached: whether the kernel is in the cache on disk.
-        blocks_per_sm: blocks that an SM runs at once; None where it is not compiled.
-        waves: the grid over all blocks that the GPU runs at once; None where it is not compiled.
-        bound: ``"memory"``, ``"compute"`` or ``"launch"``: what takes longest at the GPU's rates.
-        bound_seconds: the time that this takes at least.
+        blocks_per_sm: blocks that an SM runs at once; None if it is not compiled.
+        waves: the grid over all blocks that the GPU runs at once; None if it is not compiled.
+        bound: ``"memory"``, ``"compute"`` or ``"launch"``: the limit that takes longest at the GPU's rates.
+        bound_seconds: the least time of this limit.
     """
 
     operator: str
@@ -76,15 +76,15 @@ class Launch:
 
 
 class Launches(Sequence[Launch]):
-    """The launches of a call in their order. Prints as a table; notebooks show it as one.
+    """The launches of a call in their order. Prints as a table; notebooks show it as a table.
 
     Attributes:
-        gpu: facts of the GPU, such as ``gpu["sms"]``; empty where nothing is launched.
+        gpu: facts of the GPU, such as ``gpu["sms"]``; empty without launches.
         workspace_bytes: device memory that the largest call takes while it runs.
     """
 
     def __init__(self, recorded: Sequence[Mapping[str, Any]]) -> None:
-        """Take what `_C.explain_end` gives."""
+        """Take the records of `_C.explain_end`."""
         self._recorded = recorded
         cached = {kernel: _C.kernel_compile(*kernel, True) for kernel in self.kernels()}
         self._launches = tuple(_launch_of(one, cached.get(_kernel_of(one))) for one in recorded)
@@ -100,7 +100,7 @@ class Launches(Sequence[Launch]):
         return self._launches[at]
 
     def __len__(self) -> int:
-        """How many launches there are."""
+        """The number of launches."""
         return len(self._launches)
 
     @property
@@ -109,7 +109,7 @@ class Launches(Sequence[Launch]):
         return sum(launch.bound_seconds for launch in self)
 
     def kernels(self) -> list[Kernel]:
-        """Return each kernel once: architecture, file, name, ``-D`` options."""
+        """Return the distinct kernels: architecture, file, name, ``-D`` options."""
         return kernels_of(self._recorded)
 
     def compile(self) -> Launches:
@@ -123,7 +123,7 @@ class Launches(Sequence[Launch]):
         return Launches(self._recorded)
 
     def __str__(self) -> str:
-        """A table, a line a launch."""
+        """Format a table with a line per launch."""
         if not self:
             return "no launches: the call has nothing to do, or runs outside of recfuse"
         rows = [_COLUMNS, *(_row(launch) for launch in self)]
@@ -137,7 +137,7 @@ class Launches(Sequence[Launch]):
         return "\n".join([f"{self.gpu['name']} ({self.gpu['arch']}, {self.gpu['sms']} SMs)", *lines, total])
 
     def _repr_html_(self) -> str:
-        """The table for notebooks."""
+        """Format the table for notebooks."""
 
         def line(cells: Sequence[str], tag: str) -> str:
             return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
@@ -149,7 +149,7 @@ class Launches(Sequence[Launch]):
 
 
 def kernels_of(recorded: Sequence[Mapping[str, Any]]) -> list[Kernel]:
-    """Return each kernel of some launches once."""
+    """Return the distinct kernels of launches."""
     return list(dict.fromkeys(_kernel_of(one) for one in recorded if one["file"]))
 
 
@@ -158,7 +158,7 @@ def _kernel_of(one: Mapping[str, Any]) -> Kernel:
 
 
 def _launch_of(one: Mapping[str, Any], compiled: Mapping[str, Any] | None) -> Launch:
-    """A launch with the facts that follow from its compiled kernel; None: that is not in the cache."""
+    """Returns a launch with the facts of its compiled kernel; None: the kernel is not in the cache."""
     gpu = one["gpu"]
     registers = compiled["registers"] if compiled else None
     threads, shared, blocks_per_sm, waves = math.prod(one["block"]), one["shared_bytes"], None, None
@@ -185,7 +185,7 @@ def _launch_of(one: Mapping[str, Any], compiled: Mapping[str, Any] | None) -> La
 
 
 def _bound(one: Mapping[str, Any], gpu: Mapping[str, Any]) -> tuple[str, float]:
-    """What takes longest at the GPU's rates, and how long."""
+    """Returns the limit that takes longest at the GPU's rates, and its seconds."""
 
     def over(amount: float, rate: float) -> float:
         return amount / rate if rate > 0 else 0.0
@@ -202,7 +202,7 @@ def _bound(one: Mapping[str, Any], gpu: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def _amount(value: float) -> str:
-    """A number in three digits with a prefix: 12.3M."""
+    """Formats a number in three digits with a prefix: 12.3M."""
     unit = 0
     while abs(value) >= 999.5 and unit < len(_UNITS) - 1:
         value /= 1000

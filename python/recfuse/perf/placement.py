@@ -1,7 +1,7 @@
-"""Which tables go on which of several GPUs: longest first, then exchanges.
+"""Assigns tables to several GPUs: longest first, then exchanges.
 
-Each rank pools its tables for the samples of all ranks, then pooled rows go to the ranks of their samples. A
-step waits for the slowest rank, so that the largest sum of pooling and exchange counts.
+Each rank pools its tables for the samples of all ranks, then sends pooled rows to the ranks of their samples.
+A step waits for the slowest rank, so that the largest sum of pooling and exchange determines its time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from recfuse.perf.calibration import Calibration
 from recfuse.perf.choosing import choose
 from recfuse.perf.models.bags import BagModel, Bags, States
 
-_EXCHANGE_US, _EXCHANGE_BYTES_PER_US = 45.0, 277e3  # of an all-to-all by NCCL over NVLink: measured on H100s
+_EXCHANGE_US, _EXCHANGE_BYTES_PER_US = 45.0, 277e3  # of an all-to-all by NCCL over NVLink, measured on H100s
 _LEAST_COLUMNS = 4
 _MOST_SPLITS = 6
-_WORTH = 0.97  # of the slowest rank, for a further cut
+_WORTH = 0.97  # largest ratio of the slowest rank's times with and without a further cut
 _MOST_EXCHANGES = 2000
 
 
@@ -35,7 +35,7 @@ class Table:
         rows, dim: its size.
         pooling: lookups of a bag.
         itemsize: bytes of an element.
-        unique: different rows among the lookups of a step; None: as many as there may be.
+        unique: distinct rows among the lookups of a step; None: the largest possible number.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tables are placed, and what that costs.
+    """The ranks of tables, and the predicted costs.
 
     Attributes:
-        shards: a table's columns and their rank; a table that was cut has several.
+        shards: columns of tables and their rank; a table that was cut has several shards.
         pooling_us: microseconds that each rank pools.
-        exchange_us: microseconds that each rank's pooled rows take to the other ranks.
+        exchange_us: microseconds in which each rank's pooled rows reach the other ranks.
         bytes: memory of each rank's tables.
-        training: whether gradients and their steps count.
+        training: whether gradients and their updates count.
     """
 
     shards: tuple[Shard, ...]
@@ -103,7 +103,9 @@ class Placement:
         }  # fmt: skip
 
     def torchrec_constraints(self) -> dict[str, Any]:
-        """Return TorchRec's ``ParameterConstraints`` by table: whole or cut into columns, and how wide."""
+        """Return TorchRec's ``ParameterConstraints`` by table: whole or cut into columns, and the
+        width of the columns.
+        """
         from torchrec.distributed.planner.types import ParameterConstraints
         from torchrec.distributed.types import ShardingType
 
@@ -126,7 +128,7 @@ class Placement:
         }
 
     def __str__(self) -> str:
-        """A line a rank."""
+        """Format a line per rank."""
         lines = [f"{'rank':>4} {'tables':>7} {'memory':>10} {'pooling':>10} {'exchange':>10} {'sum':>10}"]
         for rank, us in enumerate(self.rank_us):
             count = sum(one.rank == rank for one in self.shards)
@@ -213,11 +215,11 @@ def _check(tables: Sequence[Table]) -> None:
         raise ArgumentValueError(f"recfuse place: two tables are named {twice!r}; names must differ")
 
 
-_Part = tuple[Table, int]  # a table of some columns of another, and its first column
+_Part = tuple[Table, int]  # a table with some columns of another, and the first of these columns
 
 
 class _Costs:
-    """Microseconds of a part: what it adds to its rank beside the launches."""
+    """Predicts the microseconds that a part of a table adds to its rank, without the launches."""
 
     def __init__(self, model: BagModel, samples: int, gpus: int, training: bool) -> None:
         self.model, self.samples, self.gpus, self.training = model, samples, gpus, training
@@ -230,19 +232,19 @@ class _Costs:
         return self.model.forward(bags) + (self.model.backward(bags, States()) if self.training else 0.0)
 
     def exchange(self, columns: float) -> float:
-        """Microseconds of an all-to-all of a rank's pooled rows; twice for gradients."""
+        """Returns the microseconds of an all-to-all of a rank's pooled rows; doubled for gradients."""
         if self.gpus == 1:
             return 0.0
         sent = self.samples / self.gpus * (self.gpus - 1) * columns * 4
         return (2 if self.training else 1) * (_EXCHANGE_US + sent / _EXCHANGE_BYTES_PER_US)
 
     def of_column(self) -> float:
-        """Microseconds that a column adds to its rank's exchange."""
+        """Returns the microseconds that a column adds to its rank's exchange."""
         return self.exchange(1) - self.exchange(0)
 
 
 def _fitting(table: Table, room: float) -> list[_Part]:
-    """The table, or its columns halved until each part fits."""
+    """Returns the table, or parts of its columns, halved until each part fits."""
     pieces = 1
     while table.bytes / pieces > room:
         pieces *= 2
@@ -260,7 +262,7 @@ def _pieces(table: Table, first: int, pieces: int) -> list[_Part]:
 
 
 def _cut_slowest(parts: Sequence[_Part], best: Placement, costs: _Costs) -> list[_Part] | None:
-    """The parts with the costliest one of the slowest rank halved; None where it has no halves."""
+    """Halves the most expensive part of the slowest rank; returns None if it cannot be halved."""
     slowest = best.rank_us.index(best.us)
     on_it = {(one.table, one.first_column) for one in best.shards if one.rank == slowest}
     own = [number for number, (table, first) in enumerate(parts) if (table.name, first) in on_it]
@@ -272,7 +274,7 @@ def _cut_slowest(parts: Sequence[_Part], best: Placement, costs: _Costs) -> list
 
 
 def _arranged(parts: Sequence[_Part], costs: _Costs, gpus: int, room: float) -> Placement:
-    """Longest first to the rank that is least loaded, then exchanges with the slowest rank."""
+    """Assigns parts, longest first, to the least loaded rank, then exchanges parts with the slowest rank."""
     pooling = np.array([costs.pooling(table) for table, _ in parts])
     load = pooling + costs.of_column() * np.array([table.dim for table, _ in parts])
     size = np.array([float(table.bytes) for table, _ in parts])
@@ -314,14 +316,16 @@ def _longest_first(load: Any, size: Any, gpus: int, room: float) -> Any:
 
 
 def _exchange(rank_of: Any, load: Any, size: Any, gpus: int, room: float) -> None:
-    """Move a part of the slowest rank, or exchange it with another, while that lowers the larger of both."""
+    """Moves a part of the slowest rank, or exchanges it with another, while that lowers the
+    larger of both times.
+    """
     total = np.bincount(rank_of, load, gpus)
     used = np.bincount(rank_of, size, gpus)
     for _ in range(_MOST_EXCHANGES):
         slow = int(total.argmax())
         own, others = np.flatnonzero(rank_of == slow), np.flatnonzero(rank_of != slow)
         ranks = np.concatenate([rank_of[others], np.arange(gpus)])
-        loads = np.concatenate([load[others], np.zeros(gpus)])  # the last: a move, for nothing
+        loads = np.concatenate([load[others], np.zeros(gpus)])  # the last entries: a move without exchange
         sizes = np.concatenate([size[others], np.zeros(gpus)])
         moved = load[own][:, None] - loads
         fits = (used[ranks] + size[own][:, None] - sizes <= room) & (

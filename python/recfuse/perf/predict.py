@@ -1,4 +1,4 @@
-"""`recfuse.predict`: time and memory of a step on a GPU, without running it."""
+"""`recfuse.predict`: predicts the time and memory of a step on a GPU, without running it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _tensors_of(module: Any) -> Iterator[Tensor]:
 
 
 def _call_of(model: Any, inputs: Any, training: bool) -> tuple[Callable[[], Any], Any]:
-    """A call without arguments, and the module whose paths name its operators."""
+    """Returns a call without arguments, and the module whose paths name its operators."""
     if hasattr(model, "graph_signature") and hasattr(model, "module"):  # an exported program
         model = model.module()
     if not callable(model):
@@ -145,7 +145,9 @@ def from_operators(
     operators: Sequence[Operator], chosen: Chosen, training: bool, peak: int = 0, resident: int = 0,
     unknown_indices: bool = False, exact: bool = True,
 ) -> Prediction:  # fmt: skip
-    """Return the prediction of a list of operators; not ``exact``: as if its sizes were not measured."""
+    """Return the prediction of a list of operators; not ``exact``: measured points of the same
+    sizes are not used.
+    """
     calibration = chosen.calibration
     gaps, host = calibration.gaps, calibration.host
     times = timed(operators, calibration.kernels, host, exact)

@@ -23,22 +23,22 @@ _MOST_UNKNOWN = 0.05
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted time and memory of a step. Prints as a table; notebooks show it as one.
+    """Predicted time and memory of a step. Prints as a table; notebooks show it as a table.
 
     Attributes:
         gpu: the device.
-        torch: minor version of torch that was calibrated.
+        torch: minor version of torch of the calibration.
         training: whether the step trains.
-        eager, compiled, graph: time of a step in each regime, with its 80 % interval; None where the device
-            has none.
+        eager, compiled, graph: time of a step in each regime, with its 80 % interval; None if the device does
+            not have the regime.
         active: time of the kernels of an eager step.
         host: time of the host for an eager step.
         kernels: number of kernels of an eager step.
-        peak_bytes: the most device memory of a step, with weights, states of optimizers and inputs.
-        resident_bytes: of these the weights, states and inputs.
+        peak_bytes: the largest device memory of a step, with weights, states of optimizers and inputs.
+        resident_bytes: the part of the peak that weights, states and inputs take.
         memory_bytes: memory of the device; 0: unknown.
         times: the operators with their times.
-        notes: differences to the calibration, and what is unknown.
+        notes: differences from the calibration, and unknown inputs.
     """
 
     gpu: str
@@ -75,7 +75,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak fits in the device's memory; True where that is unknown."""
+        """Whether the peak fits in the device's memory; True if that memory is unknown."""
         return not self.memory_bytes or self.peak_bytes <= self.memory_bytes
 
     @property
@@ -95,12 +95,12 @@ class Prediction:
 
     @property
     def unknown_share(self) -> float:
-        """Share of the kernels' time that is of kinds without points."""
+        """The share of the kernels' time that belongs to kinds without points."""
         total = sum(one.kernel.us for one in self.times)
         return sum(one.kernel.us for one in self.times if not one.kernel.known) / total if total else 0.0
 
     def to_json(self, operators: bool = False) -> dict[str, Any]:
-        """Return plain JSON values; with ``operators`` a list of these too."""
+        """Return plain JSON values; with ``operators``, also a list of the operators."""
 
         def interval(estimate: Estimate | None) -> list[float] | None:
             return None if estimate is None else [estimate.seconds, estimate.low, estimate.high]
@@ -127,11 +127,11 @@ class Prediction:
         return figure_of(self.gpu, self.regimes, {kind: one for kind, (_, one) in self.by_kind().items()})
 
     def save_trace(self, path: str | os.PathLike[str], beside: str | os.PathLike[str] | None = None) -> None:
-        """Write the eager step for Perfetto: a row of the host and one of the device.
+        """Write the eager step for Perfetto: a row for the host and a row for the device.
 
         Args:
             path: the file.
-            beside: a trace of torch.profiler, whose events go into the file as well.
+            beside: a trace of torch.profiler, whose events are added to the file.
         """
         write_trace(self.gpu, self.times, path, beside)
 
@@ -155,7 +155,7 @@ class Prediction:
         return [*lines, peak]
 
     def __str__(self) -> str:
-        """The regimes, then the kinds that take longest; at most 100 columns."""
+        """Format the regimes, then the slowest kinds; at most 100 columns."""
         lines = self._heads()
         total = max(self.active.seconds, 1e-12)
         lines.append(f"  {'kind':<32} {'calls':>6} {'time':>10} {'share':>7}")
@@ -183,7 +183,9 @@ def _bytes(count: float) -> str:
 
 
 def outside_note(times: Sequence[Timed]) -> str | None:
-    """Return a note on the kinds whose sizes lie beyond those measured, from 5 % of the time on."""
+    """Return a note on the kinds with sizes outside the measured range, if they take at least 5 %
+    of the time.
+    """
     total = sum(one.kernel.us for one in times)
     outside: dict[str, float] = defaultdict(float)
     for one in times:
@@ -195,7 +197,7 @@ def outside_note(times: Sequence[Timed]) -> str | None:
 
 
 def unknown_note(times: Sequence[Timed]) -> str | None:
-    """Return a note on the kinds without points, from 5 % of the time on."""
+    """Return a note on the kinds without points, if they take at least 5 % of the time."""
     total = sum(one.kernel.us for one in times)
     unknown: dict[str, float] = defaultdict(float)
     for one in times:

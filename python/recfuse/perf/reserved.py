@@ -1,4 +1,4 @@
-"""Tensors of any size on the CPU, whose memory is never touched: only their sizes and alignment are read."""
+"""Tensors of any size on the CPU whose memory is never accessed: only sizes and alignments are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux: memory counts where it is written alone
+_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux: only written memory counts
 
 
 def reserve(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -32,15 +32,16 @@ def reserve(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 class Reserving(TorchDispatchMode):
-    """A context in which modules and optimizers are made on the CPU without memory: large tensors of
-    ``torch.empty`` are those of `reserve`, which ``fill_`` and ``normal_`` leave as they are.
+    """A context in which modules and optimizers are created on the CPU without memory.
+
+    Large tensors of ``torch.empty`` come from `reserve`; ``fill_`` and ``normal_`` leave them unchanged.
     """
 
     _LEAST = 1 << 12  # elements
     _FILLS = torch.ops.aten.fill_.Scalar, torch.ops.aten.normal_.default
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator, or not."""
+        """Call an operator, or reserve or skip instead."""
         kwargs = kwargs or {}
         if function is torch.ops.aten.empty.memory_format:
             dtype = kwargs.get("dtype") or torch.get_default_dtype()

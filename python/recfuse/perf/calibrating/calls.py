@@ -1,4 +1,4 @@
-"""Calls of torch's operators whose kernels are measured, of given sizes."""
+"""Creates calls of torch's operators of given sizes, whose kernels are measured."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from recfuse.perf.models.kinds import classify
 from recfuse.perf.tracing.operators import Lookups, TensorFacts, lookups_of
 
 Call = Callable[[], Any]
-_ALIGNMENT = 256  # elements; as an allocation of its own would be
+_ALIGNMENT = 256  # elements; the alignment of a separate allocation
 aten = torch.ops.aten
 
 
 @dataclass
 class Measured:
-    """A call to measure: kind and sizes, read from what it dispatches."""
+    """A call to measure, with the kind and sizes of the operator that it dispatches."""
 
     kind: str
     sizes: tuple[float, ...]
@@ -32,7 +32,7 @@ class Measured:
 
 
 class _Reader(TorchDispatchMode):
-    """Reads kind and sizes of the operators that a call dispatches."""
+    """Reads the kind and sizes of the operators that a call dispatches."""
 
     def __init__(self, lookups: Lookups | None) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ class _Reader(TorchDispatchMode):
 
 
 def _touching(operand: Tensor) -> Call:
-    """Brings an operand into the cache, as the operator before would have."""
+    """Returns a call that brings an operand into the cache, as the previous operator of a model would."""
     return lambda: torch.add(operand, 0, out=operand)
 
 
 class Calls:
-    """Makes calls on tensors that share one buffer."""
+    """Creates calls on tensors that share a buffer."""
 
     def __init__(self, device: str, extent: Extent, dtype: torch.dtype = torch.float32) -> None:
         """Allocate the buffer."""
@@ -68,7 +68,7 @@ class Calls:
         self._next = 0
 
     def tensor(self, *shape: int) -> Tensor:
-        """Return the next part of the buffer; raises IndexError where it does not fit."""
+        """Return the next part of the buffer; raises IndexError if it does not fit."""
         count = math.prod(shape)
         if self._next + count > self.floats.numel():
             raise IndexError("the buffer is too small")
@@ -77,13 +77,13 @@ class Calls:
         return part
 
     def rewind(self) -> None:
-        """Use the buffer from its beginning again."""
+        """Use the buffer from its start again."""
         self._next = 0
 
     def read(
         self, call: Call, touch: Tensor | None = None, name: str = "", lookups: Lookups | None = None
     ) -> Measured:
-        """Return a call with its kind and sizes: of its last operator whose name begins with ``name``."""
+        """Return a call with the kind and sizes of its last operator whose name begins with ``name``."""
         reader = _Reader(lookups)
         with torch.no_grad(), reader:
             call()
@@ -104,7 +104,7 @@ class Calls:
         yield self.read(lambda: torch.sum(g, [0], keepdim=True), g, "sum")
 
     def interaction(self, batch: int, vectors: int, dim: int) -> Iterator[Measured]:
-        """Yield what a dot interaction does, forward and backward."""
+        """Yield the operators of a dot interaction, forward and backward."""
         pairs = vectors * (vectors - 1) // 2
         if batch * vectors * max(vectors, dim) * 3 + batch * pairs > self.extent.buffer // 2:
             return
@@ -155,7 +155,7 @@ class Calls:
         yield self.read(lambda: aten._softmax_backward_data(x, x, -1, x.dtype), x)
 
     def foreach(self, tensors: int, words: int) -> Iterator[Measured]:
-        """Yield the steps of optimizers that treat many tensors in a launch."""
+        """Yield the updates of optimizers that process many tensors in a launch."""
         if tensors * words * 3 > self.extent.buffer // 2:
             return
         self.rewind()
@@ -167,7 +167,7 @@ class Calls:
     def bags(
         self, rows: int, dim: int, bags: int, pooling: int, skew: float, dense: bool
     ) -> Iterator[Measured]:
-        """Yield a bag of one table, its gradient, and the step of SGD; ``dense``: the dense gradient."""
+        """Yield a bag of a table, its gradient, and the update of SGD; ``dense``: the dense gradient."""
         count = bags * pooling
         if (
             count * dim > self.extent.gathered
@@ -193,7 +193,9 @@ class Calls:
         yield self.read(lambda: table.add_(gradient, alpha=-1e-30), None, "add_", of)
 
     def sparse(self, rows: int, dim: int, count: int) -> Iterator[Measured]:
-        """Yield what Adagrad does to a sparse gradient: its rows once, and those rows of its state."""
+        """Yield the operators of Adagrad on a sparse gradient: coalesce, and read the same
+        rows of the state.
+        """
         if count * dim + rows * dim > self.extent.buffer * 0.9:
             return
         self.rewind()
@@ -206,7 +208,7 @@ class Calls:
         yield self.read(lambda: table.sparse_mask(mask), None, "sparse_mask", of)
 
     def attention(self, heads: int, queries: int, keys: int, dim: int) -> Iterator[Measured]:
-        """Yield attention of one batch."""
+        """Yield attention of a batch of 1."""
         if (
             heads * (queries + 2 * keys) * dim > self.extent.buffer // 2
             or heads * queries * keys * dim > 2e10
@@ -218,7 +220,7 @@ class Calls:
 
 
 def groups(calls: Calls, skip: int = 20, share: float = 1.0) -> dict[str, Iterator[Iterator[Measured]]]:
-    """Return generators of calls for each group, in points that another ``skip`` changes."""
+    """Return generators of calls for each group; another ``skip`` gives other points."""
     extent = calls.extent
 
     def points(count: int, dimensions: int) -> Iterator[tuple[float, ...]]:
@@ -265,7 +267,7 @@ def groups(calls: Calls, skip: int = 20, share: float = 1.0) -> dict[str, Iterat
 
 
 def usual(calls: Calls) -> Iterator[Iterator[Measured]]:
-    """Yield the products of sizes that models often have."""
+    """Yield the products of sizes that are common in models."""
     sizes: Sequence[int] = [size for size in (64, 128, 256, 512, 1024) if size <= calls.extent.width[1]]
     for m in (512, 2048, 4096):
         if m <= calls.extent.batch[1]:

@@ -1,4 +1,4 @@
-"""Times of calls on a device: end to end, of the host, and of the kernels alone."""
+"""Measures calls on a device: end to end, the host's part, and the kernels alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DeviceClock:
     """Measures calls on the CPU or on a CUDA device."""
 
     def __init__(self, device: str) -> None:
-        """Of a device as torch names it."""
+        """Measure on a device, by its name in torch."""
         self.device = torch.device(device)
         self.is_cuda = self.device.type == "cuda"
 
@@ -51,7 +51,7 @@ class DeviceClock:
             torch.cuda.synchronize(self.device)
 
     def stream_us(self, call: Call, blocks: int = 7) -> tuple[float, float]:
-        """Return medians of a call in a stream of calls: end to end, and of the host alone."""
+        """Return the medians of a call in a stream of calls: end to end, and the host's part."""
         for _ in range(2):
             call()
         self.sync()
@@ -74,7 +74,7 @@ class DeviceClock:
         return float(np.median(whole)) * 1e6, float(np.median(host)) * 1e6
 
     def latency_us(self, call: Call, rounds: int = 30) -> float:
-        """Return the median of a call that is waited for."""
+        """Return the median of a call with a wait after each call."""
         call()
         self.sync()
         times = []
@@ -89,7 +89,7 @@ class DeviceClock:
     def active(self, call: Call, steps: int = 4, prefix: str = "") -> tuple[float, float]:
         """Return microseconds and number of the kernels of a call; on the CPU its time.
 
-        Kernels count whose names begin with ``prefix``.
+        Only kernels whose names begin with ``prefix`` count.
         """
         if not self.is_cuda:
             return self.latency_us(call, 5), 0.0
@@ -105,13 +105,14 @@ class DeviceClock:
     def samples(
         self, calls: Sequence[tuple[Call, Call | None]], rounds: int = 3, seed: int = 0
     ) -> list[KernelSample | None]:
-        """Measure the kernels of calls, each in so many rounds in random order.
+        """Measure the kernels of calls, each in ``rounds`` rounds in random order.
 
         Args:
-            calls: a call, and what brings its operand into the cache before, as the operator before it would.
+            calls: a call, and a second call (or None) that brings its operand into the cache before, as the
+                previous operator would.
 
         Returns:
-            A sample of each call; None where the profiler has lost events.
+            A sample of each call; None if the profiler has lost events.
         """
         order: list[int] = []
         for number in range(rounds):
@@ -135,7 +136,9 @@ class DeviceClock:
     def _marked(
         self, calls: Sequence[tuple[Call, Call | None]], order: Sequence[int]
     ) -> list[tuple[float, int]] | None:
-        """Sum of the kernels between two marker kernels, of each call; None where events were lost."""
+        """Returns the sum of the kernels between two marker kernels, of each call; None if
+        events were lost.
+        """
         with _no_collection(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
             for number in order:
                 call, touch = calls[number]
@@ -174,7 +177,7 @@ class DeviceClock:
 
 
 def _device_events(profiler: profile) -> list[tuple[float, str, float]]:
-    """Begin, name and microseconds of everything that ran on the device, in order."""
+    """Returns start, name and microseconds of all events on the device, in order."""
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
     return sorted(
         (event.start_ns(), event.name(), event.duration_ns() * 1e-3)

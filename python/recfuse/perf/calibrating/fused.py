@@ -1,4 +1,6 @@
-"""recfuse's collections of random tables: times of their kernels beside the launches that they make."""
+"""Measures recfuse's collections of random tables: the times of their kernels, and the launches
+of the same calls.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class Collection:
     tables: tuple[tuple[int, int, int], ...]  # rows, dim, lookups of a bag
 
     def bags(self, device: str) -> torch.nn.ModuleList:
-        """Return a bag a table."""
+        """Return a bag per table."""
         with torch.device(device):
             return torch.nn.ModuleList(
                 torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True) for rows, dim, _ in self.tables
@@ -87,9 +89,10 @@ def _pooled(sizes: Collection, device: str) -> Any:
 def _native(
     clock: DeviceClock, gpu: str | None, described: Any, own: Any, known: Any, there: Any, training: bool
 ) -> Iterator[Sample]:
-    """The last of recfuse's operators in a call, with the time of all kernels of recfuse that it launches.
+    """Yields the last operator of recfuse in a call, with the time of all kernels of recfuse that
+    the call launches.
 
-    It is traced with ``described`` and ``known``, on the CPU, and measured with ``own`` and ``there``.
+    The call is traced with ``described`` and ``known``, on the CPU, and measured with ``own`` and ``there``.
     """
 
     def call(module: Any, inputs: Any) -> None:
@@ -105,5 +108,5 @@ def _native(
     native = [one for one in operators if one.kind and one.kind.startswith("recfuse")]
     us, kernels = clock.active(lambda: call(own, there), prefix="rf_")
     of_kind = [one for one in native if one.kind == native[-1].kind]
-    if len(of_kind) == 1 and us > 0:  # else the time is of several calls
+    if len(of_kind) == 1 and us > 0:  # otherwise the time covers several calls
         yield native[-1].kind or "", native[-1].sizes, us, max(kernels, 1.0)

@@ -1,4 +1,4 @@
-"""Small random DLRMs: their steps, timed without a profiler, show what operators cost the host."""
+"""Probes: small random DLRMs, timed without a profiler, which show the host's cost of operators."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Dlrm:
         rows: rows of each table.
         dim: elements of a row.
         top: widths of the top MLP after its input.
-        pooling: lookups of a bag, for all tables or for each.
-        skew: exponent of the uniform numbers that rows are drawn by; 1: uniform.
+        pooling: lookups of a bag, for all tables.
+        skew: exponent of the uniform numbers from which rows are drawn; 1: uniform.
         dtype: of parameters and dense inputs.
         sparse: whether tables have sparse gradients.
     """
@@ -68,13 +68,13 @@ class Dlrm:
 
 
 class DlrmModel(nn.Module):
-    """facebookresearch/dlrm: bottom MLP, sum bags, dot interaction, top MLP."""
+    """The model of facebookresearch/dlrm: bottom MLP, sum bags, dot interaction, top MLP."""
 
     li: Tensor
     lj: Tensor
 
     def __init__(self, sizes: Dlrm) -> None:
-        """Of such sizes."""
+        """Create the model of the given sizes."""
         super().__init__()
         bags = [nn.EmbeddingBag(rows, sizes.dim, mode="sum", sparse=sizes.sparse) for rows in sizes.rows]
         self.emb_l = nn.ModuleList(bags)
@@ -101,7 +101,7 @@ class DlrmModel(nn.Module):
         return ly
 
     def forward(self, dense: Tensor, offsets: list[Tensor], indices: list[Tensor]) -> Tensor:
-        """Probability of a click, ``[batch, 1]``."""
+        """Return the probability of a click, ``[batch, 1]``."""
         x = self.bot_l(dense)
         pooled = self.apply_emb(offsets, indices, self.emb_l, [])
         t = torch.cat([x, *pooled], dim=1).view(x.shape[0], -1, x.shape[1])
@@ -110,10 +110,10 @@ class DlrmModel(nn.Module):
 
 
 class PooledDlrmModel(nn.Module):
-    """The same with all tables in one call of recfuse."""
+    """The same model with all tables in one call of recfuse."""
 
     def __init__(self, model: DlrmModel) -> None:
-        """From a model, which it takes the tables of."""
+        """Take over the tables of a model."""
         super().__init__()
         self.model = model
         self.tables = FusedEmbeddingBagList(list(model.emb_l))  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ class PooledDlrmModel(nn.Module):
         return self.tables.pool(lS_o, lS_i)
 
     def forward(self, dense: Tensor, offsets: list[Tensor], indices: list[Tensor]) -> Tensor:
-        """Probability of a click, ``[batch, 1]``."""
+        """Return the probability of a click, ``[batch, 1]``."""
         return self.model(dense, offsets, indices)  # type: ignore[no-any-return]
 
 
@@ -144,10 +144,10 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Step:
-    """Calls of a model: inference, or training steps with an optimizer; batches take turns."""
+    """Calls of a model: inference, or training steps with an optimizer; batches alternate."""
 
     def __init__(self, model: nn.Module, batches: Iterable[Batch], optimizer: str | None = None) -> None:
-        """With an optimizer of `OPTIMIZERS`; None: inference."""
+        """Use an optimizer of `OPTIMIZERS`; None: inference."""
         self.model, self.batches, self._turn = model, list(batches), 0
         self.optimizer = None if optimizer is None else OPTIMIZERS[optimizer](model.parameters())
 
@@ -170,7 +170,7 @@ class Step:
 
 
 def random_probe(rng: random.Random, number: int) -> tuple[Dlrm, int, str]:
-    """Return a small DLRM, a batch and an optimizer, whose kernels are shorter than the host's work."""
+    """Return a small DLRM, a batch and an optimizer; its kernels are shorter than the host's work."""
     dim = rng.choice((16, 32, 64))
     bottom = (rng.choice((13, 32, 64)), *[rng.choice((16, 32, 64)) for _ in range(rng.randint(0, 3))], dim)
     rows = tuple(rng.choice((100, 1000, 5000)) for _ in range((1, 2, 4, 8, 13, 20, 26, 40)[number % 8]))

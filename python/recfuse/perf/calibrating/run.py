@@ -1,4 +1,4 @@
-"""Measures a device group by group; each finished group is kept, so that a run may be resumed."""
+"""Measures a device group by group; each finished group is saved, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ _CHUNK = {"products": 500, "usual": 500, "interactions": 240, "bags": 60, "other
 _PROBES, _TINY_PROBES = 30, 4
 _FURTHER = (("sparse", "float32", 1.0), ("others", "float32", 2.0), ("interactions", "float32", 0.4),
             ("products", "bfloat16", 0.5), ("interactions", "bfloat16", 0.4))  # fmt: skip
-_SKIP = 1000  # where the points of further groups begin
+_SKIP = 1000  # first point of the further groups
 _SHARES = {"float32": 1.0, "bfloat16": 0.4, "tf32": 0.35}
 MOST_SPREAD = 5.0
-"""Median spread of a point over its rounds, in percent, from which on the device is not quiet."""
+"""Median spread of a point over its rounds, in percent, above which the device is too noisy."""
 
 
 class Calibrator:
-    """Measures one device into a calibration.
+    """Measures a device into a calibration.
 
-    A finished group is written to the file at once. Ctrl-C keeps what was measured; the next run goes on.
+    Each finished group is written to the file immediately. Ctrl-C keeps the finished groups; the
+    next run continues.
     """
 
     def __init__(
         self, device: str, path: Path | None = None, tiny: bool = False, seconds: float = 180.0
     ) -> None:
-        """Measure ``device``; ``tiny``: a few sizes of each, to test the way."""
+        """Measure ``device``; ``tiny``: a few sizes per group, to test the procedure."""
         self.clock = DeviceClock(device)
         self.path, self.tiny, self.deadline = path, tiny, time.monotonic() + seconds
         self.extent: Extent = EXTENTS["tiny" if tiny else self.clock.device.type]
@@ -90,7 +91,7 @@ class Calibrator:
         return plan
 
     def run(self) -> Calibration:
-        """Measure the groups that are not finished, until the time is over."""
+        """Measure the unfinished groups until the time is over."""
         began, plan = time.monotonic(), self.plan()
         left = [group for group in plan if group not in self.calibration.groups]
         with tqdm(left, desc="calibrating", unit="group", disable=hidden(), leave=False) as bar:
@@ -150,7 +151,7 @@ class Calibrator:
                 yield self._pooled(sizes, batch)
 
     def _pooled(self, sizes: Dlrm, batch: int) -> tuple[Step, list[Operator], bool]:
-        """Inference of a small model whose tables recfuse pools in one call."""
+        """Returns the inference of a small model whose tables recfuse pools in one call."""
         device = str(self.clock.device)
         own, described = (PooledDlrmModel(sizes.model(where)) for where in (device, "cpu"))
         gpu = self.calibration.gpu if self.clock.is_cuda and self.calibration.gpu in gpu_names() else None
@@ -164,7 +165,7 @@ class Calibrator:
             if time.monotonic() > self.deadline:
                 break
             us, _ = self.clock.stream_us(step, 3 if self.tiny else 7)
-            if not self.clock.is_cuda:  # what is beside the operators themselves
+            if not self.clock.is_cuda:  # leaves the time outside the operators themselves
                 kernels = self.calibration.kernels
                 us = max(us - sum(kernels.time(one).us for one in operators), 0.1 * us)
             found.append((counts_of(operators), us))
@@ -211,7 +212,7 @@ class Calibrator:
 def measured(
     clock: DeviceClock, made: Iterable[Iterator[Measured]], chunk: int, rounds: int = 3
 ) -> Iterator[tuple[str, tuple[float, ...], Any]]:
-    """Yield kind, sizes and sample of calls; those that do not fit the device's memory are left out."""
+    """Yield kind, sizes and sample of calls; calls that do not fit in the device's memory are left out."""
     waiting: list[Measured] = []
 
     def flush() -> Iterator[tuple[str, tuple[float, ...], Any]]:
@@ -232,7 +233,7 @@ def measured(
 
 
 def measured_gaps() -> dict[str, float]:
-    """Return the gap between kernels of a full stream, the delay of a launch, and the cost of waiting."""
+    """Return the gap between kernels of a full stream, the delay of a launch, and the cost of a wait."""
     x, y = torch.randn(1 << 22, device="cuda"), torch.zeros(16, device="cuda")
     clock, many = DeviceClock("cuda"), 300
 
@@ -244,7 +245,7 @@ def measured_gaps() -> dict[str, float]:
     spans = []
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for _ in range(5):
-        torch.cuda._sleep(20_000_000)  # the queue fills meanwhile
+        torch.cuda._sleep(20_000_000)  # meanwhile the queue fills
         begin.record()
         stream()
         end.record()

@@ -1,4 +1,6 @@
-"""Sizes to measure: low-discrepancy points, evenly spread in logarithms, and sizes that models often have."""
+"""Sizes to measure: low-discrepancy points, evenly spread in logarithms, and sizes that are
+common in models.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,19 @@ def spread_points(count: int, dimensions: int, skip: int = 20) -> Iterator[tuple
 
 
 def between(share: float, low: float, high: float, multiple: int = 1) -> int:
-    """Return the size at a share of the way from ``low`` to ``high`` in logarithms, as a multiple."""
+    """Return the size at a share of the distance from ``low`` to ``high`` in logarithms, as a multiple."""
     size = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
     return max(multiple, round(size / multiple) * multiple)
 
 
 def choice(share: float, values: Sequence[int]) -> int:
-    """Return a value by a share of 1."""
+    """Return the value at a share (0 to 1) of the list."""
     return values[min(int(share * len(values)), len(values) - 1)]
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Ranges of sizes on a device, and how many points of each group."""
+    """Ranges of sizes on a device, and the number of points of each group."""
 
     buffer: int
     batch: tuple[int, int]

@@ -1,1 +1,1 @@
-"""What operators cost a device and its host."""
+"""Models of the cost of operators on a device and its host."""

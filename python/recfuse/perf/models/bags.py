@@ -1,8 +1,8 @@
-"""Times of recfuse's calls of many tables, table by table, for placing and sharding them.
+"""Predicts times of recfuse's calls on many tables, table by table, for placement and sharding.
 
-A call is one launch, or a fixed number of launches, over all tables of a rank. Its time is that of the
-launches plus what its tables add: bytes and operations at rates that were measured. All three are fitted to a
-calibration's points of recfuse's kernels, the forward pass and the backward pass each by itself. None is
+A call is one launch, or a fixed number of launches, over all tables of a rank. Its time is the time of the
+launches plus the time of its tables: bytes and operations at measured rates. All three rates are fitted to a
+calibration's points of recfuse's kernels, separately for the forward and the backward pass. The rates are not
 negative, so that times grow with the batch, the pooling factor, the rows and the dim.
 """
 
@@ -22,19 +22,19 @@ from recfuse.errors import ArgumentValueError
 FORWARD, BACKWARD = "recfuse_fused_embedding_bag", "recfuse_fused_embedding_bag_sparse_backward"
 _LEAST_POINTS = 4
 _INDEX, _OFFSET, _FLOAT = 8, 8, 4  # bytes
-_DIGIT_BITS = 10  # of a pass of the sort of lookups by row
-_KEYS, _PASS, _COUNT, _ENTRY = 10, 22, 10, 8  # bytes of a lookup that the sort by rows moves
+_DIGIT_BITS = 10  # of a pass that sorts lookups by row
+_KEYS, _PASS, _COUNT, _ENTRY = 10, 22, 10, 8  # bytes per lookup that the sort by row moves
 
 
 @dataclass(frozen=True)
 class Bags:
-    """What a step does with a table, or a shard of one, on its rank.
+    """The work of a step on a table, or a shard of a table, on its rank.
 
     Attributes:
         bags: bags of the step, of all features that look up the table.
         lookups: lookups of all bags.
         rows, dim: size of the shard.
-        unique: different rows among the lookups; None: as many as there may be.
+        unique: distinct rows among the lookups; None: the largest possible number.
         itemsize, output_itemsize: bytes of an element of the table, and of the pooled output.
         weighted: with per-sample weights.
     """
@@ -50,12 +50,12 @@ class Bags:
 
     @property
     def touched(self) -> float:
-        """Rows that the step reads."""
+        """The number of rows that the step reads."""
         return min(self.lookups, self.rows) if self.unique is None else self.unique
 
     @property
     def elements(self) -> float:
-        """Elements of the rows that the step reads."""
+        """The number of elements of the rows that the step reads."""
         return self.touched * self.dim
 
     @property
@@ -71,7 +71,7 @@ class Bags:
 
 @dataclass(frozen=True)
 class States:
-    """Optimizer states of a table, of float32: of each element, and of each row."""
+    """The number of float32 optimizer states of a table: per element, and per row."""
 
     of_element: int = 0
     of_row: int = 0
@@ -87,7 +87,7 @@ class Rates:
 
     @classmethod
     def fit(cls, kind: str, points: Sequence[Sequence[float]]) -> Rates:
-        """Fits points of bytes, operations, blocks, microseconds and launches, with the least squares of
+        """Fits points of bytes, operations, blocks, microseconds and launches by least squares of
         relative errors.
 
         Raises:
@@ -104,12 +104,12 @@ class Rates:
         return cls(*(float(value) for value in _non_negative(columns)))
 
     def us(self, moved: float, operations: float) -> float:
-        """Microseconds that bytes and operations add to a call."""
+        """Returns the microseconds that bytes and operations add to a call."""
         return moved * self.byte + operations * self.operation
 
 
 def _non_negative(columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Factors, none negative, of a few columns whose sum is nearest to 1."""
+    """Returns non-negative factors of a few columns whose sum is nearest to 1."""
     scale = columns.max(0)
     best, least = np.zeros(columns.shape[1]), math.inf
     for size in range(1, columns.shape[1] + 1):
@@ -124,9 +124,9 @@ def _non_negative(columns: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class BagModel:
-    """Predicts what a table adds to the calls of its rank, in microseconds.
+    """Predicts the time that a table adds to the calls of its rank, in microseconds.
 
-    The rates are fitted when they are first read; ValueError: the calibration has too few points for them.
+    The rates are fitted on first use; raises ValueError if the calibration has too few points.
     """
 
     def __init__(self, points: Mapping[str, Sequence[Sequence[float]]]) -> None:
@@ -144,24 +144,26 @@ class BagModel:
         return Rates.fit(BACKWARD, self._points.get(BACKWARD, ()))
 
     def forward(self, bags: Bags) -> float:
-        """Microseconds of lookup and pooling."""
+        """Returns the microseconds of lookup and pooling."""
         return self.forward_rates.us(*forward_traffic(bags))
 
     def backward(self, bags: Bags, states: States | None = None) -> float:
-        """Microseconds of the backward pass with the update of the rows; states None: with row gradients
-        instead, without an update.
+        """Returns the microseconds of the backward pass with the update of the rows.
+
+        ``states`` None: it computes row gradients instead of an update.
         """
         return self.backward_rates.us(*backward_traffic(bags, states))
 
 
 def forward_traffic(bags: Bags) -> tuple[float, float]:
-    """Returns bytes and operations of a lookup, as ``recfuse.explain`` counts them."""
+    """Returns the bytes and operations of a lookup, as ``recfuse.explain`` counts them."""
     return bags.elements * bags.itemsize + bags.inputs + bags.outputs, bags.lookups * bags.dim
 
 
 def backward_traffic(bags: Bags, states: States | None) -> tuple[float, float]:
-    """Returns bytes and operations of a backward pass: lookups are sorted by row, gradients are summed, rows
-    and states are read and written.
+    """Returns the bytes and operations of a backward pass.
+
+    It sorts lookups by row, sums gradients, and reads and writes rows and states.
     """
     passes = max(math.ceil(math.log2(max(bags.rows, 2)) / _DIGIT_BITS), 1)
     partial_sums = bags.dim / 4

@@ -1,10 +1,10 @@
-"""Kernels of a compiled step, by a stated rule.
+"""Predicts the kernels of a compiled step by a rule.
 
-Operators of memory (pointwise, cat, index, reductions) that follow each other without another kernel between
-them become one kernel, if each reads or writes a tensor of the group. A cat of more than eight tensors copies
-each result of another kernel by a kernel of its own. Matrix products, bags and updates stay
-kernels of their own; views vanish. A fused kernel moves the bytes that the group reads from outside and
-writes to the outside.
+Memory-bound operators (pointwise, cat, index, reductions) that follow each other without another
+kernel between them become one kernel, if each reads or writes a tensor of the group. A cat of
+more than eight tensors copies each result of another kernel with a separate kernel. Matrix
+products, bags and updates stay separate kernels; views vanish. A fused kernel moves the bytes
+that the group reads from outside and writes to the outside.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from recfuse.perf.tracing.operators import Operator
 
-_MOST_CAT = 8  # inputs of a cat that is a kernel of its own
+_MOST_CAT = 8  # inputs of a cat that is a separate kernel
 
 
 def fuse(operators: Sequence[Operator]) -> list[Operator]:
-    """Return the operators with each group of fused ones as one."""
+    """Return the operators, with a single operator for each fused group."""
     fused: list[Operator] = []
     group: list[Operator] = []
     touched: set[int] = set()
@@ -28,11 +28,11 @@ def fuse(operators: Sequence[Operator]) -> list[Operator]:
             group.clear()
             touched.clear()
 
-    whole: set[int] = set()  # what kernels that are not fused have written
+    whole: set[int] = set()  # storages that unfused kernels have written
     for operator in operators:
         if not operator.fusable and operator.kind is not None:
             whole.update(operator.writes)
-        if operator.kind is None:  # a view: its storage stays that of its source
+        if operator.kind is None:  # a view: its storage is that of its source
             if touched & {*operator.reads}:
                 touched.update(operator.writes)
             continue
@@ -58,7 +58,7 @@ def fuse(operators: Sequence[Operator]) -> list[Operator]:
 
 
 def _merged(group: Sequence[Operator]) -> Operator:
-    """One kernel for a group: the words of its largest operator, read once and written once."""
+    """Returns a kernel for a group: the words of its largest operator, read once and written once."""
     if len(group) == 1:
         return group[0]
     words = max(_words(one) for one in group)
@@ -69,7 +69,7 @@ def _merged(group: Sequence[Operator]) -> Operator:
 
 
 def _words(operator: Operator) -> float:
-    """Words of an operator's largest tensor."""
+    """Returns the words of an operator's largest tensor."""
     assert operator.kind is not None
     if operator.kind.startswith(("index", "sum", "softmax")):
         return operator.sizes[0] * operator.sizes[1]

@@ -1,7 +1,8 @@
-"""Time that the host takes for each operator: ridge regression on unprofiled steps of small models.
+"""Predicts the host's time for each operator, by ridge regression on unprofiled steps of small models.
 
-A probe is the counts of (operator, phase) of a step and the step's time. Each phase has a cost an operator;
-each operator deviates from it as far as the probes say so. Errors are relative, since steps differ in length.
+A probe is the counts of (operator, phase) of a step and the step's time. Each phase has a cost
+per operator; each operator deviates from it as far as the probes require. Errors are relative,
+because steps differ in length.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ Counts: TypeAlias = Mapping[str, float]
 Probe: TypeAlias = tuple[Counts, float]
 """Counts of "operator|phase", and microseconds of a step."""
 
-_STRENGTH = 0.01  # of the ridge that ties an operator to its phase
+_STRENGTH = 0.01  # of the ridge that pulls an operator to the cost of its phase
 _DEFAULT_US = 6.0
 _NO_COST = frozenset(("(call)",))
 
 
 def counts_of(operators: Iterable[Operator]) -> dict[str, float]:
-    """Return how often a step has each operator in each phase, and one call."""
+    """Return the count of each operator in each phase of a step, and a single call."""
     counts: Counter[str] = Counter(f"{one.name}|{one.phase}" for one in operators)
     phases = {key.rpartition("|")[2] for key in counts}
     counts[f"(call)|{'forward' if 'backward' in phases or 'forward' in phases else 'inference'}"] = 1
@@ -63,7 +64,7 @@ class HostModel:
         self.operator_us = dict(zip(keys, map(float, costs), strict=True))
 
     def us(self, name: str, phase: str) -> float:
-        """Return the cost of an operator: its own, that of another phase, or the mean of its phase."""
+        """Return the cost of an operator: its own, its cost in another phase, or the mean of its phase."""
         for other in (phase, "forward", "inference", "backward", "optimizer"):
             if (cost := self.operator_us.get(f"{name}|{other}")) is not None:
                 return cost
@@ -77,7 +78,9 @@ class HostModel:
 
     @cached_property
     def spread(self) -> dict[str, float]:
-        """Standard deviation of log(predicted / measured) of probes that the others predict, by mode."""
+        """Standard deviation of log(predicted / measured) of each probe, predicted from the
+        others, by mode.
+        """
         errors: dict[str, list[float]] = {"inference": [], "training": []}
         for number, (counts, us) in enumerate(self._probes):
             others = self._probes[:number] + self._probes[number + 1 :]

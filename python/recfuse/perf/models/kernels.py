@@ -1,7 +1,7 @@
-"""Times of kernels: local least squares, in logarithms, over measured points of the same kind.
+"""Predicts times of kernels by local least squares, in logarithms, over measured points of the same kind.
 
-A point's time is (floor + work / best rate) of its kind times a factor; factors are interpolated. Outside of
-the measured sizes the factor of the edge holds.
+The time of a point is (floor + work / best rate) of its kind times a factor; factors are interpolated.
+Outside the measured sizes, the factor at the edge applies.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Points = Mapping[str, Sequence[Sequence[float]]]
 
 NEAREST = 16
 _LEAST_US = 0.5
-_SAME = 1e-6  # distance in log2 under which sizes are the same
-_UNKNOWN_SPREAD = 0.5  # of a kind without points, in logarithms
+_SAME = 1e-6  # distance in log2 below which sizes are equal
+_UNKNOWN_SPREAD = 0.5  # spread of a kind without points, in logarithms
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class KernelTime:
         spread: standard deviation of the logarithm of the time.
         measured: whether exactly these sizes were measured.
         known: whether the kind has points.
-        inside: whether the sizes lie within those measured.
+        inside: whether the sizes lie within the measured range.
     """
 
     us: float
@@ -50,7 +50,7 @@ class KernelTime:
 
 
 def log_sizes(sizes: Array) -> Array:
-    """Return log2 of sizes; those below 1 count as 1."""
+    """Return log2 of sizes; sizes below 1 count as 1."""
     return np.log2(np.maximum(sizes, 1.0))
 
 
@@ -76,7 +76,7 @@ def local_linear(x: Array, y: Array, query: Array, nearest: int = NEAREST) -> fl
 
 @dataclass
 class KindModel:
-    """Points of one kind."""
+    """The points of a kind."""
 
     kind: str
     x: Array
@@ -93,11 +93,15 @@ class KindModel:
         self.factors = np.log(self.us) - self.base(self.x)
 
     def base(self, x: Array) -> Array:
-        """Logarithm of the time at the best rate."""
+        """Returns the logarithm of the time at the best rate."""
         return np.log(self.floor + 2.0 ** form_of(self.kind).work(x) / self.rate)
 
     def at(self, query: Array, exact: bool = True) -> tuple[float, float, bool, bool]:
-        """Microseconds, kernels, whether measured and whether inside; not ``exact``: as if not measured."""
+        """Returns microseconds, kernels, whether the sizes were measured, and whether they are
+        inside the range.
+
+        Not ``exact``: measured points of the same sizes are not used.
+        """
         distance = np.abs(self.x - query).max(1)
         same = distance < _SAME
         kernels = float(self.kernels[int(distance.argmin())])
@@ -111,14 +115,14 @@ class KindModel:
 
     @cached_property
     def spread(self) -> float:
-        """Standard deviation of the errors of points that the others predict, in logarithms."""
+        """Standard deviation of the errors of points, each predicted from the others, in logarithms."""
         if len(self.x) < 6:
             return _UNKNOWN_SPREAD / 2
         errors = self.errors()
         return max(float(np.sqrt(np.mean(np.square(np.clip(errors, -1, 1))))), 0.02)
 
     def errors(self, most: int = 60) -> Array:
-        """Logarithms of predicted over measured, of points that the others predict."""
+        """Returns logarithms of predicted over measured times of points, each predicted from the others."""
         chosen = np.random.default_rng(0).permutation(len(self.x))[:most]
         found = [
             local_linear(np.delete(self.x, i, 0), np.delete(self.factors, i), self.x[i]) - self.factors[i]
@@ -146,7 +150,9 @@ class KernelModel:
         self._found: dict[tuple[object, ...], KernelTime] = {}
 
     def nearest_kind(self, kind: str) -> str | None:
-        """Return the kind whose points stand for ``kind``: itself, or one of the same form and name."""
+        """Return the kind whose points represent ``kind``: itself, or a kind of the same form and
+        similar name.
+        """
         if kind in self.kinds:
             return kind
         width = len(form_of(kind).sizes)
@@ -160,7 +166,9 @@ class KernelModel:
         return max(alike, key=lambda other: (_common(parts, other.split("_")), -len(other)))
 
     def time(self, operator: Operator, exact: bool = True) -> KernelTime:
-        """Return the time of an operator's kernels; not ``exact``: as if its size was not measured."""
+        """Return the time of an operator's kernels; not ``exact``: measured points of the same
+        sizes are not used.
+        """
         if operator.kind is None:
             return KernelTime(0.0, 0.0, 0.0, measured=True)
         key = (operator.kind, operator.sizes, exact)

@@ -1,7 +1,7 @@
-"""Kinds of kernels: which sizes decide the time of an operator on a device, and what its work is.
+"""Kinds of kernels: the sizes that determine the time of an operator on a device, and its work.
 
-One table, `KINDS`, and one function that reads an operator's tensors, `classify`. A kind's name begins with a
-name of the table; what follows (layout, alignment, dtype) selects other measured points of the same form.
+The table `KINDS` lists the kinds, and `classify` reads an operator's tensors. A kind's name begins with a
+name of the table; the rest (layout, alignment, dtype) selects other measured points of the same form.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Kind:
     Attributes:
         sizes: names of the sizes.
         work: log2 of the work, of an array ``[points, sizes]`` of logarithms; times grow with it.
-        compute: whether multiplications bound it, else bytes.
+        compute: whether multiplications bound it, otherwise bytes.
     """
 
     sizes: tuple[str, ...]
@@ -34,7 +34,7 @@ class Kind:
     compute: bool = False
 
 
-_TILE = 128.0  # rows and columns of a result that one block computes, where both are large
+_TILE = 128.0  # rows and columns of a result that a block computes, if both are large
 
 
 def _product(x: Array) -> Array:
@@ -42,7 +42,7 @@ def _product(x: Array) -> Array:
 
 
 def _tiles(x: Array) -> Array:
-    """Multiplications, with rows and columns of the result rounded up to whole tiles."""
+    """Returns multiplications, with rows and columns of the result rounded up to whole tiles."""
     m, k, n = (2.0 ** x[..., at] for at in (-3, -2, -1))
     tiled = np.ceil(m / _TILE - 1e-6) * np.ceil(n / _TILE - 1e-6) * _TILE**2 * k
     return x[..., :-3].sum(-1) + np.log2(tiled)
@@ -53,7 +53,7 @@ def _first(count: int) -> Callable[[Array], Array]:
 
 
 def _dense_backward(x: Array) -> Array:
-    """Lookups and all rows of the table, in words."""
+    """Returns the lookups plus all rows of the table, in words."""
     return np.logaddexp2(x[..., 0], x[..., 3]) + x[..., 1]
 
 
@@ -101,7 +101,7 @@ _REDUCTIONS = frozenset(("sum", "mean", "amax", "max", "min", "amin", "linalg_ve
 
 
 def form_of(kind: str) -> Kind:
-    """Return the form of a kind, of a name of `KINDS` that it begins with."""
+    """Return the form of a kind: the entry of `KINDS` with which its name begins."""
     name = kind
     while name not in KINDS:
         name, separator, _ = name.rpartition("_")
@@ -117,9 +117,9 @@ def _suffix(dtype: torch.dtype) -> str:
 
 
 def _product_kind(name: str, a: TensorFacts, b: TensorFacts, tf32: bool) -> tuple[str, tuple[float, ...]]:
-    """Kind and sizes of a matrix product: its layout, its dimensions of one, its alignment to 16 bytes.
+    """Returns the kind and sizes of a matrix product: layout, dimensions of size 1, alignment to 16 bytes.
 
-    "odd" has rows of an operand that are not aligned, "odd_out" rows of the result.
+    "odd" has unaligned rows of an operand, "odd_out" unaligned rows of the result.
     """
     m, k = a.shape[-2:]
     n = b.shape[-1]
@@ -158,7 +158,7 @@ def classify(
     lookups: Lookups | None,
     tf32: bool = False,
 ) -> tuple[str, tuple[float, ...]] | None:
-    """Return the kind of an operator's kernels and their sizes; None where it launches none."""
+    """Return the kind of an operator's kernels and their sizes; None if it launches nothing."""
     if name in VIEWS or not (ins or outs):
         return None
     if name == "clone" and ins and ins[0].sparse:
@@ -182,7 +182,7 @@ def classify(
 def _memory_kind(
     name: str, ins: Sequence[TensorFacts], outs: Sequence[TensorFacts]
 ) -> tuple[str, tuple[float, ...]] | None:
-    """Kind and sizes of an operator whose bytes bound it."""
+    """Returns the kind and sizes of a memory-bound operator."""
     if name.startswith("_foreach"):
         lists = next((count for part, count in _LISTS if part in name), 1)
         return f"foreach_{lists}", (sum(facts.words for facts in ins if not facts.sparse), max(len(ins), 1))
@@ -217,7 +217,7 @@ def _rows(facts: TensorFacts) -> tuple[float, float]:
 
 
 def is_fusable(kind: str | None) -> bool:
-    """Return whether a compiler fuses operators of this kind into one kernel with their neighbours."""
+    """Return whether a compiler fuses operators of this kind with neighbouring operators into a kernel."""
     return (
         kind is not None
         and kind.startswith(("pointwise", "fill", "cat", "index", "sum", "softmax", "loss"))

@@ -1,7 +1,7 @@
-"""Time of a step: eager, compiled, as a CUDA graph.
+"""Predicts the time of a step: eager, compiled, as a CUDA graph.
 
-Eager is the paper's Algorithm 1, the critical path over two clocks: the host issues an operator after the one
-before; a kernel starts when it was launched and the kernel before it has ended.
+Eager is the paper's Algorithm 1, the critical path over two clocks. The host issues an operator after the
+previous operator. A kernel starts after its launch and the end of the previous kernel.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from recfuse.perf.models.kernels import KernelModel, KernelTime
 from recfuse.perf.tracing.operators import Operator
 
 QUANTILE_80 = 1.2816  # half the width of an 80 % interval, in standard deviations
-_ALIKE = 0.3  # correlation of the errors of kernels of one step
-_WIDER = 1.5  # so that the intervals of recorded steps hold four times in five
+_ALIKE = 0.3  # correlation of the errors of kernels within a step
+_WIDER = 1.5  # factor with which the intervals hold for four of five recorded steps
 _STEPS = 4
-_LAUNCH_AT = 0.6  # of an operator's host time, when it launches
+_LAUNCH_AT = 0.6  # share of an operator's host time at which it launches
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Estimate:
 
     @classmethod
     def of(cls, us: float, spread: float) -> Estimate:
-        """From microseconds and the standard deviation of their logarithm."""
+        """Create the estimate from microseconds and the standard deviation of their logarithm."""
         seconds, half = us * 1e-6, math.exp(QUANTILE_80 * spread)
         return cls(seconds, seconds / half, seconds * half)
 
 
 @dataclass(frozen=True)
 class Timed:
-    """An operator with the times that a step gives it, in microseconds from the step's start."""
+    """An operator with its times in a step, in microseconds from the start of the step."""
 
     operator: Operator
     kernel: KernelTime
@@ -85,7 +85,7 @@ def active_us(times: Sequence[Timed]) -> float:
 
 
 def active_spread(times: Sequence[Timed]) -> float:
-    """Return the standard deviation of the logarithm of the sum, of partly correlated errors."""
+    """Return the standard deviation of the logarithm of the sum, for partly correlated errors."""
     total = active_us(times)
     if total <= 0:
         return 0.0
@@ -95,7 +95,7 @@ def active_spread(times: Sequence[Timed]) -> float:
 
 
 def eager(times: Sequence[Timed], gaps: Gaps, call_us: float) -> tuple[float, list[Timed]]:
-    """Return microseconds of a step in a stream of steps, and the operators of the last of these."""
+    """Return the microseconds of a step in a stream of steps, and the operators of the last step."""
     host = device = before = 0.0
     placed: list[Timed] = []
     for _ in range(_STEPS):
@@ -115,7 +115,7 @@ def eager(times: Sequence[Timed], gaps: Gaps, call_us: float) -> tuple[float, li
 
 
 def graph_us(times: Sequence[Timed], gaps: Gaps) -> float:
-    """Return microseconds of a step that is replayed as a CUDA graph."""
+    """Return the microseconds of a step that is replayed as a CUDA graph."""
     launches = sum(one.kernel.kernels for one in times)
     return gaps.graph_start + active_us(times) + gaps.graph_gap * launches
 

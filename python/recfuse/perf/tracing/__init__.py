@@ -1,1 +1,1 @@
-"""The operators of a step, without running it."""
+"""Records the operators of a step, without running it."""

@@ -1,4 +1,6 @@
-"""State that a traced step changes and gets back: gradients, states of optimizers, flags of their groups."""
+"""Saves and restores the state that a traced step changes: gradients, states of optimizers,
+options of their groups.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,23 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 class KeptState:
     """Gradients and states of optimizers as they were before a traced step.
 
-    `torch.optim.Optimizer` chooses its form by the device: on a GPU the one that treats many tensors in a
-    launch (``foreach``). A step is traced on the CPU, so that groups which leave the choice are set to it.
+    `torch.optim.Optimizer` chooses its implementation by the device: on a GPU it updates many
+    tensors in a launch (``foreach``). Because a step is traced on the CPU, groups that leave the
+    choice open are set to ``foreach``.
     """
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
+        """Create an empty record."""
         self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._states: dict[int, tuple[torch.optim.Optimizer, dict[Any, Any], list[dict[str, Any]]]] = {}
 
     def keep_grad(self, tensor: Tensor) -> None:
-        """Remember the gradient of a leaf, the first time."""
+        """Save the gradient of a leaf, on the first call."""
         if id(tensor) not in self._grads:
             self._grads[id(tensor)] = tensor, tensor.grad
 
     def keep_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remember the states of an optimizer, the first time, and choose the GPU's form."""
+        """Save the states of an optimizer on the first call, and choose the GPU's implementation."""
         if id(optimizer) in self._states:
             return
         states = {
@@ -52,7 +55,7 @@ class KeptState:
         return any(len(one.state) > len(states) for one, states, _ in self._states.values())
 
     def restore(self) -> None:
-        """Give everything back."""
+        """Restore all gradients, states and options."""
         for tensor, grad in self._grads.values():
             tensor.grad = grad
         for optimizer, states, groups in self._states.values():
@@ -66,7 +69,7 @@ class KeptState:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Remember within the context what the step changes, and give it back at its end."""
+        """Save within the context what the step changes, and restore it at the end."""
         zero_optimizer, zero_module = torch.optim.Optimizer.zero_grad, nn.Module.zero_grad
 
         def of_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -93,5 +96,5 @@ class KeptState:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a small tensor, which a step changes for real; the tensor itself else, which it does not."""
+    """Returns a copy of a scalar tensor, which a traced step really changes, else the value itself."""
     return value.clone() if isinstance(value, Tensor) and value.dim() == 0 else value

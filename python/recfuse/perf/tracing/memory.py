@@ -1,4 +1,4 @@
-"""Memory of a step: what its tensors take while it is traced, and the most of it."""
+"""Counts the memory of a step: the bytes of its tensors during the trace, and their peak."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _BLOCK = 512  # bytes to which the allocator rounds
 class MemoryCount:
     """Bytes of the tensors that a traced step holds.
 
-    A fake sparse tensor has no values, so the bytes of its values are told. A tensor is freed when its
-    storage is, as the allocator does.
+    A fake sparse tensor has no values, so the caller passes the bytes of its values. A tensor counts until
+    its storage is freed, as in torch's allocator.
 
     Attributes:
         bytes: of the tensors that live now.
-        peak: the most that lived at once since `restart`.
-        resident: bytes of tensors from before the trace that it used.
+        peak: the largest sum of bytes since `restart`.
+        resident: bytes of tensors that existed before the trace and that it used.
     """
 
     def __init__(self) -> None:
-        """Count from nothing."""
+        """Start from zero bytes."""
         self.bytes = self.peak = self.resident = 0
         self._live: dict[object, int] = {}
         self._met: set[int] = set()
 
     def restart(self) -> None:
-        """Measure the peak from here on."""
+        """Reset the peak to the current bytes."""
         self.peak = self.bytes
 
     def _key(self, tensor: Tensor) -> tuple[object, object]:
@@ -38,7 +38,7 @@ class MemoryCount:
         return storage._cdata, storage
 
     def note(self, tensor: Tensor) -> None:
-        """Count a tensor that was there before the trace, once."""
+        """Count a tensor that existed before the trace, once."""
         key, holder = self._key(tensor)
         if key in self._live or tensor.is_sparse:
             return
@@ -61,15 +61,17 @@ class MemoryCount:
         weakref.finalize(holder, self._free, key)
 
     def used(self, tensor: Tensor) -> bool:
-        """Return whether the trace has met a tensor from before."""
+        """Return whether the trace has used a tensor that existed before it."""
         return id(tensor) in self._met
 
     def meet(self, tensor: Tensor) -> None:
-        """Remember that the trace has met a tensor from before, which must live as long as this."""
+        """Record the use of a tensor that existed before the trace, which must live as long as
+        this object.
+        """
         self._met.add(id(tensor))
 
     def use(self, nbytes: int) -> None:
-        """Count bytes that live for one operator alone."""
+        """Count bytes that live during a single operator."""
         self.peak = max(self.peak, self.bytes + nbytes)
 
     def size(self, tensor: Tensor) -> int:

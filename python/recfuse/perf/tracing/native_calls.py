@@ -1,4 +1,4 @@
-"""recfuse's own operators in a traced step: their launches on a described GPU."""
+"""Lowers recfuse's own operators in a traced step for a described GPU."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from recfuse.perf.described import reserve
 
 
 class NativeCalls:
-    """Lowers recfuse's operators for a GPU while a step is traced; of the CPU, reads their tensors' sizes."""
+    """Lowers recfuse's operators for a GPU while a step is traced; for the CPU, reads the sizes
+    of their tensors.
+    """
 
     def __init__(self, gpu: str | None) -> None:
-        """For a GPU as `recfuse.explain` names it; ``count``: calls so far."""
+        """For a GPU by its name in `recfuse.explain`; ``count``: calls so far."""
         self.gpu, self.count = gpu, 0
 
     @contextmanager
     def lowered(self) -> Iterator[None]:
-        """Lower calls for the GPU within the context, so that modules plan as they do there."""
+        """Lower calls for the GPU within the context, so that modules plan as on that GPU."""
         if self.gpu is None:
             yield
             return
@@ -35,7 +37,7 @@ class NativeCalls:
             _C.explain_end()
 
     def explain(self, func: Any, args: Any, kwargs: Any) -> tuple[str, tuple[float, ...]] | None:
-        """Return the kind and sizes of an operator's launches; None where it launches none."""
+        """Return the kind and sizes of an operator's launches; None if it launches nothing."""
         self.count += 1
         name = f"recfuse_{func.overloadpacket.__name__.strip('_')}"
         if self.gpu is None:
@@ -49,7 +51,7 @@ class NativeCalls:
                 func(*pytree.tree_map_only(FakeTensor, _with_memory, args),
                      **pytree.tree_map_only(FakeTensor, _with_memory, kwargs))  # fmt: skip
         except (NotImplementedError, RuntimeError, ValueError, TypeError, IndexError):
-            pass  # an operator of the CPU alone, or one that reads results of another
+            pass  # the operator exists for the CPU alone, or reads results of another operator
         recorded = _C.explain_end()
         _C.explain_begin(self.gpu)
         return (name, sizes_of(recorded)) if recorded else None
@@ -64,5 +66,5 @@ def sizes_of(recorded: Any) -> tuple[float, float, float]:
 
 
 def _with_memory(fake: Tensor) -> Tensor:
-    """A tensor on the CPU of the fake's shape, whose memory is not touched."""
+    """Returns a tensor on the CPU with the shape of the fake, whose memory is not accessed."""
     return reserve(fake.shape, fake.dtype)

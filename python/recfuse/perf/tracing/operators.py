@@ -1,4 +1,4 @@
-"""Operators of a step: their tensors' facts, and the record that the models read."""
+"""Facts of the tensors of operators, and the record of an operator that the models read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TensorFacts:
     __slots__ = ("dtype", "is_float", "itemsize", "shape", "sparse", "stride")
 
     def __init__(self, tensor: Tensor) -> None:
-        """Read them."""
+        """Read the facts of a tensor."""
         self.shape = tuple(int(size) for size in tensor.shape)
         self.sparse = tensor.is_sparse
         self.stride = () if self.sparse else tuple(int(step) for step in tensor.stride())
@@ -37,7 +37,7 @@ class TensorFacts:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in memory in the order of the indices."""
+        """Whether the memory order of the elements is that of the indices."""
         expected = 1
         for size, step in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if size != 1 and step != expected:
@@ -47,7 +47,7 @@ class TensorFacts:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether the last two dimensions are stored in the other order."""
+        """Whether the last two dimensions are stored in reverse order."""
         if self.shape[-1] == 1 and self.stride[-2] == 1:
             return False
         return self.stride[-1] != 1 and self.stride[-2] == 1
@@ -62,8 +62,8 @@ class Lookups:
         bags: number of bags.
         dim: elements of a row.
         rows: rows of the table.
-        unique: different rows among the lookups; an expectation where the indices are unknown.
-        hottest: lookups of the row that has most.
+        unique: distinct rows among the lookups; an expectation if the indices are unknown.
+        hottest: lookups of the most frequent row.
         itemsize: bytes of an element of the table.
         known: whether the indices were known.
         dense: whether their gradient is dense.
@@ -88,7 +88,7 @@ class Lookups:
 def lookups_of(
     indices: Tensor | None, count: int, bags: int, weight: Tensor, rows: int, dim: int, dense: bool = False
 ) -> Lookups:
-    """Return the facts of lookups; indices that are None are taken as uniform over the rows."""
+    """Return the facts of lookups; indices None: a uniform distribution over the rows is assumed."""
     itemsize = weight.element_size()
     if indices is None or not count:
         unique = rows * -math.expm1(count * math.log1p(-1 / rows)) if rows > 1 else min(count, 1)
@@ -98,7 +98,7 @@ def lookups_of(
 
 
 def _repetition(indices: Tensor, rows: int) -> tuple[int, int]:
-    """Number of different indices, and of the most frequent one."""
+    """Returns the number of distinct indices, and the count of the most frequent index."""
     if rows <= 4 * indices.numel() and int(indices.min()) >= 0:
         counts = torch.bincount(indices)
     else:
@@ -108,15 +108,15 @@ def _repetition(indices: Tensor, rows: int) -> tuple[int, int]:
 
 @dataclass
 class Operator:
-    """One operator that a step dispatches.
+    """An operator that a step dispatches.
 
     Attributes:
         name: of the operator, without its namespace.
-        phase: one of `PHASES`.
-        kind: of its kernels, see `kinds`; None where it launches nothing.
-        sizes: what the time of its kind depends on.
+        phase: an element of `PHASES`.
+        kind: of its kernels, see `kinds`; None if it launches nothing.
+        sizes: the sizes on which the time of its kind depends.
         module: path of the module that called it.
-        reads, writes: numbers that name the storages it reads and writes, for fusion.
+        reads, writes: numbers of the storages that it reads and writes, for fusion.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Lookups of bags in a traced step, and the rows of sparse gradients that follow from them."""
+"""Tracks the lookups of bags in a traced step, and the rows of the sparse gradients that they produce."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _BAGS = ("_embedding_bag", "_embedding_bag_forward_only")
 
 
 class SparseRows:
-    """Knows the lookups that operators have, and the rows of sparse tensors.
+    """The lookups of operators, and the rows of sparse tensors.
 
-    A fake sparse tensor has no elements. Those of the lookups that it comes from stand for them.
+    A fake sparse tensor has no elements; the lookups that produced it represent its rows.
 
     Attributes:
         unknown: whether indices of a lookup were unknown.
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Create an empty record."""
         self.unknown = False
         self._repetition: dict[Any, Lookups] = {}
         self._tables: dict[int, Lookups] = {}
         self._sparse: dict[int, Lookups] = {}
         self._coalesced: set[int] = set()
-        self._keep: list[Any] = []  # what ids above refer to
+        self._keep: list[Any] = []  # objects whose ids are used above
 
     def lookups(self, name: str, args: Any) -> Lookups | None:
-        """Return the lookups that an operator reads, or whose gradient it has."""
+        """Return the lookups that an operator reads, or the lookups of its gradient."""
         if name in _BAGS or name == "embedding":
             weight, indices = args[:2]
             bags = indices if name == "embedding" else args[2]
@@ -56,7 +56,7 @@ class SparseRows:
         return None
 
     def of(self, tensor: Tensor) -> Lookups | None:
-        """Return the lookups of a sparse tensor: its own, else those of the last table of its shape."""
+        """Return the lookups of a sparse tensor: its own, else the lookups of the last table of its shape."""
         if id(tensor) in self._sparse:
             return self._sparse[id(tensor)]
         shape = tuple(tensor.shape)
@@ -69,7 +69,7 @@ class SparseRows:
             return first
         if not isinstance(first, Tensor) or not (first.is_sparse or name == "sparse_mask"):
             return func(*args, **kwargs)
-        if name in ("sparse_mask", "_coalesce"):  # which have no functions of shapes
+        if name in ("sparse_mask", "_coalesce"):  # these have no fake functions
             return self._coalesced_clone(args[1] if name == "sparse_mask" else first)
         if name == "is_coalesced":
             return id(first) in self._coalesced
@@ -84,7 +84,7 @@ class SparseRows:
     def note(
         self, name: str, lookups: Lookups | None, tensors: Sequence[Tensor], results: Sequence[Tensor]
     ) -> None:
-        """Remember the lookups whose rows a sparse result has."""
+        """Record the lookups whose rows a sparse result has."""
         of = lookups or next((self._sparse[id(one)] for one in tensors if id(one) in self._sparse), None)
         if name.startswith("_sparse_coo_tensor") and len(tensors) == 2 and tensors[1].dim() == 2:
             count, dim = tensors[1].shape

@@ -1,4 +1,4 @@
-"""The operators of a call without running it: floating-point tensors are fake, integers stay real."""
+"""Records the operators of a call without running it: floating-point tensors are fake, integers stay real."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from recfuse.perf.tracing.native_calls import NativeCalls
 from recfuse.perf.tracing.operators import Lookups, Operator, TensorFacts
 from recfuse.perf.tracing.sparse_rows import SparseRows
 
-# Operators that a dispatch mode itself adds, or that are too small to count.
+# Operators that a dispatch mode adds itself, or that are too small to count.
 _UNCOUNTED = frozenset(("device", "_record_function_enter_new", "_record_function_exit", "detach", "_indices",
                         "_values", "_nnz", "lift_fresh"))  # fmt: skip
 _DEVICE = torch.ops.prim.device.default
@@ -43,11 +43,11 @@ class DataReadError(ArgumentValueError):
 
 
 class Tracer(TorchDispatchMode):
-    """Records what a call dispatches.
+    """Records the operators that a call dispatches.
 
-    Floating-point tensors are fake: they have no memory, so that a model of any size is traced. Integers are
-    real: offsets and indices of a batch decide how long its lookups take. Tensors of no dimension are real,
-    as the step counts of optimizers are.
+    Floating-point tensors are fake: they have no memory, so that a model of any size can be traced. Integers
+    are real, because offsets and indices determine the time of the lookups. Tensors without dimensions are
+    real too, such as the step counts of optimizers.
 
     Attributes:
         operators: the operators, in their order.
@@ -56,25 +56,25 @@ class Tracer(TorchDispatchMode):
     """
 
     def __init__(self, gpu: str | None, training: bool, state: KeptState) -> None:
-        """Trace for a GPU by its name, None: for the CPU."""
+        """Trace for a GPU by its name; None: for the CPU."""
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self.training, self.state = training, state
         self.native = NativeCalls(gpu)
         self.memory = MemoryCount()
-        self.names: dict[int, str] = {}  # modules by id
+        self.names: dict[int, str] = {}  # names of modules by id
         self.tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
         self._foreigners: dict[int, Tensor] = {}
         self.rows = SparseRows()
         self._created: set[int] = set()
-        self._keep: list[Any] = []  # what ids below refer to
+        self._keep: list[Any] = []  # objects whose ids are used below
         self._modules: list[Any] = []
         self._storages: dict[int, int] = {}
         self._numbers = itertools.count()
         self.restart()
 
     def restart(self) -> None:
-        """Forget the operators, and measure the peak from here on."""
+        """Discard the operators, and reset the peak of memory."""
         self.operators: list[Operator] = []
         self.rows.unknown = False
         self._optimizing = False
@@ -82,7 +82,7 @@ class Tracer(TorchDispatchMode):
 
     @contextmanager
     def named(self, model: Any) -> Iterator[None]:
-        """Know the paths of a model's modules within the context."""
+        """Register the paths of a model's modules within the context."""
         if isinstance(model, torch.nn.Module):
             self.names.update((id(module), name) for name, module in model.named_modules())
         enter = register_module_forward_pre_hook(lambda module, _: self._modules.append(module))
@@ -126,7 +126,7 @@ class Tracer(TorchDispatchMode):
         return fake
 
     def _foreign(self, tensor: FakeTensor) -> Tensor:
-        """The fake of a fake that another mode made."""
+        """Returns the fake of a fake that another mode created."""
         if id(tensor) not in self._foreigners:
             with self.fake:
                 self._foreigners[id(tensor)] = torch.empty_strided(
@@ -137,7 +137,7 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Record an operator and compute its results' shapes."""
+        """Record an operator and compute the shapes of its results."""
         if func is _DEVICE:
             return func(*args)
         kwargs = kwargs or {}
@@ -174,7 +174,7 @@ class Tracer(TorchDispatchMode):
     def _converted(
         self, func: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor]
     ) -> tuple[Any, Any, bool]:
-        """Arguments with fakes for tensors, where an operator computes on floating-point numbers."""
+        """Returns the arguments, with fakes for tensors if an operator computes on floating-point numbers."""
         is_fake = any(
             isinstance(one, FakeTensor) or (one.is_floating_point() and (one.dim() > 0 or one.requires_grad))
             for one in given
@@ -189,7 +189,7 @@ class Tracer(TorchDispatchMode):
 
     @staticmethod
     def _creates_floats(func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether a factory gives floating-point numbers of one dimension or more."""
+        """Returns whether a factory creates floating-point numbers with a dimension or more."""
         dtype = kwargs.get("dtype")
         if dtype is None and func.overloadpacket.__name__ in ("arange", "full", "scalar_tensor", "randperm"):
             values = args[1:2] if func.overloadpacket.__name__ == "full" else args[:3]
@@ -199,7 +199,9 @@ class Tracer(TorchDispatchMode):
         return (dtype is None or dtype.is_floating_point) and len(size) > 0
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any, is_fake: bool) -> Any:
-        """The results of an operator: fakes, or real ones that change no tensor from before the trace."""
+        """Returns the results of an operator: fakes, or real results that change no tensor from
+        before the trace.
+        """
         if not is_fake:
             if any(getattr(argument.alias_info, "is_write", False) for argument in _written(func)):
                 return self._on_copies(func, args, kwargs)
@@ -229,7 +231,9 @@ class Tracer(TorchDispatchMode):
         )
 
     def _on_copies(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator that writes into its first argument on a copy of that, if it is from before."""
+        """Run an operator that writes to its first argument; a first argument from before the
+        trace is copied.
+        """
         own = args and isinstance(args[0], Tensor) and args[0].untyped_storage()._cdata not in self._created
         if not own:
             return func(*args, **kwargs)
@@ -238,7 +242,7 @@ class Tracer(TorchDispatchMode):
         return first
 
     def _note_created(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        """Remember the storages that the trace itself has made: writes change these alone."""
+        """Record the storages that the trace itself has created: only these may be written."""
         before = {one.untyped_storage()._cdata for one in tensors if not one.is_sparse}
         for one in results:
             if not one.is_sparse and (key := one.untyped_storage()._cdata) not in before:
@@ -259,7 +263,7 @@ class Tracer(TorchDispatchMode):
             self.memory.add(one, size)
 
     def _number(self, tensor: Tensor) -> int:
-        """A number of the tensor's storage, for the order of operators."""
+        """Returns a number of the tensor's storage, for the dependencies of operators."""
         holder = tensor if tensor.is_sparse else tensor.untyped_storage()
         key = id(tensor) if tensor.is_sparse else holder._cdata  # type: ignore[union-attr]
         if key not in self._storages:
@@ -282,9 +286,9 @@ class Tracer(TorchDispatchMode):
         self, name: str, is_fake: bool, ins: Sequence[TensorFacts], outs: Sequence[TensorFacts],
         lookups: Lookups | None,
     ) -> tuple[str, tuple[float, ...]] | None:  # fmt: skip
-        """Kind and sizes of the kernels of one of torch's operators; None where it launches none."""
+        """Returns the kind and sizes of the kernels of an operator of torch; None if it launches nothing."""
         if not is_fake and not any(facts.shape for facts in (*ins, *outs)):
-            return None  # numbers that stay on the host, as step counts of optimizers do
+            return None  # scalars that stay on the host, such as step counts of optimizers
         if not ins:
             created = name in _CREATE and outs and name not in ("empty", "empty_strided")
             return classify("fill_", ins, outs, None) if created else None
@@ -293,7 +297,7 @@ class Tracer(TorchDispatchMode):
 
 
 def _canonical(name: str, phase: str) -> str:
-    """One name for an operation that traced and real runs do by different operators."""
+    """Returns the same name for an operation that traced and real runs perform with different operators."""
     if name == "_index_put_impl_":
         return "index_put"
     return "add" if phase == "backward" and name == "add_" else name
@@ -309,7 +313,7 @@ def _written(func: Any) -> Sequence[Any]:
 
 
 def _without_masks(indices: Any) -> Any:
-    """Indices with the positions of real boolean masks instead of these."""
+    """Replaces real boolean masks among the indices with their positions."""
     positions: list[Any] = []
     for one in indices:
         if isinstance(one, Tensor) and one.dtype is torch.bool and not isinstance(one, FakeTensor):
@@ -322,9 +326,9 @@ def _without_masks(indices: Any) -> Any:
 def run_traced(
     tracer: Tracer, call: Callable[[], Any], model: Any = None
 ) -> tuple[list[Operator], MemoryCount]:
-    """Trace a call; twice where the first call does more than later ones.
+    """Trace a call, and trace it again if the first call does more than later calls.
 
-    The first creates states of optimizers, and recfuse's modules learn from it how long bags are.
+    The first call creates states of optimizers, and recfuse's modules learn mean bag lengths from it.
 
     Raises:
         DataReadError: the call reads a value of a floating-point tensor.

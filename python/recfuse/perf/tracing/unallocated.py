@@ -1,4 +1,4 @@
-"""Models of any size without memory: large new tensors have addresses alone."""
+"""Creates models of any size without memory: large new tensors only have addresses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recfuse.perf.described import reserve
 
 FROM = 1 << 20
-"""Elements from which on a tensor counts as large."""
+"""Least number of elements of a large tensor."""
 _FACTORIES = frozenset(("empty", "zeros", "ones", "full", "rand", "randn", "empty_strided"))
 
 
 class _Unallocated(TorchDispatchMode):
-    """Gives large new floating-point tensors reserved addresses, and writes nothing into them."""
+    """Reserves addresses for large new floating-point tensors, and never writes to them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Unallocated(TorchDispatchMode):
         return tensor
 
     def _without_memory(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
-        """Views stay views, writes do nothing, other results are reserved too."""
+        """Returns views as views, skips writes, and reserves addresses for other results."""
         if func.is_view or func.overloadpacket.__name__ in (
             "detach",
             "alias",
@@ -74,10 +74,10 @@ class _Unallocated(TorchDispatchMode):
 
 @contextmanager
 def unallocated() -> Iterator[None]:
-    """Within the context, new floating-point tensors of a million elements and more take no memory.
+    """Create new floating-point tensors of at least 2**20 elements without memory, within the context.
 
-    They are tensors of the CPU that have addresses; nothing is written into them, so that their values are
-    zeros. Smaller ones are as always: random numbers that become indices keep their values.
+    They are tensors on the CPU with addresses. Nothing is written to them, so that their values are zeros.
+    Smaller tensors are as usual: random numbers that become indices keep their values.
 
     Example:
         >>> with recfuse.perf.tracing.unallocated.unallocated():
