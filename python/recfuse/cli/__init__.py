@@ -29,19 +29,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: the process's own); returns the exit status.
+    """Run the command line `argv` (default: the arguments of the process); returns the exit status.
 
-    An error ends the process with status 2 and one line, an interrupt with 130, a reader of the output that
-    went away with 141, as a shell has it for SIGPIPE.
+    An error ends the process with status 2 and a line of text, an interrupt with 130. If the reader of the
+    output has gone away, the status is 141, as a shell reports SIGPIPE.
     """
     command = "recfuse"
-    if sys.stderr is None:  # closed; print() would write to standard output instead
+    if sys.stderr is None:  # closed; print() would otherwise write to standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         if sys.stdout is None:
             raise OSError(errno.EBADF, "standard output is closed")
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # a path may be no text
+            sys.stdout.reconfigure(errors="backslashreplace")  # a path may contain bytes that are not text
         try:
             arguments = _parser().parse_args(argv)
             command += f" {arguments.command}"
@@ -57,14 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end(status: int, text: str) -> NoReturn:
-    """Ends the process with a message, whatever its output is."""
+    """Ends the process with a message, even if standard output fails."""
     sys.stderr.write(text)
     sys.stderr.flush()
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except OSError:  # the interpreter would try again, and print a traceback
+    except OSError:  # the interpreter would flush again, and print a traceback
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if any(thread.name.startswith("recfuse-compile") for thread in threading.enumerate()):
-        os._exit(status)  # the compiler of kernels cannot be stopped, and works up to half a minute on one
+        os._exit(status)  # the compilation of a kernel cannot be stopped, and takes up to half a minute
     raise SystemExit(status)

@@ -1,4 +1,4 @@
-"""Options that describe calls, GPUs and quantities, of several commands."""
+"""Options of several commands that describe calls, GPUs and quantities."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def _add_ikbo(parser: argparse.ArgumentParser) -> None:
 
 
 def quantity(text: str, units: Mapping[str, float], noun: str, examples: str) -> float:
-    """Returns the value of a positive number with a unit, such as "5ms"; ``units``: the value of each.
+    """Returns the value of a positive number with a unit, such as "5ms"; ``units``: the value of each unit.
 
     Raises:
-        argparse.ArgumentTypeError: the text is none.
+        argparse.ArgumentTypeError: the text is not such a quantity.
     """
     found = re.fullmatch(rf"\s*([0-9]*\.?[0-9]+)\s*({'|'.join(units)})\s*", text)
     if not found or float(found[1]) <= 0:
@@ -89,7 +89,7 @@ def quantity(text: str, units: Mapping[str, float], noun: str, examples: str) ->
 
 
 def sizes(count: int, names: str) -> Any:
-    """Returns a reader of that many positive integers between colons, for argparse."""
+    """Returns a reader, for argparse, of ``count`` positive integers between colons."""
 
     def read(text: str) -> tuple[int, ...]:
         found = text.split(":")
@@ -101,8 +101,10 @@ def sizes(count: int, names: str) -> Any:
 
 
 def check(arguments: argparse.Namespace, command: str) -> None:
-    """Completes --training. Raises ValueError for a size below the least, for an option without its subject,
-    and where no call is described.
+    """Checks the options, and completes --training.
+
+    Raises ValueError for a size below its least value, for an option without its subject, and if
+    no call is described.
     """
     for name, least in _LEAST:
         given = getattr(arguments, name)
@@ -126,7 +128,7 @@ def check(arguments: argparse.Namespace, command: str) -> None:
 
 
 def needs(arguments: argparse.Namespace, subjects: tuple[str, ...], *options: str) -> None:
-    """Raises ValueError for an option that changes nothing, since none of its subjects is given."""
+    """Raises ValueError for an option without effect because none of its subjects is given."""
     if any(getattr(arguments, subject) for subject in subjects):
         return
     for option in options:
@@ -136,7 +138,7 @@ def needs(arguments: argparse.Namespace, subjects: tuple[str, ...], *options: st
 
 
 def gpu_of(name: str) -> dict[str, Any]:
-    """Returns the facts of a GPU. Prints a note where its architecture is not in the table of GPUs.
+    """Returns the facts of a GPU. Prints a note if its architecture is not in the table of GPUs.
 
     Raises:
         ValueError: neither a known GPU nor an architecture.

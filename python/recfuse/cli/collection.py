@@ -8,16 +8,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_UNSUPPORTED = re.compile(r"Unsupported global: GLOBAL (\S+)")  # of an error of torch.load
+_UNSUPPORTED = re.compile(r"Unsupported global: GLOBAL (\S+)")  # in an error of torch.load
 BATCHES = (
     "a list of tuples (indices, offsets) or (indices, offsets, per_sample_weights), or for a "
     "FusedEmbeddingBagList (offsets, indices) or (offsets, indices, row_weights)"
 )
-_SIZES_SEED = 1  # of the sizes of a workload's batches; the batches themselves go by --seed
+_SIZES_SEED = 1  # for the sizes of a workload's batches; --seed determines their contents
 
 
 def add_arguments(parser: argparse.ArgumentParser, which: Any) -> None:
-    """Adds what only collections take; `which` is the group of what is tuned."""
+    """Adds the options that only collections take; `which` is the group of options that name the
+    subject of tuning.
+    """
     tables = "tables of a collection, as torch.save writes a recfuse.nn.FusedEmbeddingBagCollection, a "
     tables += "FusedEmbeddingBagList, or a dict of [rows, dim] tensors (each of --mode), such as a state_dict"
     which.add_argument("--collection", metavar="FILE", help=tables)
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser, which: Any) -> None:
 
 
 def problem_of(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
-    """The collection and its batches, on a device."""
+    """Returns the collection and its batches, on a device."""
     if arguments.workload:
         return _of_workload(arguments, device)
     if not os.path.isfile(str(arguments.batches or "")):
@@ -64,7 +66,7 @@ def _of_workload(arguments: argparse.Namespace, device: str) -> tuple[Any, list[
 
 
 def collection_in(path: str, mode: str) -> Any:
-    """The collection that a file holds, or one of its tensors."""
+    """Returns the collection in a file, or a collection of the tensors in a file."""
     import torch
 
     from recfuse import nn
@@ -82,7 +84,7 @@ def collection_in(path: str, mode: str) -> Any:
 
 
 def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
-    """What `torch.save` wrote, without running code of the file."""
+    """Loads a file that `torch.save` wrote, without running code of the file."""
     import torch
 
     from recfuse import nn
@@ -104,7 +106,7 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
     except Exception as error:
         raise ValueError(f"{option} is {path!r}, which torch.load does not read: {_line(error)}") from error
     if not isinstance(found, kinds):
-        from recfuse.errors import a_type  # which imports torch
+        from recfuse.errors import a_type  # imported here because it imports torch
 
         names = " or ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{option} is {path!r}, which holds {a_type(found)}, must hold a {names}")
@@ -112,7 +114,7 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
 
 
 def _line(error: Exception) -> str:
-    """The line of an error of torch.load that says what it is."""
+    """Returns the informative line of an error of torch.load."""
     if found := _UNSUPPORTED.search(str(error)):
         return f"it holds a {found[1]}, must hold tensors or collections of recfuse.nn alone"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

@@ -1,4 +1,4 @@
-"""`recfuse compile`: kernels for the cache, ahead of time, also on a machine without a GPU."""
+"""`recfuse compile`: compiles kernels into the cache ahead of time, also on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from recfuse.perf.launches import Kernel
     from recfuse.plan import CollectionPlan, Plan
 
-_NO_COMPILER = re.compile(r"NVRTC \(.*is not here; looked in")  # of an error of csrc/gpu/jit/nvrtc_find.c
+_NO_COMPILER = re.compile(r"NVRTC \(.*is not here; looked in")  # in an error of csrc/gpu/jit/nvrtc_find.c
 
 
 def add_parser(commands: Any) -> None:
@@ -58,7 +58,9 @@ def _gpu(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compiles, and prints a line a kernel; 1 when any failed, or is not in the cache afterwards."""
+    """Compiles kernels and prints a line for each; returns 1 if any failed, or is not in the
+    cache afterwards.
+    """
     from recfuse.info import describe_cache
     from recfuse.tuner.compile import compile_all
 
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     kernels, refused = _lower(described_calls(arguments, plans, any_batch=True), gpus)
     if arguments.out:
-        os.makedirs(arguments.out, mode=0o755, exist_ok=True)  # one that others may write to is not used
+        os.makedirs(arguments.out, mode=0o755, exist_ok=True)  # a folder that others may write to is not used
     folder = None if arguments.out is None else os.path.abspath(arguments.out)
     with _environment("RECFUSE_CACHE_DIR", folder):
         jobs = {name: partial(_C.kernel_compile, *kernel) for name, kernel in kernels.items()}
@@ -82,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(results: Mapping[str, Any], lost: set[str], where: str) -> int:
-    """Prints a line for each result; `lost`: what is not in the cache."""
+    """Prints a line for each result; `lost`: the kernels that are not in the cache."""
     failed, without_compiler = 0, None
     for name, result in results.items():
         if isinstance(result, Exception) and _NO_COMPILER.search(str(result)):
@@ -95,7 +97,7 @@ def _report(results: Mapping[str, Any], lost: set[str], where: str) -> int:
             print(f"{name}: compiled, but not written to the cache ({where})", file=sys.stderr)
         else:
             print(f"{name}: {_line(result)}")
-    if without_compiler is not None:  # the same for every kernel that the cache does not have
+    if without_compiler is not None:  # the same error for every kernel that the cache does not have
         raise NotImplementedError(_in_one_line(without_compiler)) from without_compiler
     if failed:
         print(f"{failed} of {len(results)} failed", file=sys.stderr)
@@ -105,8 +107,10 @@ def _report(results: Mapping[str, Any], lost: set[str], where: str) -> int:
 def _lower(
     described: Iterable[DescribedCall], gpus: Sequence[str]
 ) -> tuple[dict[str, Kernel], dict[str, Exception]]:
-    """The kernels of calls on some GPUs, each once, by the first call that has it; and what is wrong with
-    calls, each error once.
+    """Lowers calls for several GPUs.
+
+    Returns the distinct kernels by name (of the first call that has the kernel), and the distinct
+    errors of calls.
     """
     names: dict[Kernel, str] = {}
     errors: dict[str, tuple[str, Exception]] = {}
@@ -125,8 +129,9 @@ def _lower(
 
 
 def _gpus_of(arch: str, sizes: Sequence[str]) -> list[str]:
-    """GPUs of an architecture: of given SMs and MiB of L2, or the known ones. Raises ValueError for what is
-    no architecture, or one that recfuse has no kernels for.
+    """Returns the GPUs of an architecture: with the given SMs and MiB of L2, or the known GPUs.
+
+    Raises ValueError for a text that is no architecture, or an architecture without kernels of recfuse.
     """
     known = _C.gpus()
     try:
@@ -143,11 +148,13 @@ def _gpus_of(arch: str, sizes: Sequence[str]) -> list[str]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """That NVRTC is missing: what is, the folders that were looked in, and what to install."""
+    """Returns the error that NVRTC is missing in a single line: missing files, searched folders, and the
+    packages to install.
+    """
     head, *lines = str(error).splitlines()
     folders = [line.strip() for line in lines if line.startswith("  ")]
     advice = [line for line in lines if not line.startswith("  ")]
-    head = head[_NO_COMPILER.search(head).start() :]  # without the function that failed first
+    head = head[_NO_COMPILER.search(head).start() :]  # without the name of the function that failed first
     return ". ".join([f"{head} {', '.join(folders)}", *advice])
 
 
@@ -160,7 +167,7 @@ def _line(result: dict[str, Any]) -> str:
 
 
 def _plans(paths: Sequence[str]) -> dict[str, Plan | CollectionPlan]:
-    """By the names of their files."""
+    """Loads plans, by the names of their files."""
     from recfuse.plan import Plan
 
     plans = {path: Plan.load(path) for path in paths}
@@ -172,7 +179,7 @@ def _plans(paths: Sequence[str]) -> dict[str, Plan | CollectionPlan]:
 
 @contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Gives a variable another value meanwhile; None: the one that it has."""
+    """Sets an environment variable within the context; value None: leaves it unchanged."""
     before = os.environ.get(name)
     if value is not None:
         os.environ[name] = value

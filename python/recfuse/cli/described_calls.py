@@ -1,4 +1,4 @@
-"""The calls that the options of `recfuse explain` and `recfuse compile` describe."""
+"""Builds the calls that the options of `recfuse explain` and `recfuse compile` describe."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ _OF_TABLES = frozenset(("fused_embedding_bag", "fused_embedding_bag_backward"))
 def described_calls(
     arguments: argparse.Namespace, plans: dict[str, Plan | CollectionPlan], any_batch: bool
 ) -> Iterator[DescribedCall]:
-    """The calls. With `any_batch` those of plans, and of training, are of batches between which all others
-    lie, and all that a caller may choose is described: mappings, pinned rows. Else they are those of a plan's
-    trace, and of --batch and --pooling.
+    """Yields the calls.
+
+    With `any_batch`, the batches of plans and of training cover all other batches, and every choice of a
+    caller is described: mappings, pinned rows. Otherwise the batches are those of a plan's trace, and of
+    --batch and --pooling.
     """
     yield from _of_sizes(arguments, any_batch)
     for plan in plans.values():
@@ -136,7 +138,7 @@ def _of_collection(path: str, arguments: argparse.Namespace, any_batch: bool) ->
             if any_batch:
                 yield from mapped_calls(own, lengths, **options)
         own = new()
-        if any_batch:  # before it has learned how long bags are, as in a CUDA graph
+        if any_batch:  # before it has learned mean bag lengths, as in a CUDA graph
             yield from collection_calls(own, [0] * features, [1], **options)
         yield from _trained(own, arguments, ANY_SIZE if any_batch else _sizes(arguments, features))
 
@@ -159,8 +161,9 @@ def _of_columns(arguments: argparse.Namespace, any_batch: bool) -> Iterator[Desc
 
 
 def _of_any_columns(arguments: argparse.Namespace) -> Iterator[DescribedCall]:
-    """Calls of columns of each dtype, and their gradients but for those of tables: other columns have the
-    same kernels.
+    """Yields calls of columns of each dtype, and their gradients except the gradients of tables.
+
+    Other columns have the same kernels.
     """
     for (name, dtype), jagged in itertools.product(zip(DTYPE_NAMES, DTYPES, strict=True), (False, True)):
         columns = [Identity("any", num_embeddings=1000, embedding_dim=8, dtype=dtype)]

@@ -1,4 +1,6 @@
-"""`recfuse explain`: the kernels of calls that are described by their sizes, on any GPU, without one."""
+"""`recfuse explain`: shows the kernels of calls that are described by their sizes, for any GPU,
+without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints a table a call and GPU."""
+    """Prints a table per call and GPU."""
     from recfuse.cli import calls
     from recfuse.perf.explain import known_gpus
 

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """The record of `info.collect()` as (what, found) lines for a reader."""
+    """Converts the record of `info.collect()` to (name, value) lines for a reader."""
     from recfuse.info import describe_cache
 
     cuda = record["cuda"]
@@ -63,7 +63,7 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _print_unwrapped(rows: list[tuple[str, str]]) -> None:
-    """For a file or a pipe, such as a bug report or grep: no line is folded, whatever its length."""
+    """Prints to a file or a pipe, such as a bug report or grep: never folds a line, whatever its length."""
     width = max(len(what) for what, _ in rows)
     for what, found in rows:
         for number, line in enumerate(found.split("\n")):
@@ -71,7 +71,7 @@ def _print_unwrapped(rows: list[tuple[str, str]]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints them."""
+    """Prints versions, devices and libraries."""
     from recfuse import info
 
     record = info.collect()

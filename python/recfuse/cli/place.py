@@ -1,4 +1,4 @@
-"""`recfuse place`: which tables go on which of several GPUs."""
+"""`recfuse place`: assigns tables to several GPUs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Places and prints."""
+    """Places the tables and prints the placement."""
     from recfuse._files import read_json, write_json
     from recfuse.perf.placement import place
 

@@ -1,4 +1,4 @@
-"""`recfuse predict`: time and memory of a model's step on a GPU, and calibration of a GPU."""
+"""`recfuse predict`: predicts the time and memory of a model's step on a GPU, and calibrates a GPU."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 def load_function(text: str) -> Callable[[int], Any]:
     """Returns the function that "FILE:FUNCTION" names.
 
-    ValueError: there is no such file, module or function.
+    Raises ValueError if there is no such file, module or function.
     """
     source, separator, name = text.rpartition(":")
     if not separator or not source or not name:
@@ -107,7 +107,7 @@ def load_function(text: str) -> Callable[[int], Any]:
 
 
 def made(make: Callable[[int], Any], batch: int, training: bool) -> tuple[Any, Any]:
-    """Returns the model and its inputs of a batch; None for inputs of a step without arguments."""
+    """Returns the model and its inputs for a batch; the inputs of a step without arguments are None."""
     from recfuse.perf.tracing.unallocated import unallocated
 
     with unallocated():
@@ -142,7 +142,7 @@ def _predict(
 
 
 def _swapped(model: Any) -> Any:
-    """The model after `recfuse.swap`; the model itself is made anew by each call of make."""
+    """Applies `recfuse.swap` to the model in place; each call of make creates a new model."""
     import torch
 
     from recfuse.passes.swap import swap
@@ -210,7 +210,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 
 def _report(found: Calibration, path: Path, missing: list[str], force: bool) -> int:
-    """Prints where a calibration is, and removes one of a device that was not quiet."""
+    """Prints the path of a calibration, and removes the calibration of a device that was too noisy."""
     spread = float(found.facts.get("spread", 0.0))
     if missing:
         print(f"not measured yet: {', '.join(missing)}; the same command goes on", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`recfuse tune`: the tuner for a table that is described by its sizes and a trace, or for a collection."""
+"""`recfuse tune`: runs the tuner for a collection, or for a table that sizes and a trace describe."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tunes, prints and writes."""
+    """Tunes, prints the plan and writes it."""
     import torch
 
     from recfuse import timing
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device is {device!r}, but torch {torch.__version__} finds no CUDA device here")
     module, batches = (_table if arguments.trace else collection.problem_of)(arguments, device)
-    if arguments.out:  # better now than after a minute
+    if arguments.out:  # check before the measurements, which take a minute
         _check_writable(arguments.out)
     options = {"pin": arguments.pin, "seed": arguments.seed, "resume": arguments.resume}
     load = timing.other_load_since()
@@ -92,7 +92,7 @@ def _check_counts(arguments: argparse.Namespace) -> None:
 
 
 def _table(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
-    """The table, and batches cut out of the trace."""
+    """Returns the table, and batches cut out of the trace."""
     import torch
 
     from recfuse import nn
@@ -111,7 +111,7 @@ def _table(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
 
 
 def _trace(arguments: argparse.Namespace) -> tuple[Any, int]:
-    """Row ids, and rows of the table."""
+    """Returns the indices of the trace, and the number of rows of the table."""
     from recfuse.data import traces
 
     if arguments.trace in traces.HOTNESS:
@@ -130,7 +130,9 @@ def _trace(arguments: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _save(plan: Plan, path: str) -> None:
-    """Writes the plan; where that fails, to a temporary file, so that no minute of measuring is lost."""
+    """Writes the plan. If that fails, writes it to a temporary file, so that the measurements
+    are not lost.
+    """
     try:
         plan.save(path)
     except OSError as error:

@@ -13,7 +13,7 @@ TorchRec plans, shards, moves and saves; lookups and updates of rows are recfuse
 from __future__ import annotations
 
 TESTED = ("1.6.1", "1.8.0")
-"""Versions of TorchRec that the tests run with."""
+"""The versions of TorchRec that are tested."""
 
 try:
     from recfuse.torchrec.calibrated_planner import planner

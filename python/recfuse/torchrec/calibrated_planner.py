@@ -1,4 +1,4 @@
-"""TorchRec's planner with estimates of recfuse's kernels, from rates that were measured on the GPU."""
+"""TorchRec's planner with estimates of recfuse's kernels, at rates that were measured on the GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recfuse.perf.models.bags import Bags, States
 from recfuse.torchrec.options import OPTIMIZERS, WHERE, Options
 
 _KERNELS = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
-_STREAM, _STREAM_BYTES = "pointwise_2", 12  # two float32 words are read, one is written
+_STREAM, _STREAM_BYTES = "pointwise_2", 12  # reads two float32 words, writes a word
 _US_PER_MS = 1e3
 
 
@@ -36,21 +36,22 @@ def planner(
     constraints: dict[str, ParameterConstraints] | None = None,
     **options: Any,
 ) -> EmbeddingShardingPlanner:
-    """Returns TorchRec's planner whose estimates are of recfuse's kernels.
+    """Returns TorchRec's planner with estimates of recfuse's kernels.
 
-    Only the times of lookup and of backward pass with update differ from TorchRec's estimates, each at rates
-    of its own. Exchanges are TorchRec's, with the topology's bandwidths; so are memory, proposals and
-    partition. Tables that recfuse does not pool (sequences, kernels with a cache) keep TorchRec's estimates.
+    Only the times of lookup and of backward pass with update differ from TorchRec's estimates, each at its
+    own rates. Exchanges, with the topology's bandwidths, memory, proposals and partition are TorchRec's.
+    Tables that recfuse does not pool (sequences, kernels with a cache) keep TorchRec's estimates.
 
     Args:
         topology: TorchRec's, with ``compute_device="cuda"``.
         batch_size: samples of a step on each GPU.
-        calibration: what was measured, or its file. Default: that of the GPU that is here, or of the H100.
-        constraints: TorchRec's, by table; pooling factors belong here.
-        options: other arguments of ``EmbeddingShardingPlanner``, except for ``enumerator``.
+        calibration: a calibration, or its file. Default: the calibration of the GPU of this
+            machine, or of the H100.
+        constraints: TorchRec's, by table; they hold the pooling factors.
+        options: other arguments of ``EmbeddingShardingPlanner``, except ``enumerator``.
 
     Raises:
-        ValueError: no calibration of the device, which names those that exist.
+        ValueError: no calibration of the device; the message names the available calibrations.
 
     Example:
         >>> topology = Topology(world_size=8, compute_device="cuda")
@@ -68,7 +69,7 @@ def planner(
 
 
 class CalibratedEstimator(ShardEstimator):
-    """Estimates of tables that recfuse pools and updates; those of other tables are TorchRec's."""
+    """Estimates for tables that recfuse pools and updates; TorchRec estimates the others."""
 
     def __init__(
         self,
@@ -101,14 +102,14 @@ class CalibratedEstimator(ShardEstimator):
 
 
 class KernelRates(HardwarePerfConfig):
-    """Times of a shard of recfuse's, for TorchRec's estimator, which adds the exchanges."""
+    """Times of recfuse's shards, for TorchRec's estimator, which adds the exchanges."""
 
     name = "recfuse"
 
     def __init__(self, calibration: Calibration, states: States) -> None:
-        """For tables whose optimizer has these states."""
+        """Creates rates for tables whose optimizer has these states."""
         self.model, self.states = calibration.bags, states
-        rate = bytes_per_ms(calibration)  # of TorchRec's own copies
+        rate = bytes_per_ms(calibration)  # for TorchRec's own copies
         self.kernel_device_bandwidths = {("cuda", kernel): rate for kernel in _KERNELS}
 
     @forward_compute
@@ -118,18 +119,22 @@ class KernelRates(HardwarePerfConfig):
 
     @backward_compute
     def backward_ms(self, shard: ShardPerfContext) -> float:
-        """Milliseconds of the backward pass with the update; of a data-parallel table, of its gradient."""
+        """Milliseconds of the backward pass with the update; for a data-parallel table, with the
+        gradient instead.
+        """
         replicated = shard.sharding_type == ShardingType.DATA_PARALLEL.value
         return self.model.backward(bags_of(shard), None if replicated else self.states) / _US_PER_MS
 
 
 def bags_of(shard: ShardPerfContext) -> Bags:
-    """Returns the lookups that a rank makes in a shard: those of all ranks' samples in its rows, of a
-    data-parallel table those of its own samples.
+    """Returns the lookups of a rank in a shard.
+
+    They are the lookups of all ranks' samples in the rows of the shard, or, in a data-parallel
+    table, of the rank's own samples.
     """
     replicated = shard.sharding_type == ShardingType.DATA_PARALLEL.value
     ranks = 1 if replicated else shard.world_size
-    part = shard.hash_size / max(shard.hash_size_for_clamping, 1)  # of the table's rows
+    part = shard.hash_size / max(shard.hash_size_for_clamping, 1)  # share of the table's rows
     bags = sum(size * count for size, count in zip(shard.batch_sizes, shard.num_poolings, strict=True))
     return Bags(
         bags * ranks,
@@ -143,7 +148,7 @@ def bags_of(shard: ShardPerfContext) -> Bags:
 
 
 def bytes_per_ms(calibration: Calibration) -> float:
-    """Returns the measured rate of memory, of the largest elementwise operator.
+    """Returns the measured memory rate of the largest elementwise operator, in bytes per ms.
 
     Raises:
         ValueError: the calibration has no such point.
@@ -181,7 +186,9 @@ def _chosen(topology: Topology, calibration: Calibration | str | os.PathLike[str
 
 
 def _states_of(option: ShardingOption, sharders: Iterable[Any]) -> States:
-    """The states of a table's optimizer: that of its Parameter, else of its sharder, else SGD."""
+    """Returns the states of a table's optimizer: the optimizer of its Parameter, else of its
+    sharder, else SGD.
+    """
     key = f"{type(option.module[1]).__module__}.{type(option.module[1]).__name__}"
     fused: Mapping[str, Any] = {}
     for by_name in sharders:
@@ -190,7 +197,7 @@ def _states_of(option: ShardingOption, sharders: Iterable[Any]) -> States:
     names = [kind.__name__ for kind in getattr(option.tensor, "_optimizer_classes", ())]
     for kind in OPTIMIZERS.values():
         optimizer = kind if kind.__name__ in names else optimizer
-    if optimizer is None:  # sharding refuses it by name
+    if optimizer is None:  # sharding raises an error with the optimizer's name
         return States()
     count = len(optimizer._kind.states)
     return States(of_row=count) if optimizer._kind.by_row else States(of_element=count)

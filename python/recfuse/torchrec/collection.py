@@ -15,10 +15,10 @@ from recfuse.torchrec.options import Options
 
 
 class PooledTables(PackedModule):
-    """Tables in packed Parameters, whose rows are not set yet; their pooled output has a dtype of its own.
+    """Tables in packed Parameters, with uninitialized rows and a separate dtype for the pooled output.
 
-    A fused call returns float32 where its matrices differ in dtype. So half tables with a float32 output have
-    an empty float32 matrix beside them: sums are then not rounded to half on the way.
+    A fused call returns float32 if its matrices differ in dtype. Half tables with a float32 output therefore
+    have an additional empty float32 matrix, so that sums are not rounded to half before the output.
     """
 
     def __init__(
@@ -29,8 +29,10 @@ class PooledTables(PackedModule):
         options: Options,
         device: torch.device,
     ) -> None:
-        """Allocates tables of shapes ``(rows, dim)``. Those of one name and dim, the column shards of a
-        table, lie under each other without gaps, since TorchRec has one Parameter for them.
+        """Allocates tables of shapes ``(rows, dim)``.
+
+        Tables of the same name and dim are column shards of a table. They are contiguous, because TorchRec
+        has one Parameter for them.
         """
         super().__init__()
         self._names, self._out_dtype = list(names), options.out_dtype
@@ -56,14 +58,14 @@ class PooledTables(PackedModule):
         self._publish(layout_of(specs, range(len(specs)), feature_table_map, placed, False), parameters)
 
     def packed_weights(self) -> list[Tensor]:
-        """The matrices of a call."""
+        """Returns the matrices of a call."""
         return [*super().packed_weights(), *self._dtype_marker]
 
     def pooled(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None) -> Tensor:
         """Pools every feature: ``[bags, columns]`` of the output's dtype.
 
         Raises:
-            IndexError: a bad index or offset; names the table.
+            IndexError: an invalid index or offset; the message names the table.
         """
         try:
             pooled: Tensor = self._pool(indices, offsets, per_sample_weights)
@@ -73,6 +75,6 @@ class PooledTables(PackedModule):
         return pooled.to(self._out_dtype)
 
     def table_rows(self, matrices: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Each table's rows of the Parameters, or of matrices of their shapes: detached views."""
+        """Returns each table's rows of the Parameters, or of matrices of their shapes, as detached views."""
         matrices = list(self.parameters()) if matrices is None else matrices
         return [table_rows(spec, matrices[spec.matrix].detach()) for spec in self.layout.tables]

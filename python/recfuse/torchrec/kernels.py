@@ -1,5 +1,7 @@
-"""The compute kernels that TorchRec's lookups hold: one for tables that are updated in the backward pass, one
-for data-parallel tables, which have gradients.
+"""The compute kernels of TorchRec's lookups: for tables that the backward pass updates, and for
+data-parallel tables.
+
+Data-parallel tables have gradients.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class FusedKernel(BatchedFusedEmbeddingBag):
         sharding_type: Any = None,
         env: Any = None,
     ) -> None:
-        """Makes the tables of one group of a rank, which :func:`check_kernels` has allowed."""
+        """Creates the tables of a rank's group, which :func:`check_kernels` has accepted."""
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
         on_gpu = device is not None and device.type == "cuda"
         place = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
@@ -85,12 +87,13 @@ class FusedKernel(BatchedFusedEmbeddingBag):
 
     @_param_per_table.setter
     def _param_per_table(self, value: dict[str, TableBatchedEmbeddingSlice]) -> None:
-        """Ignores TorchRec's empty dictionary: slices are made when they are read."""
+        """Ignores TorchRec's empty dictionary, because slices are created on each read."""
 
 
 class DenseTables(DenseTableBatchedEmbeddingBagsCodegen):
-    """Tables with gradients: FBGEMM's ``DenseTableBatchedEmbeddingBagsCodegen`` with recfuse's kernels. A
-    subclass for the sake of ``isinstance`` alone.
+    """Tables with gradients: FBGEMM's ``DenseTableBatchedEmbeddingBagsCodegen`` with recfuse's kernels.
+
+    It is a subclass only for ``isinstance``.
     """
 
     def __init__(
@@ -101,10 +104,10 @@ class DenseTables(DenseTableBatchedEmbeddingBagsCodegen):
         options: Options,
         device: torch.device | None,
     ) -> None:
-        """Makes tables whose rows are not set."""
+        """Creates tables with uninitialized rows."""
         torch.nn.Module.__init__(self)
         self.embedding_specs = shapes
-        # DistributedDataParallel takes no meta tensors.
+        # DistributedDataParallel does not accept meta tensors.
         if device is None or device.type not in ("cpu", "cuda"):
             on_gpu = device is not None and torch.cuda.is_available()
             device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
@@ -118,19 +121,19 @@ class DenseTables(DenseTableBatchedEmbeddingBagsCodegen):
         feature_requires_grad: Tensor | None = None,
         batch_size_per_feature_per_rank: list[list[int]] | None = None,
     ) -> Tensor:
-        """Pools every feature, as :meth:`TableBatchedEmbeddingBags.forward`."""
+        """Pools every feature, as :meth:`TableBatchedEmbeddingBags.forward` does."""
         if feature_requires_grad is not None:
             raise ArgumentValueError(f"{WHERE}: feature_requires_grad is not supported; pass None")
         lookups = indices, offsets, per_sample_weights
         return pool_batch(self.tables, lookups, batch_size_per_feature_per_rank)
 
     def split_embedding_weights(self) -> list[Tensor]:
-        """Each table's rows ``[rows, dim]``, a view."""
+        """Returns each table's rows ``[rows, dim]``, as views."""
         return self.tables.table_rows()
 
 
 class DenseKernel(BatchedDenseEmbeddingBag):
-    """TorchRec's kernel DENSE, of data-parallel tables, with :class:`DenseTables` inside."""
+    """TorchRec's kernel DENSE, for data-parallel tables, with :class:`DenseTables` inside."""
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class DenseKernel(BatchedDenseEmbeddingBag):
         device: torch.device | None = None,
         sharding_type: Any = None,
     ) -> None:
-        """Makes the tables of one group of a rank, as :class:`FusedKernel`."""
+        """Creates the tables of a rank's group, as :class:`FusedKernel` does."""
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
         options = Options.of(
             {
@@ -157,7 +160,9 @@ class DenseKernel(BatchedDenseEmbeddingBag):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """The packed Parameters, each named by its tables, as DistributedDataParallel reduces them."""
+        """Yields the packed Parameters, each named by its tables, in the form that
+        DistributedDataParallel reduces.
+        """
         tables = self._config.embedding_tables
         specs = self._emb_module.tables.layout.tables
         for number, parameter in enumerate(self._emb_module.tables.parameters()):
@@ -168,8 +173,10 @@ class DenseKernel(BatchedDenseEmbeddingBag):
 def slices_by_table(
     config: GroupedEmbeddingConfig, tables: PooledTables
 ) -> dict[str, TableBatchedEmbeddingSlice]:
-    """The weight of each table as TorchRec's Parameter that is a slice of another one. Column shards of one
-    table on one rank are one slice; of shards of different dims those of the first one's dim.
+    """Returns the weight of each table, as TorchRec's Parameter type for a slice of another Parameter.
+
+    The column shards of a table on a rank form a single slice. If their dims differ, the slice has the shards
+    of the first shard's dim.
     """
     matrices = list(tables.parameters())
     found: dict[str, TableBatchedEmbeddingSlice] = {}
@@ -194,7 +201,7 @@ def slices_by_table(
 
 
 def check_kernels(config: GroupedEmbeddingConfig) -> None:
-    """Raises where a table's compute kernel needs a cache or is not TorchRec's FUSED or DENSE."""
+    """Raises ValueError if a table's compute kernel needs a cache or is not TorchRec's FUSED or DENSE."""
     for table in config.embedding_tables:
         if table.compute_kernel not in (EmbeddingComputeKernel.FUSED, EmbeddingComputeKernel.DENSE):
             raise ArgumentValueError(

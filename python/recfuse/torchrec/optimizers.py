@@ -1,4 +1,4 @@
-"""The optimizers of table-batched embeddings: an update in each backward pass ends a step."""
+"""The optimizers of table-batched embeddings: the update in a backward pass ends a step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from recfuse.torchrec.options import Options
 
 
 class _InBackward(FusedOptimizer):
-    """Ends its step with the backward pass that has updated rows, as FBGEMM's module does: nothing calls
-    ``step()``. Several forward passes may come before their backward passes.
+    """Ends its step after the backward pass that has updated rows, like FBGEMM's module.
+
+    The caller never calls ``step()``. Several forward passes may precede their backward passes.
     """
 
     def _pass_finished(self) -> None:
@@ -24,14 +25,16 @@ class _InBackward(FusedOptimizer):
         self._correct_eps()
 
     def set_steps(self, steps: int) -> None:
-        """Sets the number of updates that were made."""
+        """Sets the number of past updates."""
         for _, updater in self._updaters:
             updater.set_steps(steps)
         self._correct_eps()
 
     def _correct_eps(self) -> None:
-        """Scales eps for the next update. FBGEMM computes ``m / (sqrt(v / c) + eps)``; the kernel computes
-        ``m sqrt(c) / (sqrt(v) + eps sqrt(c))``, which is the same.
+        """Scales eps for the next update.
+
+        FBGEMM computes ``m / (sqrt(v / c) + eps)``. The kernel computes the equal ``m sqrt(c) /
+        (sqrt(v) + eps sqrt(c))``.
         """
         for group, updater in self._updaters:
             if "betas" in group:
@@ -40,8 +43,8 @@ class _InBackward(FusedOptimizer):
 
 
 def in_backward(kind: type[FusedOptimizer], params: Sequence[Parameter], options: Options) -> Any:
-    """Returns an optimizer of a class of ``recfuse.optim`` that steps by itself."""
-    # The class keeps its name, by which the library finds the update's kernel.
+    """Returns an optimizer of a class of ``recfuse.optim`` that steps after each backward pass."""
+    # The class keeps its name, because the library finds the update's kernel by name.
     own = type(kind.__name__, (_InBackward, kind), {})
     numbers: dict[str, Any] = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
     numbers["stochastic_rounding"] = options.stochastic_rounding and options.dtype.itemsize == 2

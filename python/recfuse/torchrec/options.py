@@ -1,5 +1,6 @@
-"""The keyword arguments of FBGEMM's table-batched embedding, checked: which have a meaning here, which only
-caches read, and which are refused by name.
+"""Checks the keyword arguments of FBGEMM's table-batched embedding.
+
+Some have a meaning here, some only matter for caches, and others raise an error that names them.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Options:
         """Reads keyword arguments of FBGEMM's constructor.
 
         Raises:
-            ValueError: an option that has no fused form here, named with what to choose instead.
+            ValueError: an option without a fused form here; the message names an alternative.
             TypeError: a name that FBGEMM does not know either.
         """
         for name, value in given.items():
@@ -125,7 +126,7 @@ class Options:
 
     @property
     def mode(self) -> str:
-        """Pooling, by torch's name."""
+        """The pooling mode, by torch's name."""
         return MODES[self.pooling_mode]
 
 

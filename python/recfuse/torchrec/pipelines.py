@@ -1,4 +1,4 @@
-"""Refuses pipelines that prefetch into caches, at construction, for models without one."""
+"""Refuses, at construction, pipelines that prefetch into caches for models without a cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WITHOUT_CACHE = (EmbeddingComputeKernel.FUSED, EmbeddingComputeKernel.DENSE)
 
 
 def _check(model: nn.Module, what: str) -> None:
-    """Raises where recfuse updates tables of a model and no other table of it has a cache."""
+    """Raises ValueError if recfuse updates tables of a model and no other table of the model has a cache."""
     kernels = list(kernels_of(model))
     cached = any(
         table.compute_kernel not in _WITHOUT_CACHE
@@ -35,7 +35,7 @@ def _check(model: nn.Module, what: str) -> None:
 
 
 def _check_model(kind: type[Any], what: str, argument: str | None = None) -> None:
-    """Makes a constructor check its model, if it is given an argument, else always."""
+    """Wraps a constructor to check its model: if an argument is given, or always without ``argument``."""
     begin = kind.__init__
     signature = inspect.signature(begin)
 
@@ -50,6 +50,6 @@ def _check_model(kind: type[Any], what: str, argument: str | None = None) -> Non
 
 
 def refuse_prefetching() -> None:
-    """Makes TorchRec's classes that prefetch into caches check their model; called once."""
+    """Wraps TorchRec's classes that prefetch into caches, so that they check their model; called once."""
     _check_model(PrefetchTrainPipelineSparseDist, "PrefetchTrainPipelineSparseDist")
     _check_model(SparseDataDistUtil, "SparseDataDistUtil with prefetch_stream", "prefetch_stream")

@@ -1,9 +1,9 @@
-"""How recfuse's kernels come into TorchRec's sharded collections.
+"""Inserts recfuse's kernels into TorchRec's sharded collections.
 
-A sharded collection makes its lookups itself, and a lookup its kernels, by
-``GroupedPooledEmbeddingsLookup._create_embedding_kernel``. This module wraps that one method. The wrapper
-makes recfuse's kernels inside a call of :class:`EmbeddingBagCollectionSharder`, in that thread alone, or
-in the whole process after :func:`enable`; elsewhere it calls TorchRec's.
+A sharded collection creates its lookups, and a lookup creates its kernels with
+``GroupedPooledEmbeddingsLookup._create_embedding_kernel``. This module wraps only that method. The wrapper
+creates recfuse's kernels inside a call of :class:`EmbeddingBagCollectionSharder`, in the calling thread
+alone, or in the whole process after :func:`enable`; otherwise it calls TorchRec's method.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _with_kernels() -> Iterator[None]:
 class EmbeddingBagCollectionSharder(embeddingbag.EmbeddingBagCollectionSharder):
     """TorchRec's sharder of ``EmbeddingBagCollection`` with recfuse's kernels.
 
-    Give it to ``DistributedModelParallel(model, sharders=[EmbeddingBagCollectionSharder()], ...)``. Sharding
+    Pass it to ``DistributedModelParallel(model, sharders=[EmbeddingBagCollectionSharder()], ...)``. Sharding
     types, plans, ``fused_params``, ``apply_optimizer_in_backward``, checkpoints and pipelines are TorchRec's.
 
     Args:
@@ -72,51 +72,56 @@ class EmbeddingBagCollectionSharder(embeddingbag.EmbeddingBagCollectionSharder):
 
     Raises:
         ValueError: in ``DistributedModelParallel``: a table whose compute kernel needs a cache, an optimizer
-            or an option without a fused form; names the table or the option.
+            or an option without a fused form; the message names the table or the option.
 
-    Source: TorchRec (Ivchenko et al., RecSys 2022), whose engine this is a kernel of.
+    Source: TorchRec (Ivchenko et al., RecSys 2022), for whose engine this is a kernel.
     """
 
     def shard(self, *arguments: Any, **named: Any) -> embeddingbag.ShardedEmbeddingBagCollection:
-        """Returns the sharded collection, as TorchRec's."""
+        """Returns the sharded collection, as TorchRec's sharder does."""
         with _with_kernels():
             return super().shard(*arguments, **named)
 
     def reshard(self, *arguments: Any, **named: Any) -> embeddingbag.ShardedEmbeddingBagCollection:
-        """Moves tables of a sharded collection, as TorchRec's."""
+        """Moves tables of a sharded collection, as TorchRec's sharder does."""
         with _with_kernels():
             return super().reshard(*arguments, **named)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Compute kernels that a planner may choose: those without a cache."""
+        """Returns the compute kernels without a cache, from which a planner may choose."""
         kept = {EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value}
         return [name for name in super().compute_kernels(sharding_type, compute_device_type) if name in kept]
 
 
 def enable() -> None:
-    """Makes all collections that this process shards from now on use recfuse's kernels, whichever sharder
-    makes them: for scripts that create their sharders deep inside.
+    """Enables recfuse's kernels in all collections that this process shards from now on, with any sharder.
+
+    This helps scripts that create their sharders internally.
     """
     global _enabled
     _enabled = True
 
 
 def disable() -> None:
-    """Undoes :func:`enable`, for collections that are sharded from now on."""
+    """Reverts :func:`enable`, for collections that are sharded from now on."""
     global _enabled
     _enabled = False
 
 
 def uses_recfuse(module: nn.Module) -> bool:
-    """Returns whether all lookups of a sharded collection, or of a model with some, use recfuse's kernels.
-    False on a rank without tables.
+    """Returns whether all lookups of a sharded collection, or of a model with such collections,
+    use recfuse's kernels.
+
+    Returns False on a rank without tables.
     """
     kernels = list(kernels_of(module, GroupedPooledEmbeddingsLookup))
     return bool(kernels) and all(isinstance(kernel, (FusedKernel, DenseKernel)) for kernel in kernels)
 
 
 def kernels_of(module: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[Any]:
-    """Yields the compute kernels of lookups, of one class, in a sharded collection or a model with some."""
+    """Yields the compute kernels of lookups of a given class, in a sharded collection or a model
+    with collections.
+    """
     for sharded in module.modules():
         for lookup in getattr(sharded, "_lookups", ()):
             while isinstance(lookup, nn.parallel.DistributedDataParallel):

@@ -1,4 +1,4 @@
-"""``TableBatchedEmbeddingBags``: recfuse's fused lookup and update behind the names of FBGEMM's module."""
+"""``TableBatchedEmbeddingBags``: recfuse's fused lookup and update with the interface of FBGEMM's module."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ _HYPER_PARAMETERS = ("lr", "eps", "weight_decay")
 
 
 class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
-    """Tables that are looked up, pooled and updated in one call each: the constructor and the methods of
-    FBGEMM's ``SplitTableBatchedEmbeddingBagsCodegen``, with recfuse's kernels.
+    """Tables that are looked up, pooled and updated in a single call each.
 
-    The class is a subclass for the sake of ``isinstance`` alone; it has no state of FBGEMM's.
+    The class has the constructor and the methods of FBGEMM's ``SplitTableBatchedEmbeddingBagsCodegen``, with
+    recfuse's kernels. It is a subclass only for ``isinstance``; it has none of FBGEMM's state.
 
     Args:
-        embedding_specs: ``(rows, dim, location, compute_device)`` a table. Locations must be DEVICE or HOST.
-        feature_table_map: number of the table of each feature; default: a feature a table.
+        embedding_specs: ``(rows, dim, location, compute_device)`` of each table. Locations must
+            be DEVICE or HOST.
+        feature_table_map: number of the table of each feature; default: a feature per table.
         table_names: names, for errors.
-        device: where the tables are.
+        device: the device of the tables.
         options: FBGEMM's other keyword arguments: ``optimizer`` (EXACT_SGD, EXACT_ADAGRAD,
             EXACT_ROWWISE_ADAGRAD, ADAM), ``learning_rate``, ``eps``, ``beta1``, ``beta2``,
-            ``weight_decay`` with ``weight_decay_mode`` L2, ``stochastic_rounding``, ``pooling_mode``,
-            ``weights_precision``, ``output_dtype``.
+            ``weight_decay`` with ``weight_decay_mode`` L2, ``stochastic_rounding``,
+            ``pooling_mode``, ``weights_precision``, ``output_dtype``.
 
     Raises:
         ValueError, TypeError: a location that needs a cache, an optimizer or option without a fused form.
 
-    Differences: any dim is allowed, also those that are no multiple of 4. ADAM also runs on the CPU. A bad
-    index raises ``IndexError``, whatever ``bounds_check_mode`` is; FBGEMM replaces it by 0.
+    Differences: any dim is allowed, also dims that are not multiples of 4. ADAM also runs on the CPU. An
+    invalid index raises ``IndexError`` for every ``bounds_check_mode``; FBGEMM replaces it by 0.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         device: torch.device | str | int | None = None,
         **options: Any,
     ) -> None:
-        """Makes new tables, whose rows are not set; see the class."""
+        """Creates tables with uninitialized rows; see the class."""
         torch.nn.Module.__init__(self)
         self.uuid = str(uuid.uuid4())
         self.options = Options.of(options)
@@ -101,17 +102,18 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
             indices: int32 or int64 ``[lookups]``, feature by feature.
             offsets: int32 or int64 ``[features * bags + 1]``.
             per_sample_weights: floating ``[lookups]``; not with pooling MEAN.
-            batch_size_per_feature_per_rank: bags of each feature from each rank, where they differ; the
-                output is then flat, rank by rank.
+            batch_size_per_feature_per_rank: bags of each feature from each rank, if they differ; the output
+                is then flat, rank by rank.
             vbe_output: flat output to write into, at ``vbe_output_offsets`` ``[ranks, features]``.
             feature_requires_grad, hash_zch_identities, hash_zch_runtime_meta: must be None.
             total_unique_indices: not read.
 
         Returns:
-            ``[bags, columns]`` of ``output_dtype``, or flat with a batch size a feature.
+            ``[bags, columns]`` of ``output_dtype``, or flat with a batch size per feature.
 
         Raises:
-            IndexError: a bad index or offset, naming table, feature and bag; on a GPU the next call raises.
+            IndexError: an invalid index or offset; the message names table, feature and bag. On a GPU the
+                next call raises it.
         """
         for name, value in (
             ("feature_requires_grad", feature_requires_grad),
@@ -126,11 +128,13 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         )
 
     def split_embedding_weights(self) -> list[Tensor]:
-        """Each table's rows ``[rows, dim]``, a view."""
+        """Returns each table's rows ``[rows, dim]``, as views."""
         return self.tables.table_rows()
 
     def split_optimizer_states(self) -> list[list[Tensor]]:
-        """Each table's states in FBGEMM's order, views: ``[rows, dim]``, of row-wise Adagrad ``[rows]``."""
+        """Returns views of each table's states, in FBGEMM's order: ``[rows, dim]``, for row-wise
+        Adagrad ``[rows]``.
+        """
         kind = OPTIMIZERS[self.optimizer]._kind
         states: list[list[Tensor]] = [[] for _ in self.embedding_specs] if kind.states else []
         for name in kind.states:
@@ -140,14 +144,14 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         return states
 
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
-        """The same by the names of torch's optimizers."""
+        """Returns the states by the names of torch's optimizers."""
         names = OPTIMIZERS[self.optimizer]._kind.states
         return [dict(zip(names, states, strict=True)) for states in self.split_optimizer_states()]
 
     # ---- hyper-parameters
 
     def get_learning_rate(self) -> float:
-        """The learning rate."""
+        """Returns the learning rate."""
         return float(self._fused.param_groups[0]["lr"])
 
     def set_learning_rate(self, lr: float) -> None:
@@ -155,7 +159,7 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         self._fused.param_groups[0]["lr"] = lr
 
     def set_optimizer_step(self, step: int) -> None:
-        """Sets the number of updates that were made, of which Adam's corrections depend."""
+        """Sets the number of past updates, on which Adam's corrections depend."""
         self._fused.set_steps(step)
 
     def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
@@ -184,7 +188,7 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         """Does nothing: there is no cache to fill."""
 
     def flush(self) -> None:
-        """Does nothing: rows are always where they belong."""
+        """Does nothing: rows are never kept outside the tables."""
 
     def reset_cache_states(self) -> None:
         """Does nothing: there is no cache."""
@@ -196,11 +200,11 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         logical_table_ids: Tensor,
         buffer_ids: Tensor,
     ) -> None:
-        """Refuses: rows that are pruned during training are not supported."""
+        """Raises NotImplementedError: rows that are pruned during training are not supported."""
         raise NotImplementedError(f"{WHERE}: tables that are pruned during training are not supported")
 
     def extra_repr(self) -> str:
-        """Sizes and optimizer."""
+        """Formats sizes and optimizer."""
         rows = sum(rows for rows, *_ in self.embedding_specs)
         size = sum(math.prod(spec[:2]) for spec in self.embedding_specs) * self.options.dtype.itemsize
         return f"tables={len(self.embedding_specs)}, rows={rows}, bytes={size}, {self.optimizer.name}"

@@ -1,4 +1,4 @@
-"""Batches whose size differs from feature to feature (TorchRec's variable batch per feature)."""
+"""Pools batches whose size differs between features (TorchRec's variable batch per feature)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ def pool_batch(
     into: Tensor | None = None,
     into_offsets: Tensor | None = None,
 ) -> Tensor:
-    """Pools features of one batch size, or of different ones: each is padded by empty bags to the largest.
+    """Pools features of equal or different batch sizes; each feature is padded with empty bags to
+    the largest size.
 
     Args:
         tables: the tables.
         lookups: indices, offsets ``[sum(sizes) + 1]``, per_sample_weights.
-        sizes: bags of each feature from each rank. None: all features have as many.
-        into: flat output to write into; None: a new one.
-        into_offsets: int64 ``[ranks, features]``, where each piece of ``into`` begins.
+        sizes: bags of each feature from each rank. None: all features have the same number.
+        into: flat output to write into; None: a new tensor.
+        into_offsets: int64 ``[ranks, features]``, the start of each piece of ``into``.
 
     Returns:
         ``[bags, columns]``; with sizes flat: rank by rank, feature by feature, ``[bags, dim]`` each.
