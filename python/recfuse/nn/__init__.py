@@ -1,5 +1,8 @@
-"""Modules: drop-in embedding bags, collections of tables that are pooled in one call, feature columns (their
-specifications are in :mod:`recfuse.nn.columns`), linear layers and attention over users and their candidates.
+"""Modules: embedding bags, collections of tables, feature columns, and layers over users and candidates.
+
+An :class:`EmbeddingBag` is a drop-in for torch's. A collection pools its tables in one call. Specifications
+of feature columns are in :mod:`recfuse.nn.columns`. Linear layers and attention combine users with their
+candidates.
 """
 
 from recfuse.nn import columns

@@ -27,7 +27,7 @@ _DATA_TYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloa
 
 @dataclass(frozen=True)
 class Table:
-    """Description of one table of a collection.
+    """Description of a table of a collection.
 
     Attributes:
         num_embeddings: the number of rows.
@@ -36,7 +36,7 @@ class Table:
         mode: "sum", "mean" or "max".
         padding_idx: an index that counts as no lookup, or None.
         dtype: the dtype of the weight.
-        feature_names: the features that look up rows of it. Default: one, with the name of the table.
+        feature_names: the features that look up its rows. Default: a single feature with the table's name.
 
     Example:
         >>> tables = [recfuse.nn.Table(1000, 16, name="city", feature_names=("home", "work"))]
@@ -46,11 +46,11 @@ class Table:
 
     num_embeddings: int
     embedding_dim: int
-    name: str | None = None  # default: t0, t1, ... by its place
+    name: str | None = None  # default: t0, t1, ... by position
     mode: str = "sum"
     padding_idx: int | None = None
     dtype: torch.dtype = torch.float32
-    feature_names: Sequence[str] = ()  # features that look rows up in it; default: one, named as the table
+    feature_names: Sequence[str] = ()  # default: a single feature with the table's name
 
     @staticmethod
     def of(config: Any) -> Table:
@@ -84,9 +84,9 @@ class Table:
 class FusedEmbeddingBagCollection(PackedModule):
     """Pool many tables in one call, each with its own rows, dim, mode, padding_idx and dtype.
 
-    Tables of one dtype and dim are one Parameter ``[rows, dim]``; calls, compiled and exported programs and
-    optimizers use it. ``tables[name].weight`` is a view of a table's rows. The ``state_dict`` has an entry a
-    table, ``embedding_bags.<table>.weight``, as TorchRec's.
+    Tables of the same dtype and dim share a Parameter ``[rows, dim]``; calls, compiled and exported programs
+    and optimizers use it. ``tables[name].weight`` is a view of a table's rows. The ``state_dict`` has an
+    entry per table, ``embedding_bags.<table>.weight``, as TorchRec's.
 
     On a GPU, blocks share the work by the expected pooling factor of each feature:
 
@@ -94,15 +94,15 @@ class FusedEmbeddingBagCollection(PackedModule):
       ``calibrate(batches)`` before to use several batches.
     - A call in a CUDA graph under capture, or in a compiled or exported program, computes the partition on
       the GPU and never waits.
-    - ``map(offsets)`` computes the partition of one batch on the host, for example in the thread that loads
+    - ``map(offsets)`` computes the partition of a batch on the host, for example in the thread that loads
       it; pass the result to ``forward`` as ``mapping``.
 
     New tables are drawn from a normal distribution, and padding rows are zero, as in torch.nn.EmbeddingBag.
 
     Args:
         tables: for each table a :class:`Table`, a ``(rows, dim)`` pair, or TorchRec's EmbeddingBagConfig.
-        sparse: make gradients sparse COO tensors, coalesced. Not with mode "max". Tables that are pooled one
-            by one have dense gradients. The optimizers of :mod:`recfuse.optim` do not need it. Default:
+        sparse: make gradients sparse COO tensors, coalesced. Not with mode "max". Tables that are pooled
+            separately have dense gradients. The optimizers of :mod:`recfuse.optim` do not need it. Default:
             False.
         device: the device of the tables.
 
@@ -129,9 +129,9 @@ class FusedEmbeddingBagCollection(PackedModule):
 
     Note:
         Tables on the CPU, or on one CUDA device, are pooled in one call. Tables on several devices, and
-        collections with a float64 table, are pooled one by one by torch. Gradients are dense or sparse. A bad
-        index or offset on a GPU is left out; the next call with these tables, or :func:`recfuse.check`,
-        raises the error.
+        collections with a float64 table, are pooled by torch in separate calls. Gradients are dense or
+        sparse. A bad index or offset on a GPU is left out; the next call with these tables, or
+        :func:`recfuse.check`, raises the error.
 
     Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
     """
@@ -143,7 +143,7 @@ class FusedEmbeddingBagCollection(PackedModule):
         sparse: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        """Makes new tables; see the class."""
+        """Create new tables; see the class."""
         super().__init__()
         if not isinstance(tables, Iterable):
             needed = "recfuse.nn.Table, (num_embeddings, embedding_dim) pairs or EmbeddingBagConfigs"
@@ -176,13 +176,13 @@ class FusedEmbeddingBagCollection(PackedModule):
         *,
         optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> FusedEmbeddingBagCollection:
-        """Create a collection from existing tables, one feature each, in order.
+        """Create a collection from existing tables, each with a single feature, in order.
 
         The weights move into the Parameters of the collection. The given modules keep views of them, which do
         not train.
 
         Args:
-            embedding_bags: tables with the same ``sparse``, without features that one call cannot do (hooks,
+            embedding_bags: tables with the same ``sparse``, without features that a fused call lacks (hooks,
                 max_norm, scale_grad_by_freq, a computed weight, another forward).
             names: the names of the tables. Default: t0, t1, ...
             optimizers: optimizers of the tables; their entries and state move to the new Parameters. Or
@@ -303,7 +303,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _spec_of(name: str, table: Table, sparse: bool) -> TableSpec:
-    """What is known of a table before it is placed; raises where it is none."""
+    """Return the specification of a table before its placement; raise for an invalid table."""
     if not isinstance(table.dtype, torch.dtype) or not table.dtype.is_floating_point:
         raise _type_error(f"dtype of {name} is {table.dtype!r}, must be a floating-point torch.dtype")
     if isinstance(table.feature_names, str):

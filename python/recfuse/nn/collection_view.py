@@ -1,5 +1,4 @@
-"""What plans and the tuner see of a module that pools many tables in one call. They import this file, never
-``recfuse.nn.packed``.
+"""The interface of collections for plans and the tuner, which import this file, never ``recfuse.nn.packed``.
 
 >>> view = view_of(module, "recfuse.tune")  # TypeError, in this function's name, for another module
 >>> view.features, view.device, view.has_kernel
@@ -57,9 +56,9 @@ SAVED_CLASSES = (
     TableSpec,
     Tuning,
 )
-"""What `torch.save` of a collection writes, for ``torch.serialization.safe_globals``."""
+"""The classes that `torch.save` of a collection writes, for ``torch.serialization.safe_globals``."""
 
-_ADDRESS = 1 << 20  # of matrices that do not exist: aligned as real ones are; nothing is read there
+_ADDRESS = 1 << 20  # of matrices that do not exist: aligned as real matrices, and never read
 
 
 class FeatureForm(NamedTuple):
@@ -73,34 +72,38 @@ class FeatureForm(NamedTuple):
 
 
 class CollectionView(NamedTuple):
-    """A collection as plans and the tuner see it, at the moment of :func:`view_of`."""
+    """The facts of a collection for plans and the tuner, from the call of :func:`view_of`."""
 
     module: PackedModule
-    features: int  # how many
+    features: int  # their number
     tables: list[FeatureForm]  # of each feature
     weights: list[Tensor]  # the packed matrices, without gradients
     feature_rows: NDArray[np.int64]  # [features, 7], as of recfuse.fused_embedding_bag
     output_dim: int
     device: torch.device  # of the first matrix
-    has_kernel: bool  # whether one call pools all tables
+    has_kernel: bool  # True: one call pools all tables
 
     def lookups_of(self, batch: Any, where: str) -> Lookups:
-        """A batch in the form that the module's call takes; TypeError, ValueError where it is none."""
+        """Return a batch in the form that the module's call takes.
+
+        Raises:
+            TypeError, ValueError: ``batch`` is no batch.
+        """
         return self.module._lookups_of(batch, where)
 
     def set_plan(self, plan: Any, schedules: Any, warps: int) -> None:
-        """Makes the module run by a plan's schedules, int32 ``[features, 5]``, and notes the plan."""
+        """Set the module's schedules to those of a plan, int32 ``[features, 5]``, and store the plan."""
         self.module.set_plan(schedules, warps)
         self.module.plan = plan
 
 
 def is_collection(module: Any) -> bool:
-    """Whether :func:`view_of` takes it."""
+    """Return whether :func:`view_of` takes the module."""
     return isinstance(module, PackedModule)
 
 
 def view_of(module: Any, function: str) -> CollectionView:
-    """A collection's view; TypeError, which names ``function``, for another module."""
+    """Return a collection's view; raise TypeError, which names ``function``, for another module."""
     if not isinstance(module, PackedModule):
         needed = "a recfuse.nn.FusedEmbeddingBagCollection or FusedEmbeddingBagList"
         raise wrong_type(f"{function}: module", module, needed)
@@ -116,7 +119,7 @@ def view_of(module: Any, function: str) -> CollectionView:
 
 
 def native_call_of(tables: Sequence[FeatureForm]) -> NativeCall:
-    """As `native_call` for tables, a feature each, that do not exist: to compile a kernel for them."""
+    """Return the `native_call` of tables that do not exist, to compile a kernel for them; a feature each."""
     cpu = torch.device("cpu")
     matrices = arrange([WeightForm(table.rows, table.dim, table.dtype, cpu) for table in tables])
     specs = [TableSpec("", *table[:2], table.mode, 0 if table.padded else None) for table in tables]

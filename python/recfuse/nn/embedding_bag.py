@@ -79,7 +79,7 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuses."""
+        """Raise NotImplementedError."""
         refuse_scripting(self)
 
     def forward(
@@ -99,7 +99,7 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         Raises:
             IndexError: as :func:`recfuse.embedding_bag`, and so are other errors.
         """
-        pinned = self.pinned  # read once: unswap may take it away
+        pinned = self.pinned  # read once: unswap may remove it
         if pinned is not None and not torch.compiler.is_compiling():
             pinned.step()
         weight = self._parameters.get("weight")  # without torch's __getattr__, which takes a microsecond

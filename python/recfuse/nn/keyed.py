@@ -1,5 +1,6 @@
-"""TorchRec's ``EmbeddingBagCollection`` with its tables pooled in one call. Imported only where TorchRec is
-in use.
+"""TorchRec's ``EmbeddingBagCollection``, with its tables pooled in one call.
+
+Only programs with TorchRec import this file.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from recfuse.nn.packed.table_dict import Tables
 
 
 class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
-    """An ``EmbeddingBagCollection``: the same input, output and state_dict; its Parameters are a few packed
-    ones.
+    """An ``EmbeddingBagCollection`` with packed Parameters, and the same input, output and state_dict.
 
-    Made by :func:`recfuse.swap` from a model's own collection, by a change of class (which Python allows
-    only where that class comes first among the bases).
+    :func:`recfuse.swap` creates it from a model's own collection by a change of class, which Python allows
+    only if that class comes first among the bases.
     """
 
     def pack_features(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
-        """Packs the tables, a feature for each feature name of each table. A call of another thread pools the
-        old tables until the packed ones are complete.
+        """Pack the tables, with a feature for each feature name of each table.
+
+        A call of another thread pools the old tables until the packed tables are complete.
         """
         bags = self._modules["embedding_bags"]
         table_of_feature = [number for number, names in enumerate(self._feature_names) for _ in names]
@@ -38,20 +39,20 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
 
     @property
     def embedding_bags(self) -> Tables:
-        """The tables by name, each of which can be called."""
+        """The tables by name; each can be called."""
         return self._modules["embedding_bags"]  # type: ignore[return-value]
 
     def _lookups_of(self, batch: Any, where: str) -> Lookups:
         return of_torchrec(batch, self._flat_feature_names, self._is_weighted, where)
 
     def forward(self, features: KeyedJaggedTensor, *, mapping: Mapping | None = None) -> KeyedTensor:
-        """Pools every feature.
+        """Pool every feature.
 
         Args:
-            features: a KeyedJaggedTensor (or TensorDict) with a key for each feature, in any order. One with
-                a batch size per key, or with inverse indices, goes to TorchRec's own forward, table by table.
-            mapping: how the GPU's work on this batch is shared out, from ``map(features)``. The CPU needs
-                none.
+            features: a KeyedJaggedTensor (or TensorDict) with a key for each feature, in any order. With a
+                batch size per key, or with inverse indices, it goes to TorchRec's own forward, table by
+                table.
+            mapping: the partition of this batch, from ``map(features)``. The CPU does not use it.
 
         Returns:
             KeyedTensor ``[batch, sum of dims]``, float32.
@@ -63,7 +64,7 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
         refuse_proxy(features)
         features = maybe_td_to_kjt(features, None)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-            # Not super(), which fails where another thread has changed the class since.
+            # Not super(), which fails if another thread has changed the class in the meantime.
             return EmbeddingBagCollection.forward(self, features)
         store = self.__dict__.get("_store")
         try:
@@ -71,11 +72,11 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
         except AttributeError:
             if store is not None and self.__dict__.get("_store") is store:
                 raise
-            # Another thread swaps or unswaps the tables now.
+            # Another thread is swapping or unswapping the tables.
             return EmbeddingBagCollection.forward(self, features)
 
     def _fused(self, features: KeyedJaggedTensor, mapping: Mapping | None) -> KeyedTensor:
-        """All tables in one call."""
+        """Pool all tables in one call."""
         indices, offsets, _ = jagged = of_keys(features, self._flat_feature_names)
         if self._is_weighted and jagged[2] is None:
             features.weights()  # raises TorchRec's own error

@@ -18,10 +18,10 @@ _Layer = TypeVar("_Layer", bound="_SplitLinear")
 
 
 class _SplitLinear(torch.nn.Module):
-    """One weight ``[out_features, sum(in_features)]``, whose columns are those of the levels, in order.
+    """A layer with one weight ``[out_features, sum(in_features)]`` for all levels, columns in their order.
 
-    The weight is split by views at each call: nothing is copied or kept, so whatever changes the weight
-    changes the next result.
+    Each call splits the weight into views, without copies or caches, so every change of the weight changes
+    the next result.
     """
 
     weight: torch.nn.Parameter
@@ -73,7 +73,7 @@ class _SplitLinear(torch.nn.Module):
 
         Args:
             linear: the linear layer; its ``weight`` and ``bias`` are shared.
-            in_features: how many of its features are of each level, in order.
+            in_features: the number of its features in each level, in order.
             options: ``activation`` and ``path``, if the class has them.
 
         Raises:
@@ -150,11 +150,11 @@ class _SplitLinear(torch.nn.Module):
         )
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuses."""
+        """Raise NotImplementedError."""
         refuse_scripting(self)
 
     def extra_repr(self) -> str:
-        """What the layer is, for ``print``."""
+        """Return the sizes and options of the layer."""
         shown = f"in_features={self.in_features}, out_features={self.out_features}"
         shown += f", bias={self.bias is not None}"
         return shown if self.activation == "none" else f"{shown}, activation={self.activation!r}"
@@ -171,7 +171,7 @@ class LinearCompression(_SplitLinear):
         in_features: ``(Ku, Kc)``, embeddings of a user and of a candidate; or of up to four levels, the
             broadest first.
         out_features: ``M``.
-        bias: whether each of the ``M`` rows has a bias. Default: False.
+        bias: add a bias to each of the ``M`` rows. Default: False.
         path: as in :func:`recfuse.ikbo_linear`.
         device: the device of the parameters.
         dtype: the dtype of the parameters.
@@ -208,7 +208,7 @@ class LinearCompression(_SplitLinear):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Makes the parameters, drawn as those of ``torch.nn.Linear``."""
+        """Create the parameters, drawn as those of ``torch.nn.Linear``."""
         super().__init__(in_features, out_features, bias, path=path, device=device, dtype=dtype)
 
 
@@ -263,5 +263,5 @@ class IKBOLinear(_SplitLinear):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Makes the parameters, drawn as those of ``torch.nn.Linear``."""
+        """Create the parameters, drawn as those of ``torch.nn.Linear``."""
         super().__init__(in_features, out_features, bias, activation, path=path, device=device, dtype=dtype)

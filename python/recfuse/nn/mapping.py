@@ -1,4 +1,4 @@
-"""``Mapping``: which block of a GPU works on which bags of a batch, as the host has found ahead."""
+"""``Mapping``: the partition of a batch over the blocks of a GPU, which the host computes before the call."""
 
 from __future__ import annotations
 
@@ -18,40 +18,44 @@ from recfuse.nn.tuning import Tuning
 from recfuse.ops.schedules import FIELDS
 
 MAPPING_FIELDS = 8
-"""Columns of a mapping."""
+"""The number of columns of a mapping."""
 
 _ROWS_OF_A_TILE = 8
-_STAGING = (9, 10)  # compute capabilities of GPUs whose SMs have room for tables
+_STAGING = (9, 10)  # compute capabilities of GPUs whose SMs have memory for tables
 
 
 def size_of(device: torch.device) -> tuple[int, bool]:
-    """The SMs of a GPU, and whether they have room for tables."""
+    """Return the number of SMs of a GPU, and whether their shared memory can hold tables."""
     properties = torch.cuda.get_device_properties(device)
     return properties.multi_processor_count, properties.major in _STAGING
 
 
 def rows_before_lists(rows: NDArray[np.int32] | Tensor) -> int:
-    """Of a mapping ``[rows, 8]``: its head, tasks and tiles; behind them come the lists of staged tables."""
+    """Return the number of rows of a mapping ``[rows, 8]`` before the lists of staged tables.
+
+    These rows are the head, the tasks and the tiles.
+    """
     return 1 + int(rows[0, 1]) + int(rows[0, 2]) * _ROWS_OF_A_TILE
 
 
 def staged_features(rows: NDArray[np.int32]) -> list[int]:
-    """The features whose tables a mapping ``[rows, 8]`` stages: those of its lists."""
+    """Return the features whose tables a mapping ``[rows, 8]`` stages: the features of its lists."""
     lists = rows[rows_before_lists(rows) + 1 :]
     return [int(feature) for feature in np.unique(lists[:, 0]) if feature >= 0]
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """The partition of one batch: which block of a GPU works on which bags.
+    """The partition of a batch: the assignment of bags to the blocks of a GPU.
 
     ``collection.map(offsets)`` creates it, and ``forward`` takes it as ``mapping``.
 
     Attributes:
         tensor: int32 ``[rows, 8]`` on the CPU; page-locked if the tables are on a GPU.
         bags: the bags of each feature.
-        features: int64 ``[features, 7]``, as of :func:`recfuse.fused_embedding_bag`, for which it was made.
-        schedules: int32 ``[features, 5]``, the schedules for which it was made; the call uses them.
+        features: int64 ``[features, 7]``, the features of the partition, as in
+            :func:`recfuse.fused_embedding_bag`.
+        schedules: int32 ``[features, 5]``, the schedules of the partition; the call uses them.
         warps: the maximum of warps that an SM runs at once; 0 for the default.
 
     Example:
@@ -72,7 +76,7 @@ class Mapping:
 
 
 class _Description(NamedTuple):
-    """Features as the C library maps them, and what it was told of them."""
+    """A handle of the C library for features, and the arguments from which it was created."""
 
     features: Tensor
     schedules: Tensor
@@ -81,15 +85,15 @@ class _Description(NamedTuple):
 
 
 class Mapper:
-    """Makes the mappings of one module. Its tables and schedules are looked at once, not for each batch."""
+    """Creates the mappings of a module. Reads tables and schedules once, not for each batch."""
 
     def __init__(self) -> None:
-        """Of no tables yet."""
+        """Begin without tables."""
         self._description: _Description | None = None
-        self._sms, self._stages = 132, False  # of a GPU that is not known, nothing is taken for granted
+        self._sms, self._stages = 132, False  # defaults for an unknown GPU: no staging
 
     def use(self, device: torch.device | None) -> None:
-        """Notes what GPU has the tables, also for a loader's processes, where CUDA must not begin."""
+        """Store properties of the tables' GPU, also for processes of a loader, which must not start CUDA."""
         if device is not None and torch.cuda.is_initialized():
             self._sms, self._stages = size_of(device)
 
@@ -101,7 +105,10 @@ class Mapper:
         offsets: Any,
         device: torch.device | None,
     ) -> Mapping:
-        """As :meth:`PackedModule.map`, with the tables' native call and the GPU that has them, if one has."""
+        """Return the mapping of offsets, as :meth:`PackedModule.map`.
+
+        ``call`` is the native call of the tables, and ``device`` is their GPU, or None.
+        """
         batch = _checked(offsets, tuning.features)
         if tuning.schedules is None:
             tuning.learn(torch.from_numpy(batch))
@@ -113,14 +120,14 @@ class Mapper:
             work = torch.zeros(0, MAPPING_FIELDS, dtype=torch.int32, device="cpu")
             return Mapping(work, bags, features, schedules, warps)
         arguments = (self._describe(call, features, schedules, warps), batch, *self._size())
-        if device is None or not torch.cuda.is_initialized():  # or in a process of a loader
+        if device is None or not torch.cuda.is_initialized():  # no GPU, or a process of a loader
             work = torch.from_numpy(_C.fused_embedding_bag_map(*arguments))
         else:
             work = _pinned(lambda memory: _C.fused_embedding_bag_map(*arguments, memory))
         return Mapping(work, bags, features, schedules, warps)
 
     def _size(self) -> tuple[int, bool]:
-        """The GPU's SMs, and whether they have room for tables: where a call is explained, of its GPU."""
+        """Return the GPU's SMs, and whether they can hold tables; during an explanation, those of its GPU."""
         gpu = _C.explain_gpu()
         return (self._sms, self._stages) if gpu is None else (gpu["sms"], gpu["major"] in _STAGING)
 
@@ -128,7 +135,7 @@ class Mapper:
         last = self._description  # other threads may replace it
         if (
             last is None
-            or last.features is not features  # tensors are replaced where they change, never written to
+            or last.features is not features  # a change replaces these tensors and never writes to them
             or last.schedules is not schedules
             or last.warps_and_buffers != (warps, call[0])
         ):
@@ -157,7 +164,7 @@ def _checked(offsets: Any, features: int) -> NDArray[np.integer]:
 
 
 def _pinned(write: Callable[[Callable[[int], NDArray[np.int32]]], object]) -> Tensor:
-    """What is written to page-locked memory, with no copy."""
+    """Return page-locked memory that ``write`` fills without a copy."""
     tensors: list[Tensor] = []
 
     def memory(rows: int) -> NDArray[np.int32]:

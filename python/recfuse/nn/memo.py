@@ -1,4 +1,4 @@
-"""``LastResult``: what a function returned last, for calls that mostly repeat their arguments."""
+"""``LastResult``: a cache of the last result of a function, for calls that mostly repeat their arguments."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Result = TypeVar("Result")
 
 
 class LastResult(Generic[Result]):
-    """A function that remembers its last result: batches of one form follow each other.
+    """A function with a cache of its last result, because batches of one form follow each other.
 
-    Arguments are compared by ``==``, in which an object equals itself at once. Threads may call it at once.
-    Nothing is remembered while a program is compiled.
+    Arguments are compared by ``==``, which is fast for identical objects. Threads may call it concurrently.
+    Nothing is cached while a program is compiled.
     """
 
     def __init__(self, function: Callable[..., Result]) -> None:
-        """``function``: its result must depend on its arguments alone."""
+        """Takes ``function``, whose result must depend only on its arguments."""
         self._function = function
         self._last: tuple[tuple[Any, ...], Result] | None = None
 
     def __call__(self, *arguments: Any) -> Result:
-        """The function's result."""
+        """Return the function's result."""
         if torch.compiler.is_compiling():
             return self._function(*arguments)
         last = self._last

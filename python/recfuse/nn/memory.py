@@ -13,7 +13,7 @@ from torch.utils import dlpack
 
 from recfuse._storage import is_readable
 
-_HUGE_PAGE = 2 << 20  # bytes; below it the advice cannot help
+_HUGE_PAGE = 2 << 20  # bytes; smaller tensors have no huge page
 
 
 @functools.cache
@@ -25,21 +25,21 @@ def _library() -> ctypes.CDLL:
 
 
 def advise_huge_pages(tensor: Tensor) -> None:
-    """Asks for huge pages behind a large CPU tensor; best before it is filled."""
+    """Request huge pages for the memory of a large CPU tensor; most effective before it is filled."""
     nbytes = tensor.numel() * tensor.dtype.itemsize
-    if type(tensor) is not Tensor or tensor.device.type != "cpu":  # or a fake one
+    if type(tensor) is not Tensor or tensor.device.type != "cpu":  # a fake tensor, for example
         return
-    if nbytes >= _HUGE_PAGE and tensor.is_contiguous():  # an expanded one has less memory
+    if nbytes >= _HUGE_PAGE and tensor.is_contiguous():  # an expanded tensor has less memory
         _library().rf_advise_huge_pages(tensor.data_ptr(), nbytes)
 
 
 def own_storage(view: Tensor) -> Tensor:
-    """Returns the same memory without gradients, as a storage of its own that ends where the view ends.
+    """Return the same memory without gradients, as a separate storage that ends where the view ends.
 
-    Tools that look at storages (``torch.save``, safetensors, accelerate) then see one tensor, not a part of
-    another one. The storage keeps the owner of the memory alive, and a write in place counts as a write to
-    ``view``: both have one version counter. Nothing is copied, and no device is waited for. While a program
-    is traced, and for tensors without memory, the result is ``view.detach()``.
+    Tools that look at storages (``torch.save``, safetensors, accelerate) then see a tensor, not a part of
+    another tensor. The storage keeps the owner of the memory alive, and a write in place counts as a write
+    to ``view``: both share a version counter. The function copies nothing and does not synchronize. While a
+    program is traced, and for tensors without memory, the result is ``view.detach()``.
     """
     entry = view.detach()
     if is_readable(entry) and entry.device.type in ("cpu", "cuda"):
@@ -49,9 +49,9 @@ def own_storage(view: Tensor) -> Tensor:
 
 
 def redirect(tensor: Tensor, rows: Tensor) -> None:
-    """Makes ``tensor`` the memory ``rows``, which has its shape and its values.
+    """Replace the memory of ``tensor`` by ``rows``, which has its shape and its values.
 
-    Where other threads run, one of them may be in a call that reads the memory that the tensor had: it stays
+    Another thread may be in a call that reads the old memory, so with several threads the old memory stays
     until nothing refers to the tensor any more.
     """
     if len(sys._current_frames()) > 1:

@@ -4,10 +4,10 @@
 >>> module.pinned = pinned                                 # refreshed before every call of the module
 
 A pinned row is read into L2 and marked to be evicted last. The mark is a preference of the hardware: other
-work weakens it, so it is refreshed. One L2 serves all tables of a device. Pinning that pays for one table may
-not pay for fifty: measure it. :func:`recfuse.tune` does, with the cost of the refresh included.
+work weakens it, so it is refreshed. All tables of a device share its L2. Pinning that saves time for a single
+table may cost time for fifty: measure it. :func:`recfuse.tune` does, with the cost of the refresh included.
 
-On the CPU nothing can be pinned: all methods do nothing, and :attr:`PinnedRows.active` is false.
+The CPU has no pinning: all methods do nothing, and :attr:`PinnedRows.active` is false.
 
 Source: Jain et al., MICRO 2024, section IV-C.
 """
@@ -30,7 +30,7 @@ _CACHE_LINE = 128  # bytes
 
 
 def rows_that_fit(weight: Tensor, l2_fraction: float) -> int:
-    """How many rows of a table on a GPU fit in a share of its L2, each on separate cache lines."""
+    """Return how many rows of a table fit in a share of its GPU's L2, each on separate cache lines."""
     row_bytes = weight.shape[1] * weight.element_size()
     lines = max(1, -(-row_bytes // _CACHE_LINE))
     l2_bytes = torch.cuda.get_device_properties(weight.device).L2_cache_size
@@ -79,7 +79,7 @@ class PinnedRows:
         l2_fraction: float = 0.5,
         every: int = 1,
     ) -> None:
-        """Chooses the rows; the first refresh pins them."""
+        """Choose the rows; the first refresh pins them."""
         check_tensor("PinnedRows", "weight", weight)
         if weight.dim() != 2:
             _fail(f"weight has shape {list(weight.shape)}, must have [rows, dim]")
@@ -91,7 +91,7 @@ class PinnedRows:
         self.l2_fraction = l2_fraction
         self.every = every
         self._hottest = _choice(weight, trace, statistics, rows)
-        self._rows: Tensor | None = None  # those of them that fit, on the GPU
+        self._rows: Tensor | None = None  # the chosen rows that fit, on the GPU
         self._overlap = False
         self._stream: torch.cuda.Stream | None = None
         self._closed = False
@@ -114,7 +114,7 @@ class PinnedRows:
         return self._rows
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.rows)
 
     def overlap(self, on: bool = True) -> PinnedRows:
@@ -127,7 +127,7 @@ class PinnedRows:
 
         Args:
             stream: the stream of the refresh. Default: a separate stream after :meth:`overlap`, else the
-                current one. During capture of a CUDA graph it is always the current one.
+                current stream. During capture of a CUDA graph it is always the current stream.
         """
         if not self.active:
             return
@@ -136,7 +136,7 @@ class PinnedRows:
         if stream is None or torch.cuda.is_current_stream_capturing():
             pin_rows(self.weight, rows)
             return
-        # Waits for nothing: no value is read, and the rows are long there. They must stay there, though.
+        # Needs no wait: no value is read, and the rows are already on the GPU. They must stay there.
         rows.record_stream(stream)
         with torch.cuda.stream(stream):
             pin_rows(self.weight, rows)
@@ -149,7 +149,7 @@ class PinnedRows:
         self._calls_left -= 1
 
     def update(self, trace: Any = None, *, statistics: Any = None, rows: Any = None) -> None:
-        """Unpin the rows, and pin others, chosen by the arguments of the constructor."""
+        """Unpin the rows, and pin other rows, chosen by the arguments of the constructor."""
         chosen = _choice(self.weight, trace, statistics, rows)
         self._release()
         self._hottest, self._calls_left = chosen, 0
@@ -161,23 +161,23 @@ class PinnedRows:
         self._closed = True
 
     def __enter__(self) -> PinnedRows:
-        """Pins the rows."""
+        """Pin the rows."""
         self.refresh()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Unpins them."""
+        """Unpin the rows."""
         self.close()
 
     def __repr__(self) -> str:
-        """What is pinned, where and how often."""
+        """Return the number of pinned rows, the device and the interval of refreshes."""
         where = f"on {self.weight.device}" if self.active else "nothing: no GPU, no rows, or closed"
         return f"PinnedRows({len(self):,} rows, every {self.every} calls, {where})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """State without what belongs to a device."""
+        """Return the state without tensors and streams of a device."""
         return {**self.__dict__, "_rows": None, "_stream": None, "_calls_left": 0}
 
     def _own_stream(self) -> torch.cuda.Stream | None:
@@ -186,7 +186,7 @@ class PinnedRows:
         return self._stream if self._overlap else None
 
     def _release(self) -> None:
-        """Unpins the rows that were pinned, if any, behind the refreshes asked for so far."""
+        """Unpin the pinned rows, if any, after all earlier refreshes."""
         if self.active and self._rows is not None and self._rows.device == self.weight.device:
             current = torch.cuda.current_stream(self.weight.device)
             if self._stream is not None:
@@ -197,7 +197,7 @@ class PinnedRows:
 
 
 def _choice(weight: Tensor, trace: Any, statistics: Any, rows: Any) -> Tensor:
-    """int64 ``[n]`` on the CPU: rows of the table, the hottest first."""
+    """Return the chosen rows of the table, int64 ``[n]`` on the CPU, the most frequent first."""
     if sum(source is not None for source in (trace, statistics, rows)) != 1:
         _fail("exactly one of trace, statistics and rows must be given")
     if trace is not None:

@@ -1,4 +1,4 @@
-"""What a swapped module says to quantisers of ``torch.ao`` and TorchRec, which know only torch's classes."""
+"""Refusal of quantisers of ``torch.ao`` and TorchRec, which know only torch's classes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from recfuse.errors import ArgumentValueError, a_type
 
 
 class RefusedQconfig:
-    """The attribute ``qconfig`` of a class that quantisers cannot convert: raises when they give it one."""
+    """The attribute ``qconfig`` of a class that quantisers cannot convert: an assignment raises."""
 
     def __get__(self, module: Any, kind: type) -> NoReturn:
-        """Raises AttributeError: there is none."""
+        """Raise AttributeError, because the attribute is never set."""
         raise AttributeError("qconfig")
 
     def __set__(self, module: Any, value: Any) -> None:
-        """Takes None, which says: not to be quantised."""
+        """Accept None, which means no quantisation; raise ValueError for all other values."""
         if value is not None:
             raise ArgumentValueError(
                 f"recfuse: qconfig of {a_type(module)} is set, must be None: quantisers convert only classes "

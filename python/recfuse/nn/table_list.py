@@ -30,9 +30,9 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         optimizers: optimizers of the tables, as in ``FusedEmbeddingBagCollection.from_embedding_bags``.
 
     Shape:
-        - offsets: ``[tables, bags]``, or ``[bags]`` a table.
-        - indices: ``[lookups]`` a table, or ``[tables, lookups]``.
-        - output: a list of ``[bags, dim]``, one a table.
+        - offsets: ``[tables, bags]``, or ``[bags]`` per table.
+        - indices: ``[lookups]`` per table, or ``[tables, lookups]``.
+        - output: a list with ``[bags, dim]`` per table.
 
     Raises:
         ValueError: as ``FusedEmbeddingBagCollection.from_embedding_bags``.
@@ -58,7 +58,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         *,
         optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
-        """Takes over the tables; see the class."""
+        """Take over the tables; see the class."""
         super().__init__()
         bags = list(embedding_bags)
         if not bags:
@@ -69,7 +69,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         self._with_last_offset = [at for at, bag in enumerate(bags) if bag.include_last_offset]
 
     def __len__(self) -> int:
-        """How many tables."""
+        """Return the number of tables."""
         return len(self.layout.tables)
 
     @overload
@@ -78,7 +78,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
     def __getitem__(self, number: slice) -> list[PackedTable]: ...
 
     def __getitem__(self, number: int | slice) -> PackedTable | list[PackedTable]:
-        """A table, or several."""
+        """Return a table, or the tables of a slice."""
         try:
             return list(self._modules.values())[number]  # type: ignore[return-value]
         except IndexError:
@@ -88,7 +88,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
             ) from None
 
     def __setitem__(self, number: int, table: Any) -> NoReturn:
-        """Refuses: a table is a range of rows."""
+        """Raise an error: a table is a range of rows, so it cannot be replaced."""
         refuse_replacement(number)
 
     @property
@@ -97,11 +97,11 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         return MappingProxyType(self._modules)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[PackedTable]:
-        """The tables, in order."""
+        """Iterate over the tables, in order."""
         return iter(self._modules.values())  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        """Sizes of the whole, on one line: a thousand lines of tables help nobody."""
+        """Return the sizes of the whole list on a single line, because it may have a thousand tables."""
         return f"{type(self).__name__}({self.extra_repr()})"
 
     def extra_repr(self) -> str:
@@ -135,14 +135,14 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         """Pool each table with its own lookups.
 
         Args:
-            offsets: ``[tables, bags]``, or a tensor ``[bags]`` a table: where each bag begins in the table's
-                lookups.
-            indices: a tensor ``[lookups of the table]`` a table, or ``[tables, lookups]``.
-            row_weights: for each table a weight a row, ``[rows]``, or None.
+            offsets: ``[tables, bags]``, or a tensor ``[bags]`` per table: the position in the table's lookups
+                at which each bag begins.
+            indices: a tensor ``[lookups of the table]`` per table, or ``[tables, lookups]``.
+            row_weights: for each table a weight per row, ``[rows]``, or None.
             mapping: the partition of this batch, from ``map((offsets, indices))``. The CPU does not use it.
 
         Returns:
-            list: a tensor ``[bags, dim]`` a table; all are views of one tensor.
+            list: a tensor ``[bags, dim]`` per table; all are views of one tensor.
 
         Raises:
             ValueError: tables with include_last_offset; a first offset of a table that is not 0. On a GPU the

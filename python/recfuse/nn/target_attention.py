@@ -33,7 +33,7 @@ class TargetAttention(torch.nn.Module):
         head_dim: dims of a head. Default: ``embed_dim // num_heads``.
         kdim: features ``Ek`` of a position of a history. Default: ``E``.
         vdim: features ``Ev`` of ``x_values``. Default: ``kdim``.
-        bias: whether projections have a bias. Default: True.
+        bias: add a bias in each projection. Default: True.
         path: as in :func:`recfuse.ikbo_attention`.
         device: the device of the parameters.
         dtype: the dtype of the parameters.
@@ -75,7 +75,7 @@ class TargetAttention(torch.nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Makes the parameters; see the class."""
+        """Create the parameters; see the class."""
         super().__init__()
         self.embed_dim, self.num_heads = _size("embed_dim", embed_dim), _size("num_heads", num_heads)
         self.kv_heads = self.num_heads if kv_heads is None else _size("kv_heads", kv_heads)
@@ -131,7 +131,7 @@ class TargetAttention(torch.nn.Module):
             x_user_queries: ``[U, Su, E]``, queries of the users themselves, computed in the same launch.
 
         Returns:
-            Tensor: ``[B, Sq, E]``; with ``x_user_queries`` the pair of ``[U, Su, E]`` and that.
+            Tensor: ``[B, Sq, E]``; with ``x_user_queries`` a pair, ``[U, Su, E]`` and ``[B, Sq, E]``.
 
         Raises:
             ValueError: as :func:`recfuse.ikbo_attention`, and so are other errors.
@@ -166,7 +166,7 @@ class TargetAttention(torch.nn.Module):
         return tuple(self.out_proj(one.flatten(2)) for one in found)
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuses."""
+        """Raise NotImplementedError."""
         refuse_scripting(self)
 
     def extra_repr(self) -> str:
@@ -180,7 +180,7 @@ def _size(name: str, value: Any) -> int:
 
 
 def _check(name: str, given: Any, sizes: str, features: int) -> None:
-    """Raises where an input is not a tensor of these sizes and features."""
+    """Raise an error unless an input is a tensor of these sizes and features."""
     check_tensor("nn.TargetAttention", name, given)
     if given.dim() != sizes.count(",") + 2 or given.shape[-1] != features:
         raise ArgumentValueError(

@@ -1,4 +1,4 @@
-"""How a GPU works on the features of a module: what a plan says of it, and what batches have taught."""
+"""The schedules of a module's features on a GPU: those of a plan, and the calibration from batches."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ class Lengths:
     """Lookups and bags of each feature, summed over batches."""
 
     def __init__(self, features: int) -> None:
-        """Of no batches yet."""
+        """Begin without batches."""
         self.features = features
         self.lookups = torch.zeros(features, dtype=torch.int64, device="cpu")
         self.bags = 0
 
     def add(self, offsets: Tensor) -> bool:
-        """Adds a batch, ``[features * bags + 1]`` on any device, for which this waits. False, and it does
-        not, where the batch has no lookups or its offsets cannot be right.
+        """Add the offsets of a batch, ``[features * bags + 1]`` on any device, and wait for the device.
+
+        Returns False, and adds nothing, if the batch has no lookups or its offsets are invalid.
         """
         if offsets.dim() != 1 or offsets.dtype not in INTEGERS or not self.features:
             return False
@@ -44,31 +45,34 @@ class Lengths:
         return True
 
     def mean_sixteenths(self) -> Tensor:
-        """int32 ``[features]``: mean lookups of a bag in sixteenths, at least 1: other batches have some."""
+        """Return mean lookups of a bag in sixteenths, int32 ``[features]``, at least 1.
+
+        A feature without lookups may have lookups in later batches.
+        """
         sixteenths = expectations(self.lookups.numpy() / max(self.bags, 1))
         return torch.from_numpy(np.maximum(sixteenths, 1))
 
 
 class Tuning:
-    """Schedules of the features of one module. None of it changes what a call means."""
+    """Schedules of the features of a module. They never change the results of a call."""
 
     def __init__(self, features: int) -> None:
-        """All by default, and nothing expected."""
+        """Begin with defaults, without expected pooling factors."""
         self.features = features
-        self.schedules: Tensor | None = None  # int32 [features, FIELDS] on the host; None: nothing known
+        self.schedules: Tensor | None = None  # int32 [features, FIELDS] on the host; None: unknown
         self.warps = 0
         self.plan: Any = None
         self._tables: list[tuple[int, torch.dtype]] | None = None
 
     def fit(self, tables: list[tuple[int, torch.dtype]]) -> None:
-        """Notes dims and dtypes of the features; if they changed, of the schedules only expectations stay."""
+        """Store dims and dtypes of the features; after a change, keep only the expected pooling factors."""
         if self._tables not in (None, tables) and self.schedules is not None:
             self._expect(None, self.schedules[:, -1])
             self.warps, self.plan = 0, None
         self._tables = tables
 
     def set(self, schedules: Any, warps: int = 0) -> None:
-        """As :meth:`PackedModule.set_plan`."""
+        """Set the schedules, as :meth:`PackedModule.set_plan`."""
         if isinstance(warps, bool) or not isinstance(warps, int):
             raise wrong_type("recfuse: warps", warps, "an int")
         if warps < 0:
@@ -93,7 +97,7 @@ class Tuning:
         return rows.to(torch.int32, copy=True).contiguous()
 
     def _expect(self, schedules: Tensor | None, sixteenths: Tensor) -> None:
-        with torch.inference_mode(False):  # a first call in that mode must not bind later ones to it
+        with torch.inference_mode(False):  # else a first call in that mode would bind later calls to it
             rows = torch.zeros(self.features, FIELDS, dtype=torch.int32, device="cpu")
             if schedules is not None:
                 rows.copy_(schedules)
@@ -101,7 +105,7 @@ class Tuning:
         self.schedules = rows
 
     def learn(self, offsets: Tensor) -> None:
-        """Learns what to expect from a first batch, for which it waits; not while a graph is captured."""
+        """Calibrate from the offsets of a first batch and wait for them; do nothing during a capture."""
         if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         lengths = Lengths(self.features)
@@ -109,7 +113,7 @@ class Tuning:
             self._expect(None, lengths.mean_sixteenths())
 
     def calibrate(self, offsets: Iterable[Tensor]) -> None:
-        """Learns it from several, of which it forgets the order."""
+        """Calibrate from the offsets of several batches, regardless of their order."""
         lengths = Lengths(self.features)
         added = [lengths.add(of_batch) for of_batch in offsets]
         if not any(added):
@@ -121,7 +125,7 @@ class Tuning:
 
 
 def _parsed(schedules: Any) -> list[list[int]]:
-    """Rows of schedules that are given as texts, or parsed."""
+    """Return the rows of schedules, each a text or a parsed schedule."""
     if not isinstance(schedules, Sequence) or isinstance(schedules, str):
         needed = "an int32 tensor or array, or a sequence of texts, one a feature"
         raise wrong_type("recfuse: schedules", schedules, needed)

@@ -1,4 +1,4 @@
-"""``Addresses``: a batch's tensors, read by the library: to hand a thousand over takes twice as long."""
+"""``Addresses``: a batch's tensors, read by the library. To pass a thousand tensors takes twice as long."""
 
 from __future__ import annotations
 
@@ -15,39 +15,42 @@ from recfuse.nn.columns.lowering import InputRef
 from recfuse.nn.columns.specs import FeatureRef
 
 MOST_FORMS = 256
-"""Of batches, whose places are remembered; there is no end of widths."""
+"""The number of forms of batches whose places are cached. The number of widths has no bound."""
 
 
 class Addresses(NamedTuple):
     """The inputs of a batch, which the operator finds by a number."""
 
-    places: tuple[InputRef, ...]  # one a use
+    places: tuple[InputRef, ...]  # a place per use
     batch: int
-    number: int  # by which the operator finds the inputs
-    forms: NDArray[Any]  # int64 [inputs, 4]: type, width, features, whether weighted; dense ones first
+    number: int  # under which the operator finds the inputs
+    forms: NDArray[Any]  # int64 [inputs, 4]: type, width, features, weighted or not; dense inputs first
     n_dense: int
     device: tuple[str, int | None]
-    owner: Any  # of the number
+    owner: Any  # keeps the number valid
     entries: Any  # keeps the tensors
 
     def inputs(self) -> Inputs:
-        """The same as tensors."""
+        """Return the inputs as tensors."""
         dense = [one for one in self.entries if type(one) is Tensor]
         jagged = [one for one in self.entries if type(one) is tuple]
         return Inputs(self.places, self.batch, dense, [one[0] for one in jagged], [one[1] for one in jagged])
 
 
 class AddressReader:
-    """Reads dicts of plain tensors, and of pairs of them, for the columns of one module."""
+    """Reads dicts of plain tensors and of pairs of tensors, for the columns of a module."""
 
     def __init__(self, uses: Sequence[FeatureRef]) -> None:
-        """``uses``: what the columns read."""
+        """Takes ``uses``, the features that the columns read."""
         self._names = tuple(use.feature for use in uses)
         self._is_plain = all(use.weights is None and not use.weighted for use in uses)
         self._places: dict[bytes, tuple[InputRef, ...]] = {}  # by widths
 
     def __call__(self, batch: dict[str, Any]) -> Addresses | None:
-        """None: an entry is missing, is no plain tensor or pair, or is wrong; a slower reader finds out."""
+        """Return the addresses, or None if an entry is missing, wrong, or neither a plain tensor nor a pair.
+
+        A slower reader then finds the error.
+        """
         try:
             entries = tuple(map(batch.__getitem__, self._names)) if self._is_plain else ()
         except KeyError:
@@ -66,7 +69,7 @@ class AddressReader:
 
 
 def addresses_of(given: Inputs) -> Addresses | None:
-    """Of inputs; None: a tensor is no plain one, or has another type."""
+    """Return the addresses of inputs, or None if a tensor is not plain or has another type."""
     lists = [[one if type(one) is Tensor else one.as_subclass(Tensor) for one in each] for each in given[2:]]
     dense, values, offsets, weights = lists
     entries = (*dense, *zip(values, offsets, weights or [None] * len(values), strict=True))
@@ -81,7 +84,7 @@ def _addresses(places: tuple[InputRef, ...], entries: Any, found: Any) -> Addres
 
 
 def _places(widths: NDArray[Any]) -> tuple[InputRef, ...]:
-    """Dense inputs come first."""
+    """Return the place of each use. Dense inputs come first."""
     numbers = sorted(range(len(widths)), key=lambda number: widths[number] == 0)
     input_of = {number: at for at, number in enumerate(numbers)}
     return tuple(InputRef(input_of[number], 0, int(width)) for number, width in enumerate(widths))

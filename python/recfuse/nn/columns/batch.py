@@ -1,4 +1,4 @@
-"""What columns take, brought to the operator's inputs: entries by name, keyed ones, one packed batch.
+"""Conversion of batches to the operator's inputs: entries by name, keyed tensors, packed batches.
 
 An entry of a mapping is
 
@@ -37,10 +37,10 @@ _MAPPING = "a mapping of names to tensors, a KeyedJaggedTensor or recfuse.nn.col
 
 
 def entry_of(value: Any, where: str) -> Tensor | Jagged:
-    """One entry of a mapping: dense ``[batch]`` or ``[batch, width]``, or jagged.
+    """Return an entry of a mapping: dense ``[batch]`` or ``[batch, width]``, or jagged.
 
     Raises:
-        TypeError, ValueError: it is of no form that is known; ``where`` names it.
+        TypeError, ValueError: the entry has no known form; ``where`` names it.
     """
     if isinstance(value, Tensor):
         if value.layout is torch.jagged:
@@ -80,42 +80,44 @@ def entry_of(value: Any, where: str) -> Tensor | Jagged:
 
 
 class Reader:
-    """Reads batches for the columns of one module; remembers the form of the last.
+    """Reads batches for the columns of a module, and caches the form of the last batch.
 
     Attributes:
-        uses: what the columns read.
-        packer: brings what was read into one buffer.
+        uses: the features that the columns read.
+        packer: copies inputs into one buffer.
     """
 
     def __init__(self, uses: Sequence[FeatureRef], users: Mapping[FeatureRef, str]) -> None:
-        """``users``: the name of a column that reads it, for each use."""
+        """Takes ``users``, the name of a column that reads each use."""
         self.uses = tuple(uses)
         self.packer = Packer(self.uses)
         self._users = dict(users)
         self._address_reader = AddressReader(self.uses)
         self._plain = all(use.weights is None and not use.weighted for use in self.uses)
-        self._keys: tuple[list[str], tuple[InputRef, ...]] | None = None  # of the last that had all features
+        self._keys: tuple[list[str], tuple[InputRef, ...]] | None = (
+            None  # of the last batch with all features
+        )
         self._interned: dict[tuple[InputRef, ...], tuple[InputRef, ...]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what it remembers."""
+        """Return the state without caches."""
         return {"uses": self.uses, "_users": self._users}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begins again."""
+        """Set the state, with empty caches."""
         self.__init__(state["uses"], state["_users"])  # type: ignore[misc]
 
     def addresses(self, batch: Any) -> Addresses | None:
-        """Addresses of a dict's tensors; None: some tensor is no plain one, or a program is traced."""
+        """Return addresses of a dict's tensors, or None if a tensor is not plain or a program is traced."""
         if type(batch) is not dict or torch.compiler.is_compiling() or is_transformed():
             return None
         return None if torch._C._len_torch_dispatch_stack() else self._address_reader(batch)
 
     def read(self, batch: Any, dense: Mapping[str, Any] | None = None) -> Inputs:
-        """The operator's inputs.
+        """Return the operator's inputs.
 
         Raises:
-            TypeError, ValueError: no batch, or a feature is missing; names feature and column.
+            TypeError, ValueError: ``batch`` is no batch, or a feature is missing; names feature and column.
         """
         found = self.addresses(batch) if dense is None else None
         if found is not None:
@@ -135,7 +137,7 @@ class Reader:
         return self._gather([self._entry(batch, use) for use in self.uses])
 
     def _same(self, places: tuple[InputRef, ...]) -> tuple[InputRef, ...]:
-        """The object that equal places were before: what remembers them compares objects first."""
+        """Return the first object that is equal to these places, because caches compare identities first."""
         if len(self._interned) >= MOST_FORMS:
             self._interned.clear()
         return self._interned.setdefault(places, places)
@@ -165,7 +167,9 @@ class Reader:
         else:
             whole = next((at for at, count in enumerate(features) if count > 0), 0)
             batch = max(jagged[whole].offsets.numel() - 1, 0) // max(features[whole], 1)
-        if not torch.compiler.is_exporting():  # an exported program would be of no single sample
+        if (
+            not torch.compiler.is_exporting()
+        ):  # a check would exclude batches of 1 sample from an exported program
             self._check_sizes(places, dense, jagged, features, batch)
         weights = []
         if any(entry.weights is not None for entry in jagged):
@@ -191,7 +195,8 @@ class Reader:
         features: Sequence[int],
         batch: int,
     ) -> None:
-        """Raises ValueError where an entry has another number of samples; ``features``: of jagged ones."""
+        """Raise ValueError if an entry has another number of samples; ``features`` counts those of jagged
+        entries."""
 
         def refuse(number: int, text: str) -> NoReturn:
             use = next(use for use, place in zip(self.uses, places, strict=True) if place.input == number)
@@ -217,7 +222,7 @@ class Reader:
                 refuse(number, f"has weights {given}, must be {wanted}, one for each value")
 
     def _of_keys(self, keyed: Any, others: Mapping[str, Any]) -> Inputs:
-        """Of a KeyedJaggedTensor, whose keys are slots of one input, and what else there is by name."""
+        """Return the inputs of a KeyedJaggedTensor, whose keys are slots of one input, and of ``others``."""
         if keyed.variable_stride_per_key():
             raise ArgumentValueError(
                 "recfuse.nn.EmbeddingColumns: a KeyedJaggedTensor with a batch size per key, must have one "
@@ -258,7 +263,7 @@ class Reader:
         return given
 
     def _entry(self, batch: Mapping[str, Any], use: FeatureRef, more: str = "") -> Tensor | Jagged:
-        """What a use reads of a mapping."""
+        """Return the entry of a mapping that a use reads."""
         if use.feature not in batch:
             raise ArgumentValueError(f"{self._where(use)} is not in the batch{more}")
         entry = entry_of(batch[use.feature], self._where(use))
@@ -267,7 +272,7 @@ class Reader:
         return self._weighted(entry, batch, use)
 
     def _weighted(self, entry: Tensor | Jagged, batch: Mapping[str, Any], use: FeatureRef) -> Jagged:
-        """The same with its weights; a dense one becomes jagged."""
+        """Return the entry with its weights. A dense entry becomes jagged."""
         shape = entry.shape if isinstance(entry, Tensor) else None
         if isinstance(entry, Tensor):
             width = 1 if entry.dim() == 1 else entry.shape[1]
@@ -302,7 +307,10 @@ def _whole(keyed: Any) -> Jagged:
 
 
 def _check_offsets(own: Tensor, wanted: Tensor, where: str) -> None:
-    """Raises where samples have other numbers of weights than of values. A GPU is asked for sizes alone."""
+    """Raise ValueError if a sample has another number of weights than of values.
+
+    On a GPU only sizes are compared, which needs no synchronization.
+    """
     same = own.shape == wanted.shape
     if same and own is not wanted and own.is_cpu and wanted.is_cpu and not torch.compiler.is_compiling():
         same = torch.equal(own.to(torch.int64), wanted.to(torch.int64))

@@ -1,4 +1,4 @@
-"""What a list of columns must be, and what follows from it."""
+"""Checks of a list of columns, and facts that follow from the list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WHERE = "recfuse.nn.EmbeddingColumns"
 
 
 def check_columns(columns: Sequence[Column], sparse: bool) -> None:
-    """Raises ValueError or TypeError for what is no list of columns."""
+    """Raise ValueError or TypeError unless ``columns`` is a valid list of columns."""
     if not columns:
         raise ArgumentValueError(f"{_WHERE}: columns is empty, must have at least one")
     names: set[str] = set()
@@ -32,7 +32,11 @@ def check_columns(columns: Sequence[Column], sparse: bool) -> None:
 
 
 def tables_of(columns: Sequence[Column]) -> dict[str, TableColumn]:
-    """By name the first column that has it; ValueError where those that share one do not agree."""
+    """Return the first column of each table, by the table's name.
+
+    Raises:
+        ValueError: columns that share a table do not agree.
+    """
     found: dict[str, TableColumn] = {}
     for column in columns:
         if not isinstance(column, TableColumn):
@@ -49,7 +53,9 @@ def tables_of(columns: Sequence[Column]) -> dict[str, TableColumn]:
 
 
 def differentiable(columns: Sequence[Column], uses: Sequence[FeatureRef]) -> list[int]:
-    """Numbers of the uses on which the output depends smoothly: numeric values, and weights."""
+    """Return the numbers of the uses with respect to which the output has a derivative: numeric values and
+    weights.
+    """
     number_of = {use: number for number, use in enumerate(uses)}
     found = []
     for column in columns:
@@ -61,8 +67,9 @@ def differentiable(columns: Sequence[Column], uses: Sequence[FeatureRef]) -> lis
 
 
 def check_values(numbers: Sequence[int], uses: Sequence[FeatureRef], given: Inputs) -> None:
-    """Raises NotImplementedError where a batch has something whose gradient would be missing; ``numbers``: of
-    the uses that are differentiable.
+    """Raise NotImplementedError if a batch has a tensor whose gradient would be missing.
+
+    ``numbers`` are those of the differentiable uses.
     """
     for number in numbers:
         place, use = given.places[number], uses[number]

@@ -20,18 +20,18 @@ from recfuse.ops.library import needs_derivatives
 
 
 class ColumnGroup:
-    """Some columns of a module.
+    """A subset of the columns of a module.
 
     Attributes:
         columns: their specifications, in the order of the output.
-        matrices: which of the module's packed matrices have their tables.
-        programs: of calls without gradients.
+        matrices: the numbers of the module's packed matrices that contain their tables.
+        programs: the programs of calls without gradients.
     """
 
     def __init__(
         self, columns: Sequence[Column], tables: Sequence[TableSpec], uses: Sequence[FeatureRef] = ()
     ) -> None:
-        """``tables``: of the whole module; ``uses``: those that come first, in the order of places."""
+        """Takes the tables of the whole module, and the uses that come first in the order of places."""
         self.columns = tuple(columns)
         spec_of = {spec.name: spec for spec in tables}
         own = [spec_of[one.table_name] for one in self.columns if isinstance(one, TableColumn)]
@@ -51,44 +51,47 @@ class ColumnGroup:
 
     @property
     def output_dim(self) -> int:
-        """Columns of the output."""
+        """The number of columns of the output."""
         return self.programs.output_dim
 
     def used(self) -> set[FeatureRef]:
-        """What the columns read of a batch."""
+        """Return the uses that the columns read."""
         return {source.use for column in self.columns for source in column.sources()}
 
     def __call__(self, weights: Sequence[Tensor], given: Inputs, sparse: bool, bounds_check: str) -> Tensor:
-        """``[batch, output_dim]``; ``weights``: all of the module's, ``given``: on their device."""
+        """Return ``[batch, output_dim]``.
+
+        ``weights`` are all packed matrices of the module; ``given`` must be on their device.
+        """
         own = [weights[number] for number in self.matrices]
         if needs_derivatives(own):
             return self._training(own, given, sparse, bounds_check)
         return self.programs.compute(own, given, bounds_check)
 
     def at(self, weights: Sequence[Tensor], given: Addresses, bounds_check: str) -> Tensor:
-        """The same without gradients, of inputs that are not handed over."""
+        """Return ``[batch, output_dim]`` without gradients, from the addresses of inputs."""
         own = [weights[number] for number in self.matrices]
         return self.programs.compute_at(own, given, own[0].device, bounds_check)
 
 
 class _Chosen(NamedTuple):
-    """The inputs that are read; None: all."""
+    """The numbers of the inputs that are read, or None for all inputs."""
 
-    places: tuple[InputRef, ...]  # where uses are among them
+    places: tuple[InputRef, ...]  # positions of the uses among these inputs
     dense: list[int] | None
     jagged: list[int] | None
 
 
 class InputSubset:
-    """What some of a batch's uses read; remembers the form of the last batch."""
+    """Selects the inputs that some uses read, and caches the form of the last batch."""
 
     def __init__(self, uses: Sequence[FeatureRef], wanted: set[FeatureRef]) -> None:
-        """``wanted``: of the uses."""
+        """Takes all uses, and ``wanted``, the selected uses."""
         self._wanted = [use in wanted for use in uses]
         self._chosen = LastResult(self._choose)
 
     def __call__(self, given: Inputs, device: torch.device) -> Inputs:
-        """On a device; places of the other uses stand for nothing."""
+        """Return the selected inputs on a device. Places of the other uses have no meaning."""
         places, dense, jagged = self._chosen(given.places, len(given.dense), len(given.values))
         lists: list[Sequence[Tensor]] = list(given[2:])
         if dense is not None:

@@ -1,7 +1,8 @@
-"""Tables that stay in the host's memory. Of frozen ones a GPU reads a few rows itself, in page-locked memory;
-many rows are looked up by CPU threads, for which only the GPU's stream waits. Rows of tables that train are
-looked up within the call. What threads pool is one more input of the GPU's call, which writes it beside its
-own columns.
+"""Tables that stay in the host's memory.
+
+A GPU reads a few rows of frozen tables itself, in page-locked memory. CPU threads look up many rows; only the
+GPU's stream waits for them. Rows of tables that train are looked up within the call. The rows that threads
+pool become a further input of the GPU's call, which writes them next to its own columns.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ _CPU = torch.device("cpu")
 
 
 MOST_ROWS, MOST_SAMPLES = 4096, 512
-"""Of a batch for which a GPU reads the host's tables: it gets the addresses of some 45 rows in a microsecond,
-and to wake CPU threads takes as long as a few thousand rows. Samples are counted where the batch is on the
-GPU alone, which would be waited for."""
+"""Limits of a batch for which a GPU reads the host's tables.
+
+A GPU gets the addresses of some 45 rows in a microsecond, and to wake CPU threads takes as long as a few
+thousand rows. Samples are counted if the batch is only on the GPU, because to count its rows would
+synchronize."""
 
 
 class Lookup(enum.Enum):
-    """Who looks rows of the host's tables up."""
+    """The device that looks up rows of the host's tables."""
 
     GPU = "the GPU reads page-locked memory"
     STREAM = "CPU threads, which the GPU's stream alone waits for"
@@ -49,13 +52,13 @@ class Lookup(enum.Enum):
 
 
 def is_frozen(table: Tensor) -> bool:
-    """Whether a host's table may be read after a call: not where an optimizer could have changed it."""
+    """Return whether a table on the host may be read after a call: no optimizer may change it."""
     return not table.requires_grad
 
 
 @dataclass(frozen=True)
 class _Pooled(Column):
-    """A column of the host's as the GPU sees it: numbers, which are pooled already."""
+    """A column of the host for the GPU: numbers, which are already pooled."""
 
     kind = ""
     width: int
@@ -65,21 +68,21 @@ class _Pooled(Column):
 
     @property
     def use(self) -> FeatureRef:
-        """As no feature of a batch is used."""
+        """A use that no feature of a batch has."""
         return FeatureRef(self.name, "", True)
 
     def sources(self) -> tuple[Source, ...]:
-        """The one."""
+        """Return the single source."""
         return (Source(self.use, ()),)
 
     @property
     def output_dim(self) -> int:
-        """How many columns of the output it has."""
+        """The number of columns of the output."""
         return self.width
 
 
 class HostSplit:
-    """The columns of a module in two parts, by where their tables are."""
+    """The columns of a module in two parts: tables on the device, and tables on the host."""
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class HostSplit:
         matrices: Sequence[int],
         packer: Packer,
     ) -> None:
-        """``matrices``: those on the host; ``packer``: of the module's uses."""
+        """Takes ``matrices``, the numbers of those on the host, and the packer of the module's uses."""
         on_host = {spec.name for spec in tables if spec.matrix in matrices}
         is_host = [isinstance(one, TableColumn) and one.table_name in on_host for one in columns]
         both = list(zip(columns, is_host, strict=True))
@@ -101,7 +104,7 @@ class HostSplit:
         self._widths = [one.width for one in seen if isinstance(one, _Pooled)]
         self._merging = ColumnGroup(
             seen, tables, packer.uses
-        )  # the GPU's columns, and what the host has pooled
+        )  # the GPU's columns, and the pooled columns of the host
         self._waits = True  # the GPU's streams can wait for the host
         self._readers = PinnedReaders()
         self._counts = LastResult(self._count_reads)
@@ -122,7 +125,10 @@ class HostSplit:
         sparse: bool,
         bounds_check: str,
     ) -> Tensor:
-        """``[batch, output_dim]`` on ``device``; ``on_host``: the same batch there, if it is known."""
+        """Return ``[batch, output_dim]`` on ``device``.
+
+        ``on_host`` is the same batch on the host, if known.
+        """
         if not torch.compiler.is_compiling():
             why = "tables are on the host: keep them on the GPU (host_tables=None)"
             _refuse_capture(device, why)
@@ -145,7 +151,10 @@ class HostSplit:
         return slices[0] if len(slices) == 1 else torch.cat(slices, dim=1)
 
     def rows(self, near: Inputs) -> int:
-        """How many rows of the host's tables a batch looks up, if the features of an input are alike."""
+        """Return the number of rows that a batch looks up in the host's tables.
+
+        Assumes that the features of an input have equal numbers of values.
+        """
 
         def values_of(number: int, width: int) -> float:
             if width > 0:
@@ -160,8 +169,9 @@ class HostSplit:
         return int(each * near.batch)
 
     def _count_reads(self, places: Sequence[InputRef]) -> Counter[tuple[tuple[int, int], ...]]:
-        """How many of the host's columns read the same inputs, with their widths, 0: jagged. A cross reads
-        two, and looks up each pair of their values.
+        """Count the host's columns by the inputs that they read, with their widths (0: jagged).
+
+        A cross reads two inputs, and looks up each pair of their values.
         """
         at = dict(zip(self._packer.uses, places, strict=True))
         columns = self.host.columns if self.host is not None else ()
@@ -169,13 +179,13 @@ class HostSplit:
         return Counter(tuple((place.input, place.width) for place in places) for places in read)
 
     def keep(self, weights: Sequence[Tensor], device: torch.device) -> None:
-        """Keeps page-locked tables until the device's current stream has read them."""
+        """Keep page-locked tables until the device's current stream has read them."""
         self._readers.add(((number, weights[number]) for number in self._matrices), device)
 
     def lookup(
         self, weights: Sequence[Tensor], given: Inputs, on_host: Inputs | None, device: torch.device
     ) -> Lookup:
-        """Who looks rows up; ``on_host``: the batch there, if it is known."""
+        """Return the kind of lookup; ``on_host`` is the batch on the host, if known."""
         if torch.compiler.is_compiling() or device.type != "cuda" or needs_derivatives(weights):
             return Lookup.CALL
         tables = [weights[number] for number in self._matrices]
@@ -191,14 +201,16 @@ class HostSplit:
         return Lookup.STREAM if all(self._dtypes_fit(weights)) else Lookup.CALL
 
     def _merges(self, weights: Sequence[Tensor]) -> bool:
-        """Whether one call on the device writes all columns: without gradients, and if dtypes fit."""
+        """Return whether one call on the device writes all columns: without gradients, and if dtypes fit."""
         if torch.compiler.is_compiling() or is_transformed() or needs_derivatives(weights):
             return False
         return self._dtypes_fit(weights)[0]
 
     def _dtypes_fit(self, weights: Sequence[Tensor]) -> tuple[bool, bool]:
-        """Whether the tables of the device's call give the output its dtype; and whether the host's rows,
-        pooled to float32, are those of a call of the host's columns alone.
+        """Return two facts of dtypes.
+
+        The first: the tables of the device's call give the output its dtype. The second: the host's rows,
+        pooled to float32, are equal to those of a separate call of the host's columns.
         """
         return self._fits(*[weight.dtype for weight in weights])
 
@@ -211,7 +223,10 @@ class HostSplit:
     def _merged(
         self, weights: Sequence[Tensor], given: Inputs, near: Inputs, device: torch.device, bounds_check: str
     ) -> Tensor:
-        """What the host has pooled, while the batch is copied, is one more input of the device's call."""
+        """Compute all columns on the device; the host pools its columns while the batch is copied.
+
+        The pooled columns are a further input of the device's call.
+        """
         given = inputs_to_device(given, self._packer, device, len(weights), 1)
         dense = list(given.dense)
         if self.host is not None:
@@ -230,7 +245,7 @@ class HostSplit:
         device: torch.device,
         bounds_check: str,
     ) -> Tensor:
-        """The same without waiting for the host's threads: see ``Lookup.STREAM``."""
+        """Compute all columns without a wait for the host's threads; see ``Lookup.STREAM``."""
         if on_host is None and given.device != device:  # the caller's tensors may change: these are copies
             packed = self._packer(given, True).to(device, non_blocking=True)
             given, on_host = packed.inputs(self._packer.uses), packed.on_host
@@ -255,14 +270,14 @@ class HostSplit:
         except NotImplementedError as error:
             if "cannot wait" not in str(error):
                 raise
-            self._waits = False  # nothing was begun
+            self._waits = False  # no work has begun
             return self(weights, given, on_host, device, False, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
             of_host = OF_HOST in str(error)
             (host if of_host else part).programs.raise_named(error, near if of_host else given)
 
     def _place_pooled(self, places: tuple[InputRef, ...], number: int) -> tuple[InputRef, ...]:
-        """Where uses are when what is pooled has become dense input `number`, the last one."""
+        """Return the places of all uses if the host's pooled columns are dense input `number`, the last."""
         more = int(bool(self._widths))
         slots = itertools.accumulate(self._widths, initial=0)
         given = (one if one.input < number else one._replace(input=one.input + more) for one in places)
@@ -271,7 +286,7 @@ class HostSplit:
 
 
 def packed_to_device(packed: PackedColumns, device: torch.device) -> PackedColumns:
-    """A packed batch on the device, if that is a GPU."""
+    """Return a packed batch on the device, if the device is a GPU."""
     if device.type != "cuda":
         return packed
     if packed.device.type == "cpu":
@@ -282,8 +297,10 @@ def packed_to_device(packed: PackedColumns, device: torch.device) -> PackedColum
 def inputs_to_device(
     given: Inputs, packer: Packer, device: torch.device, n_weights: int, n_more: int = 0
 ) -> Inputs:
-    """The inputs on a device: packed, and copied at once, where they are elsewhere, or too many with
-    ``n_more`` dense ones.
+    """Return the inputs on a device.
+
+    Inputs on another device, or too many together with ``n_more`` further dense inputs, are packed and copied
+    in one call.
     """
     many = device.type == "cuda" and not fits_a_gpu(len(given.dense) + n_more, len(given.values), n_weights)
     if given.device == device and not many:
@@ -295,6 +312,8 @@ def inputs_to_device(
 
 
 def _refuse_capture(device: torch.device, why: str) -> None:
-    """A graph would copy what the host has now, each time: the host's work is no part of it."""
+    """Raise ValueError during capture: the host's work is no part of a graph, which would copy the present
+    batch in every replay.
+    """
     if device.type == "cuda" and not torch.compiler.is_compiling() and is_captured():
         raise ArgumentValueError(f"recfuse.nn.EmbeddingColumns: a CUDA graph is being captured, and {why}")

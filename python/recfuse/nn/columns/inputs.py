@@ -13,7 +13,7 @@ from recfuse._storage import check_storages
 from recfuse.nn.columns.lowering import InputRef
 
 TYPES = (torch.float32, torch.int32, torch.int64)
-"""Of values, as the operator takes them."""
+"""The dtypes of values that the operator takes."""
 _WIDENED = {  # without loss
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -27,7 +27,7 @@ _WIDENED = {  # without loss
 
 
 class Jagged(NamedTuple):
-    """Values of samples that have any number of them."""
+    """Values of samples with different numbers of values."""
 
     values: Tensor  # [values]
     offsets: Tensor  # [features * batch + 1], from 0
@@ -35,26 +35,26 @@ class Jagged(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What the operator takes of a batch."""
+    """The inputs of the operator, from a batch."""
 
-    places: tuple[InputRef, ...]  # one a use
+    places: tuple[InputRef, ...]  # a place per use
     batch: int
     dense: Sequence[Tensor]  # [batch] or [batch, values]
     values: Sequence[Tensor] = ()
     offsets: Sequence[Tensor] = ()
-    weights: Sequence[Tensor] = ()  # none, or one an entry of values; of no elements: there are none
+    weights: Sequence[Tensor] = ()  # empty, or a tensor per entry of values; without elements: no weights
 
     @property
     def device(self) -> torch.device:
-        """Of the first tensor."""
+        """The device of the first tensor."""
         return (self.dense or self.values)[0].device
 
     def to(self, device: str) -> Inputs:
-        """On a device."""
+        """Return the inputs on a device."""
         return Inputs(*self[:2], *([one.to(device) for one in each] for each in self[2:]))
 
     def jagged(self, number: int) -> Jagged:
-        """An entry of values."""
+        """Return the jagged entry with this number."""
         weights = self.weights[number] if self.weights else None
         if weights is not None and weights.numel() == 0 and self.values[number].numel() > 0:
             weights = None
@@ -62,17 +62,17 @@ class Inputs(NamedTuple):
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """From lengths."""
+    """Return the offsets of lengths."""
     return pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
 
 
 def width_of(dense: Tensor) -> int:
-    """How many values a sample has; ``range`` makes the compiler take it for a constant."""
+    """Return the number of values of a sample; ``range`` makes it a constant for the compiler."""
     return 1 if dense.dim() == 1 else len(range(dense.shape[1]))
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Of a type that the operator takes, without loss; one that it does not take is left to it."""
+    """Convert to a type that the operator takes, without loss; the operator refuses all other types."""
     wider = _WIDENED.get(tensor.dtype)
     if wider is None:
         return tensor
@@ -81,7 +81,7 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """The same without gaps; a copy where it has some."""
+    """Return the tensor without gaps; a copy if it has gaps."""
     if tensor.is_contiguous():
         return tensor
     check_storages("recfuse.nn.EmbeddingColumns", "values or offsets", (tensor,))

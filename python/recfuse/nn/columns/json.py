@@ -1,10 +1,10 @@
-"""Columns as JSON: a list with a mapping a column.
+"""Columns as JSON: a list with a mapping per column.
 
 ``{"kind": "bucketize", "name": "age", "boundaries": [18, 25, 35], "embedding_dim": 8}``: "kind" is
-"bucketize", "hash", "identity", "vocabulary", "cross" or "numeric", the others are the fields of the class,
-where they are not the defaults. A step is ``{"step": "affine", "scale": 0.01}``, a key of a cross a name, or
-``{"feature": "age", "preprocess": [...]}``, a dtype its name. Infinite boundaries and bounds are the texts
-"Infinity" and "-Infinity".
+"bucketize", "hash", "identity", "vocabulary", "cross" or "numeric"; the other entries are the fields of the
+class that differ from the defaults. A step is ``{"step": "affine", "scale": 0.01}``. A key of a cross is a
+name or ``{"feature": "age", "preprocess": [...]}``. A dtype is its name. Infinite boundaries and bounds are
+the texts "Infinity" and "-Infinity".
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from recfuse.nn.columns.specs import Column, Key
 from recfuse.nn.columns.steps import STEPS, Step
 
 MOST_BYTES = 64 << 20
-"""Of a file."""
+"""The largest size of a file."""
 MOST_VALUES = 4_000_000
-"""Of a file, words of vocabularies and boundaries too: with `MOST_BYTES` this bounds its memory to 2 GiB."""
+"""The largest number of values of a file, including words of vocabularies and boundaries.
+
+Together with `MOST_BYTES` it bounds the memory to 2 GiB."""
 _WHERE = "recfuse.nn.EmbeddingColumns.from_json"
 _INFINITE = {"Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no numbers for them
 
 
 def read(columns: str | Path | Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Columns from a list of mappings, or from the file that has it.
+    """Return columns from a list of mappings, or from a file with such a list.
 
     Raises:
-        ValueError, TypeError: a mapping that is no column; names it. OSError: the file cannot be read.
-        FileFormatError: a ValueError for all that is wrong in a file; names it too.
+        ValueError, TypeError: a mapping is no column; names the mapping. OSError: the file cannot be read.
+        FileFormatError: a ValueError for every error in a file; names the file too.
     """
     if not isinstance(columns, (str, Path)):
         return _columns(columns, f"{_WHERE}: ")
@@ -50,7 +52,7 @@ def read(columns: str | Path | Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 def write(columns: Sequence[Column], path: str | Path | None) -> list[dict[str, Any]]:
-    """The list of columns, written to a file where one is named."""
+    """Return the list of columns, and write it to a file if ``path`` is given."""
     found = [{"kind": column.kind, **_plain(column)} for column in columns]
     if path is not None:
         function = "recfuse.nn.EmbeddingColumns.to_json"
@@ -59,7 +61,7 @@ def write(columns: Sequence[Column], path: str | Path | None) -> list[dict[str, 
 
 
 def _lines(columns: Sequence[dict[str, Any]]) -> list[str]:
-    """A line a column."""
+    """Return the lines of a file, with a line per column."""
     return ["[\n", ",\n".join(json.dumps(one, allow_nan=False) for one in columns), "\n]\n"]
 
 
@@ -135,7 +137,7 @@ def _step(given: Any) -> Step:
 
 
 def _plain(spec: Any) -> dict[str, Any]:
-    """The fields that are not the defaults, as JSON has them."""
+    """Return the fields that differ from the defaults, as JSON values."""
     return {name: _value(value) for name, value in _given_fields(spec).items()}
 
 
@@ -156,7 +158,7 @@ def _value(value: Any) -> Any:
 
 
 def _given_fields(spec: Any) -> dict[str, Any]:
-    """The fields of a specification or step that are not the defaults, by name."""
+    """Return the fields of a specification or step that differ from the defaults, by name."""
     found = {}
     for one in fields(spec):
         if one.init and getattr(spec, one.name) != one.default:

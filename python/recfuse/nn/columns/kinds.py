@@ -49,7 +49,7 @@ class Bucketize(FeatureColumn):
     Args:
         boundaries: ascending numbers, rounded to float32.
         right: count boundaries that are not greater, instead of less. Default: False.
-        num_embeddings: rows of the table. Default: one more than boundaries.
+        num_embeddings: rows of the table. Default: the number of boundaries plus 1.
 
     Example:
         >>> age = recfuse.nn.columns.Bucketize("age", boundaries=[18, 25, 35], embedding_dim=8)
@@ -227,4 +227,4 @@ class Numeric(Column):
 COLUMNS: dict[str, type[Column]] = {
     kind.kind: kind for kind in (Identity, Bucketize, Hash, Vocabulary, Cross, Numeric)
 }
-"""By the name in JSON."""
+"""The classes of columns, by their names in JSON."""

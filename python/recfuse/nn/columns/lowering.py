@@ -27,7 +27,7 @@ from recfuse.nn.columns.steps import (
     ToWord,
 )
 
-# In the order of RF_COLUMN_STEP_LIST; bucketize_right is the one behind bucketize.
+# In the order of RF_COLUMN_STEP_LIST; bucketize_right follows bucketize.
 _STEPS = (Affine, Log1p, Clip, Cast, ClipInteger, Modulo, ToBucket, ToBucket, ToHash, ToWord)
 _INVALID = {"error": -2, "drop": -1}
 _FILL = -1
@@ -35,15 +35,15 @@ _N_DIMS, _OUTPUT_COLUMN = 14, 16  # fields of rf_column
 
 
 class InputRef(NamedTuple):
-    """Where the values of a use lie among the operator's inputs."""
+    """The place of the values of a use among the operator's inputs."""
 
     input: int
-    slot: int  # dense: the first of a sample's values; jagged: which feature
-    width: int  # dense: values a sample; jagged: 0
+    slot: int  # dense: the first value of a sample; jagged: the number of the feature
+    width: int  # dense: values per sample; jagged: 0
 
 
 class TableRef(NamedTuple):
-    """Where a table lies among the operator's weights."""
+    """The place of a table among the operator's weights."""
 
     buffer: int
     offset: int  # first element
@@ -52,7 +52,7 @@ class TableRef(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """What a program is made of."""
+    """The arrays from which a program is compiled."""
 
     columns: NDArray[np.int64]  # [n, 17]
     sources: NDArray[np.int64]  # [n, 5]
@@ -62,18 +62,19 @@ class Arrays(NamedTuple):
 
 
 class Lowered:
-    """Columns without what depends on how a batch comes: ``arrays(places)`` adds that.
+    """Columns as arrays, without the facts of a form of batches, which ``arrays(places)`` adds.
 
     Attributes:
-        uses: what is read of a batch; places are in this order.
+        uses: the features that the columns read; places have this order.
         output_dim: columns of the output.
     """
 
     def __init__(
         self, columns: Sequence[Column], place_of: Mapping[str, TableRef], uses: Sequence[FeatureRef] = ()
     ) -> None:
-        """Columns in the order of the output; ``place_of``: where tables lie, by their names; ``uses``:
-        those that come first, whether the columns have them or not.
+        """Takes columns in the order of the output, and the places of tables by their names.
+
+        ``uses`` come first, whether the columns read them or not.
         """
         self._sources: dict[Source, int] = {}
         self._uses = {use: number for number, use in enumerate(uses)}
@@ -93,7 +94,7 @@ class Lowered:
         ).reshape(-1, 3)
 
     def chosen(self, numbers: Sequence[int]) -> Lowered:
-        """Some of the columns, in order, with the same uses."""
+        """Return a subset of the columns, in the order of ``numbers``, with the same uses."""
         found = copy.copy(self)
         found._columns = self._columns[list(numbers)]
         widths = found._columns[:, _N_DIMS]
@@ -102,13 +103,13 @@ class Lowered:
         return found
 
     def reader_of(self, use: int) -> int | None:
-        """The first column that reads a use."""
+        """Return the number of the first column that reads a use."""
         sources = np.flatnonzero(self._source_rows[:, 0] == use)
         columns = np.flatnonzero(np.isin(self._columns[:, :2], sources).any(axis=1))
         return int(columns[0]) if columns.size else None
 
     def arrays(self, places: Sequence[InputRef]) -> Arrays:
-        """What the program of batches with these places is made of; a place a use."""
+        """Return the arrays of the program for batches with these places, a place per use."""
         own = np.array(places, dtype=np.int64).reshape(-1, 3)
         sources = np.concatenate((own[self._source_rows[:, 0]], self._source_rows[:, 1:]), axis=1)
         boundaries, vocabulary = self._pools.boundaries, self._pools.vocabulary
@@ -149,17 +150,17 @@ class Lowered:
 
 
 class _Pools:
-    """Steps with the boundaries and words that they name, each list once."""
+    """Steps, with their boundaries and words; equal lists are stored once."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, int]] = []
         self.boundaries: list[NDArray[np.float32]] = []
         self.vocabulary: list[NDArray[np.int64]] = []
         self._first: dict[bytes, int] = {}
-        self._counts = [0, 0]  # of boundaries, of words
+        self._counts = [0, 0]  # boundaries, words
 
     def step(self, step: Step) -> tuple[int, int, int]:
-        """operation, a, b."""
+        """Return operation, a and b of a step."""
         operation = _STEPS.index(type(step))
         if isinstance(step, Affine):
             return operation, _bits(step.scale), _bits(step.offset)
@@ -189,10 +190,10 @@ class _Pools:
 
 
 def _bits(value: float) -> int:
-    """Of a float32."""
+    """Return the bits of a float32."""
     return int(np.float32(value).view(np.uint32))
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned one."""
+    """Return the int64 with the bits of an unsigned integer."""
     return value - 2**64 if value >= 2**63 else value

@@ -40,12 +40,14 @@ class EmbeddingColumns(PackedTables):
     A column turns the values of a sample into rows of its table, in a few steps, and pools the rows. Values
     become rows exactly as in :meth:`to_torch`, the specification in plain PyTorch.
 
-    Tables of one dtype and dim are one Parameter ``[rows, dim]``, as in :class:`FusedEmbeddingBagCollection`:
-    ``tables[name].weight`` is a view, and the ``state_dict`` has an entry a table, ``tables.<name>.weight``.
+    Tables of the same dtype and dim share a Parameter ``[rows, dim]``, as in
+    :class:`FusedEmbeddingBagCollection`: ``tables[name].weight`` is a view, and the ``state_dict`` has an
+    entry per table, ``tables.<name>.weight``.
     New tables are drawn from a normal distribution, as in torch.nn.Embedding.
 
     The first batch of each form (dense, jagged, keyed) creates a program, at most 64 MiB in all. A program
-    serves all batch sizes but one width: if lists are padded to the longest of a batch, use jagged entries.
+    serves all batch sizes but a single width: if lists are padded to the longest of a batch, use jagged
+    entries.
 
     Args:
         columns: specifications of :mod:`recfuse.nn.columns`, in the order of the output.
@@ -69,7 +71,7 @@ class EmbeddingColumns(PackedTables):
         tables: the tables by name, in order.
 
     Shape:
-        - batch: an entry a feature: ``[batch]``, ``[batch, width]``, or jagged; see :meth:`forward`.
+        - batch: an entry per feature: ``[batch]``, ``[batch, width]``, or jagged; see :meth:`forward`.
         - output: ``[batch, output_dim]``.
 
     Raises:
@@ -103,7 +105,7 @@ class EmbeddingColumns(PackedTables):
         bounds_check: str = "on",
         host_tables: str | int | None = "256MiB",
     ) -> None:
-        """Makes new tables; see the class."""
+        """Create new tables; see the class."""
         super().__init__()
         if not isinstance(columns, Iterable) or isinstance(columns, (str, bytes)):
             needed = "an iterable of columns; from_json reads a list of mappings"
@@ -129,14 +131,14 @@ class EmbeddingColumns(PackedTables):
         number_of = {name: number for number, name in enumerate(tables)}
         of_columns = [number_of[one.table_name] for one in self.specs if isinstance(one, TableColumn)]
         self._host_matrices = [at for at, one in enumerate(matrices) if one.form.tag.on_host]
-        if self._host_matrices:  # knows where the module is, whatever its tables say
+        if self._host_matrices:  # its device is the module's; tables may stay on the host
             self.register_buffer("_home", torch.empty(0, device=where), persistent=False)
         self._publish(layout_of(specs, range(len(specs)), of_columns, matrices, sparse), parameters)
         self._lock_pages()
         self.reset_parameters()
 
     def _layout_changed(self) -> None:
-        """Notes what follows from specifications and layout."""
+        """Compute the attributes that follow from specifications and layout."""
         self._whole = ColumnGroup(self.specs, self.layout.tables)
         users: dict[FeatureRef, str] = {}
         for column in self.specs:
@@ -147,14 +149,14 @@ class EmbeddingColumns(PackedTables):
         self._split: HostSplit | None = None
         if self._host_matrices:
             self._split = HostSplit(self.specs, self.layout.tables, self._host_matrices, self._reader.packer)
-        self._always_split = False  # tests: with both parts on one device
+        self._always_split = False  # for tests: both parts on one device
         self.output_dim = self._whole.output_dim
 
     def _why_not_movable(self) -> str | None:
         return "some tables of its module stay in the host's memory" if self._host_matrices else None
 
     def _lock_pages(self) -> None:
-        """Of the host's tables, if the others are on a GPU."""
+        """Page-lock the host's tables, if the others are on a GPU."""
         weights = self.packed_weights()
         if self._host_matrices and self._home.device.type == "cuda":
             for number in self._host_matrices:
@@ -171,7 +173,7 @@ class EmbeddingColumns(PackedTables):
         """Compute all columns.
 
         Args:
-            batch: a mapping with an entry a feature; a TorchRec KeyedJaggedTensor; or a packed batch of
+            batch: a mapping with an entry per feature; a TorchRec KeyedJaggedTensor; or a packed batch of
                 :meth:`pack`. An entry is a tensor ``[batch]`` or ``[batch, width]``, a jagged
                 ``torch.nested`` tensor, a TorchRec JaggedTensor, ``(values, offsets)``, ``(values, offsets,
                 weights)``, or a mapping with "values", "offsets" or "lengths", and "weights". Values are
@@ -204,13 +206,13 @@ class EmbeddingColumns(PackedTables):
         return self._computed(self._reader.read(batch, dense), on_host)
 
     def _addresses(self, batch: Any) -> Addresses | None:
-        """The addresses of a dict's tensors, if nothing else needs the tensors."""
+        """Return the addresses of a dict's tensors, unless gradient checks need the tensors."""
         if torch.is_grad_enabled() and self._differentiable:
             return None
         return self._reader.addresses(batch)
 
     def _fast_path(self, batch: dict[str, Any]) -> Tensor | PackedColumns | None:
-        """The output, or the batch on the GPU; None: its tensors have to be looked at one by one."""
+        """Return the output, or the batch on the GPU; None if the slow path must read each tensor."""
         weights = self.packed_weights()
         if not weights:
             return None
@@ -228,7 +230,7 @@ class EmbeddingColumns(PackedTables):
         return None
 
     def _to_device(self, batch: PackedColumns) -> PackedColumns:
-        """A packed batch where the columns are computed: its buffer is copied as it is."""
+        """Return a packed batch on the device that computes the columns; only its buffer is copied."""
         if self._host_matrices:
             return packed_to_device(batch, self._home.device)
         weights = self.packed_weights()
@@ -238,7 +240,7 @@ class EmbeddingColumns(PackedTables):
         if torch.is_grad_enabled() and self._differentiable:
             check_values(self._differentiable, self._reader.uses, given)
         weights = self.packed_weights()
-        if weights and weights[0].is_meta:  # as torch's lookups, which take indices of any device then
+        if weights and weights[0].is_meta:  # as torch's lookups, which then take indices of any device
             given = given.to("meta")
         if self._split is not None and self._is_split(weights):
             device = self._home.device
@@ -258,7 +260,7 @@ class EmbeddingColumns(PackedTables):
         return self._whole(weights, given, self.layout.sparse, self.bounds_check)
 
     def _is_split(self, weights: Sequence[Tensor]) -> bool:
-        """Whether some tables are on the host, and the module elsewhere."""
+        """Return whether some tables are on the host and the module on another device."""
         on_host = all(weights[number].is_cpu for number in self._host_matrices)
         return on_host and (self._always_split or self._home.device.type == "cuda")
 
@@ -299,7 +301,9 @@ class EmbeddingColumns(PackedTables):
         return MemoryReport(str(home), *sizes, tuple(names))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingColumns:
-        """As of any module; tables that stay on the host take the dtype alone when the others go to a GPU."""
+        """Apply a function as every module; tables that stay on the host take only its dtype if the others
+        move to a GPU.
+        """
         weights = self.packed_weights()
         own = [weights[number] for number in self._host_matrices]
         kept = {
@@ -332,7 +336,7 @@ class EmbeddingColumns(PackedTables):
         """Create a module from a JSON list of columns; see :mod:`recfuse.nn.columns.json`.
 
         Args:
-            columns: the path of a file, or the list: a mapping a column, with its "kind" and the fields of
+            columns: the path of a file, or the list: a mapping per column, with its "kind" and the fields of
                 its class.
             options: further arguments of the class.
 
@@ -354,25 +358,25 @@ class EmbeddingColumns(PackedTables):
         return f"columns={len(self.specs)}, rows={rows}, output_dim={self.output_dim}, bytes={size}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """State without what follows from it."""
+        """Return the state without derived attributes."""
         own = self.__dict__.copy()
         for name in ("_whole", "_reader", "_split", "_differentiable"):
             del own[name]
         return own
 
     def __setstate__(self, own: dict[str, Any]) -> None:
-        """Takes the state."""
+        """Set the state, and compute derived attributes."""
         super().__setstate__(own)
         self._layout_changed()
         self._lock_pages()
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuses, where torch.jit.script would fail at some line of this class."""
+        """Raise NotImplementedError with a reason; torch.jit.script would fail at some line of this class."""
         raise NotImplementedError(
             "recfuse: an EmbeddingColumns cannot be scripted; torch.export and torch.compile take it as it is"
         )
 
 
 def _mode(column: TableColumn) -> str:
-    """How ``tables[name](...)`` pools."""
+    """Return the pooling of ``tables[name](...)``."""
     return column.pooling if column.pooling in MODES else "sum"

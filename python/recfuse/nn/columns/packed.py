@@ -1,4 +1,4 @@
-"""``PackedColumns``: a batch in one buffer, which one copy takes to a GPU."""
+"""``PackedColumns``: a batch in one buffer, which a single copy moves to a GPU."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from recfuse.nn.memory import own_storage
 
 
 class BufferPart(NamedTuple):
-    """A tensor of the buffer."""
+    """The type and position of a tensor in the buffer."""
 
-    field: int  # of Inputs: which list it is in
+    field: int  # the number of its list in Inputs
     dtype: torch.dtype
     shape: tuple[int, ...]
     first: int  # byte
 
 
 class PackedColumns:
-    """A batch in one buffer, from ``EmbeddingColumns.pack``: one copy takes it to a GPU.
+    """A batch in one buffer, from ``EmbeddingColumns.pack``: a single copy moves it to a GPU.
 
     Args:
         uses: the features that it was packed for.
@@ -54,11 +54,11 @@ class PackedColumns:
         parts: Sequence[BufferPart] = (),
         form: str | None = None,
     ) -> None:
-        """Makes a packed batch; see the class."""
+        """Create a packed batch; see the class."""
         self._uses, self._inputs, self._buffer, self._parts = uses, inputs, buffer, tuple(parts)
-        # The compiler would take numbers of an object for variables.
+        # A text, because the compiler would treat numbers of an object as variables.
         self._form = encoded(inputs.places) if form is None else form
-        self.on_host: Inputs | None = None  # the batch that it was copied from
+        self.on_host: Inputs | None = None  # the source of the copy
 
     def inputs(self, uses: tuple[FeatureRef, ...]) -> Inputs:
         """Return the tensors for columns with these uses; raises ValueError for others."""
@@ -89,7 +89,7 @@ class PackedColumns:
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> PackedColumns:
         """Copy to a device. ``non_blocking`` does not wait for a copy from page-locked memory."""
-        target, given = torch.empty(0, device=device).device, self._inputs  # with its number
+        target, given = torch.empty(0, device=device).device, self._inputs  # with an explicit number
         if target == given.device:
             return self
         if self._buffer is None:
@@ -103,8 +103,9 @@ class PackedColumns:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The buffer without its views, or these as storages of their own: torch.save refuses views of one
-        storage with several types.
+        """Return the buffer without its views, or the tensors with separate storages.
+
+        torch.save refuses views of one storage with several types.
         """
         given = self._inputs
         if self._buffer is None:
@@ -114,7 +115,7 @@ class PackedColumns:
         return of_buffer, (self._uses, given.places, given.batch, self._buffer, self._parts, self._form)
 
     def __repr__(self) -> str:
-        """Sizes."""
+        """Return sizes and device."""
         return f"PackedColumns(batch_size={self.batch_size}, nbytes={self.nbytes}, device='{self.device}')"
 
 
@@ -126,7 +127,7 @@ def of_buffer(
     parts: Sequence[BufferPart],
     form: str,
 ) -> PackedColumns:
-    """With views of its parts."""
+    """Return a packed batch whose inputs are views of the buffer's parts."""
     lists: tuple[list[Tensor], ...] = [], [], [], []
     for part in parts:
         view = view_of(buffer, part)
@@ -135,7 +136,7 @@ def of_buffer(
 
 
 def view_of(buffer: Tensor, part: BufferPart) -> Tensor:
-    """A part of it, dense ones ``[values, batch]``."""
+    """Return the view of a part; dense parts are ``[values, batch]``."""
     size = math.prod(part.shape) * part.dtype.itemsize
     return buffer[part.first : part.first + size].view(part.dtype).view(part.shape)
 
@@ -153,14 +154,14 @@ def _unflatten(lists: Any, context: Any) -> PackedColumns:
 def _batch_of(
     places: Sequence[InputRef], dense: Sequence[Tensor], values: Sequence[Tensor], offsets: Sequence[Tensor]
 ) -> int:
-    """Samples."""
+    """Return the number of samples."""
     if dense:
         return dense[0].shape[0]
     return (offsets[0].shape[0] - 1) // (max(place.slot for place in places if place.input == 0) + 1)
 
 
 def encoded(places: Sequence[InputRef]) -> str:
-    """Places as a text."""
+    """Return places as a text."""
     return " ".join(str(number) for place in places for number in place)
 
 

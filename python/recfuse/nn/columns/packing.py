@@ -1,4 +1,4 @@
-"""``Packer``: a batch as few inputs, dense ones of a type side by side, jagged ones one after the other."""
+"""``Packer``: a batch as few inputs, dense inputs of a type side by side, jagged inputs in sequence."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ from recfuse.ops.library import is_transformed
 _WHERE = "recfuse.nn.EmbeddingColumns"
 
 Kind = Sequence[Any]
-"""Type of an input, its width (0: jagged), features of a jagged one, and whether that has weights."""
+"""The type of an input, its width (0: jagged), and for a jagged input its features and a flag for weights."""
 
 
 class _Plan(NamedTuple):
-    """Which inputs become one."""
+    """The groups of inputs that are packed together."""
 
     groups: list[list[int]]  # numbers of inputs, dense groups first
-    places: tuple[InputRef, ...]  # of uses in what is packed
-    text: str  # of these
+    places: tuple[InputRef, ...]  # of the uses in the packed inputs
+    text: str  # the encoded places
     group_of: NDArray[Any] | None  # int32 [inputs]
 
 
 class Packer:
-    """Packs batches for the columns of one module. Remembers the form of the last: batches of one form have
-    the same ``places``.
+    """Packs batches for the columns of a module.
+
+    Caches the form of the last batch, so that batches of the same form share one ``places`` object.
     """
 
     def __init__(self, uses: tuple[FeatureRef, ...]) -> None:
-        """``uses``: what the columns read."""
+        """Takes ``uses``, the features that the columns read."""
         self.uses = uses
         self._plan = LastResult(_plan_of)
         self._plan_at = LastResult(_plan_at)
 
     def __call__(self, given: Inputs, pin: bool = False) -> PackedColumns:
-        """The same inputs; of those on the CPU one buffer, with ``pin`` in page-locked memory.
+        """Return the packed inputs. CPU inputs share one buffer, with ``pin`` in page-locked memory.
 
         Raises:
             NotImplementedError: a tensor needs a gradient.
@@ -68,7 +69,7 @@ class Packer:
         return self._joined(given) if found is None else self.at(found, pin)
 
     def at(self, given: Addresses, pin: bool = False) -> PackedColumns:
-        """The same of tensors on the CPU that the library has read."""
+        """Return the packed batch of CPU tensors that the library has read."""
         plan = self._plan_at(given.places, given.forms.tobytes(), given.n_dense, given.batch == 0)
         form = given.owner, plan.group_of, len(plan.groups)
         size, _ = _C.embedding_columns_pack(*form, 0, 0)
@@ -81,7 +82,7 @@ class Packer:
         return of_buffer(self.uses, plan.places, given.batch, buffer, parts, plan.text)
 
     def _joined(self, given: Inputs) -> PackedColumns:
-        """Inputs as tensors of their own, made by torch: by the compiler, or on a GPU."""
+        """Return the packed inputs as separate tensors, computed by torch: in the compiler or on a GPU."""
         jagged = [given.jagged(number) for number in range(len(given.values))]
         kinds: list[Kind] = [(one.dtype, width_of(one), 0, False) for one in given.dense]
         for one, features in zip(jagged, _features(given, jagged), strict=True):
@@ -103,8 +104,9 @@ class Packer:
 
 
 def _plan_at(places: tuple[InputRef, ...], forms: bytes, n_dense: int, is_empty: bool) -> _Plan:
-    """``forms``: the bytes of those of `Addresses`. Of no samples a jagged input has as many features as
-    columns read.
+    """Return the plan for the ``forms`` of `Addresses`, as bytes.
+
+    Without samples, a jagged input has the number of features that columns read.
     """
     kinds = np.frombuffer(forms, np.int64).reshape(-1, 4).tolist()
     if is_empty:
@@ -136,7 +138,7 @@ def _plan_of(places: tuple[InputRef, ...], kinds: Sequence[Kind]) -> _Plan:
 
 
 def _least_features(places: Sequence[InputRef], n_dense: int, count: int) -> list[int]:
-    """What uses read of each jagged input."""
+    """Return the number of features of each jagged input that the uses read."""
     least = [1] * count
     for place in places:
         if place.width == 0:
@@ -146,7 +148,11 @@ def _least_features(places: Sequence[InputRef], n_dense: int, count: int) -> lis
 
 
 def _features(given: Inputs, jagged: Sequence[Jagged]) -> list[int]:
-    """Of each jagged input; ValueError for offsets of another size."""
+    """Return the number of features of each jagged input.
+
+    Raises:
+        ValueError: offsets have another size.
+    """
     batch = given.batch
     counts = _least_features(given.places, len(given.dense), len(jagged))
     if batch > 0:
@@ -163,14 +169,14 @@ def _features(given: Inputs, jagged: Sequence[Jagged]) -> list[int]:
 
 
 def _side_by_side(tensors: list[Tensor], batch: int) -> Tensor:
-    """Dense inputs as one ``[batch, values]``, of which all samples' first values come first."""
+    """Return dense inputs as one ``[batch, values]``, stored by value: all samples' first values first."""
     if any(one.dim() == 2 for one in tensors):
         return torch.cat([one[None] if one.dim() == 1 else one.t() for one in tensors]).t()
     return torch.cat(tensors).view(len(tensors), batch).t()
 
 
 def _one_after_the_other(group: list[Jagged]) -> Jagged:
-    """Jagged inputs as one."""
+    """Concatenate jagged inputs."""
     bags = torch.stack([entry.offsets for entry in group])
     narrow = all(entry.offsets.dtype == torch.int32 for entry in group)
     lengths = [entry.values.shape[0] for entry in group]
@@ -181,9 +187,10 @@ def _one_after_the_other(group: list[Jagged]) -> Jagged:
 
 
 def _joined_offsets(bags: Tensor, lengths: Sequence[int], narrow: bool) -> Tensor:
-    """The offsets of jagged inputs one after the other; ``bags``: a row an input. Ones that do not begin with
-    0, or do not end with the number of values, become negative, which the operator reports: to read them
-    would wait for a GPU.
+    """Return the offsets of concatenated jagged inputs; ``bags`` has a row per input.
+
+    Offsets that do not begin with 0, or do not end with the number of values, become negative. The operator
+    reports them, because a read here would wait for a GPU.
     """
     bases = [0]
     for length in lengths:

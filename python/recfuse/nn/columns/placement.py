@@ -1,4 +1,4 @@
-"""Where tables are: sizes, page-locked memory, and the streams of GPUs that read it."""
+"""The placement of tables: sizes, page-locked memory, and the streams of GPUs that read it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Where the tables of an ``EmbeddingColumns`` are."""
+    """The bytes of the tables of an ``EmbeddingColumns``, by device."""
 
     device: str
-    device_bytes: int  # of tables that are, or go, where the module is
+    device_bytes: int  # of tables that are on the module's device, or move with it
     host_bytes: int  # of tables that stay in the host's memory when the module is on a GPU
     host_tables: tuple[str, ...]
 
     @property
     def saved(self) -> float:
-        """The share of all tables' bytes that a GPU does not need."""
+        """The share of all tables' bytes that a GPU does not store."""
         whole = self.device_bytes + self.host_bytes
         return self.host_bytes / whole if whole else 0.0
 
     def __str__(self) -> str:
-        """One line."""
+        """Return a line of text."""
         names = ", ".join(self.host_tables[:8]) + (", ..." if len(self.host_tables) > 8 else "")
         text = f"{self.device_bytes / 2**20:.1f} MiB of tables on {self.device}"
         if not self.host_tables:
@@ -46,10 +46,10 @@ class MemoryReport:
 
 
 def size_of(text: str | int | None, where: str) -> int | None:
-    """Bytes, from a number or a text as "256MiB"; None: no bound.
+    """Return bytes from a number or a text such as "256MiB"; None means no bound.
 
     Raises:
-        TypeError, ValueError: it is none of these.
+        TypeError, ValueError: ``text`` has another form.
     """
     if text is None:
         return None
@@ -62,23 +62,23 @@ def size_of(text: str | int | None, where: str) -> int | None:
 
 
 def stays(column: TableColumn, nbytes: int, threshold: int | None) -> bool:
-    """Whether a table stays on the host when the module moves to a GPU."""
+    """Return whether a table stays on the host when the module moves to a GPU."""
     if column.placement == "auto":
         return threshold is not None and nbytes > threshold
     return column.placement == "host"
 
 
 class Tag(NamedTuple):
-    """What tables of one matrix have in common, besides their form."""
+    """Properties that all tables of a matrix share, in addition to their form."""
 
-    is_max: bool  # pooled by max, in a call of their own where they have gradients
+    is_max: bool  # pooled by max, in a separate call if they have gradients
     on_host: bool
 
 
 def form_of(
     column: TableColumn, dtype: torch.dtype, device: torch.device, threshold: int | None
 ) -> WeightForm:
-    """The form of a column's table, in a module on ``device``; ``dtype``: where the column says none."""
+    """Return the form of a column's table in a module on ``device``; ``dtype`` is the column's default."""
     dtype = column.dtype or dtype
     on_host = stays(column, column.rows * column.embedding_dim * dtype.itemsize, threshold)
     own = torch.device("cpu") if on_host and device.type == "cuda" else device
@@ -87,7 +87,10 @@ def form_of(
 
 
 def page_locked(table: Tensor) -> Tensor:
-    """A copy that a GPU can read; the same where it is one, other processes share it, or there is no room."""
+    """Return a page-locked copy, which a GPU can read.
+
+    Returns the table itself if it is page-locked, if other processes share it, or if memory does not suffice.
+    """
     if not torch.cuda.is_available() or table.is_pinned() or table.is_shared():
         return table
     try:
@@ -102,18 +105,18 @@ def page_locked(table: Tensor) -> Tensor:
 
 
 class PinnedReaders:
-    """Keeps page-locked tables until the streams that read them have passed, whoever releases the tables.
+    """Keeps page-locked tables until the streams that read them have passed, even if all owners drop them.
 
-    torch frees such memory when the streams that it knows to read it have passed; it knows the streams of its
-    own copies alone.
+    torch frees such memory when the streams that it knows as readers have passed. It knows only the streams
+    of its own copies.
     """
 
     def __init__(self) -> None:
-        """None yet."""
-        self._streams: dict[int, tuple[tuple[int, int], set[int]]] = {}  # of a matrix: its memory, streams
+        """Begin without streams."""
+        self._streams: dict[int, tuple[tuple[int, int], set[int]]] = {}  # by matrix: its memory and streams
 
     def add(self, tables: Iterable[tuple[int, Tensor]], device: torch.device) -> None:
-        """Notes that the device's current stream reads these tables, each by its number."""
+        """Record that the device's current stream reads these tables, each with its number."""
         if is_captured():
             return
         stream = torch.cuda.current_stream(device).cuda_stream

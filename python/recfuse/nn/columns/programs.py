@@ -1,4 +1,4 @@
-"""Programs of columns: one for each form of batches, compiled from the first batch of that form."""
+"""Programs of columns: a program for each form of batches, compiled at the first batch of that form."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ from recfuse.ops.embedding_columns import (
 )
 
 MOST_BYTES = 1 << 26
-"""Of the programs that are kept of some columns, on one device: padded lists of values may have any width, so
-that forms have no end. Those beyond are made for each call.
+"""The largest size of all cached programs of some columns on one device.
+
+Padded lists of values may have any width, so the number of forms has no bound. Programs beyond the limit are
+compiled in each call.
 """
 
 
 def static(tensor: Tensor) -> Tensor:
-    """The same, whose size the compiler takes for a constant: ``torch._dynamo.mark_static``, without
-    importing the compiler, and before it sees the tensor: it takes equal sizes of two tensors for one.
+    """Mark the sizes of a tensor as constants for the compiler, and return the tensor.
+
+    Does the work of ``torch._dynamo.mark_static`` without an import of the compiler. The mark must precede
+    the first use in a compiled function, because the compiler treats equal sizes of two tensors as one size.
     """
     tensor._dynamo_static_indices = set(range(tensor.dim()))  # type: ignore[attr-defined]
     tensor._has_dynamo_dim_marking = True  # type: ignore[attr-defined]
@@ -39,40 +43,41 @@ def static(tensor: Tensor) -> Tensor:
 
 
 def is_captured() -> bool:
-    """Whether a CUDA graph is captured in the current stream."""
+    """Return whether a CUDA graph is captured in the current stream."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 class Programs:
-    """Those of some columns, in the order of the output.
+    """The programs of some columns, in the order of the output.
 
     Attributes:
         output_dim: columns of the output.
     """
 
     def __init__(self, names: Sequence[str], lowered: Lowered) -> None:
-        """``names``: of the columns."""
+        """Takes the names of the columns, and the columns as arrays."""
         self._names, self._lowered = list(names), lowered
         self.output_dim = lowered.output_dim
-        self._made: dict[Any, Tensor] = {}  # never taken away: other streams and CUDA graphs may read them
-        self._bytes = 0  # of those on the host
+        self._made: dict[Any, Tensor] = {}  # never removed: other streams and CUDA graphs may read them
+        self._bytes = 0  # of the programs on the host
         self._name_of = _namer(self)
         self._last: tuple[Any, Any, Any] = (None, None, None)
 
     def chosen(self, numbers: Sequence[int]) -> Programs:
-        """Those of some of the columns, with the same uses."""
+        """Return the programs of a subset of the columns, with the same uses."""
         return Programs([self._names[number] for number in numbers], self._lowered.chosen(numbers))
 
     @property
     def uses(self) -> list[FeatureRef]:
-        """What is read of a batch."""
+        """The features that the columns read."""
         return self._lowered.uses
 
     def compute(
         self, weights: Sequence[Tensor], given: Inputs, bounds_check: str, device: torch.device | None = None
     ) -> Tensor:
-        """``[batch, output_dim]`` of a batch, by the operator; its errors have the columns' names.
-        ``device``: where it runs, if that is not where the first input is.
+        """Call the operator on a batch and return ``[batch, output_dim]``; errors have the columns' names.
+
+        ``device`` is the device that computes. Default: the device of the first input.
         """
         program, on_device = self.of(given.places, given.device if device is None else device)
         inputs = given.dense, given.values, given.offsets, given.weights, given.batch
@@ -84,7 +89,7 @@ class Programs:
     def compute_at(
         self, weights: Sequence[Tensor], given: Addresses, device: torch.device, bounds_check: str
     ) -> Tensor:
-        """The same of inputs that are not handed over, on the device of the weights."""
+        """Return ``[batch, output_dim]`` from the addresses of inputs, on the device of the weights."""
         program, on_device = self.of(given.places, device)
         inputs = given.number, given.batch, self.output_dim
         try:
@@ -93,7 +98,7 @@ class Programs:
             raise type(error)(self._named(str(error))) from None
 
     def look_up(self, given: Inputs, bounds_check: str) -> tuple[Tensor, Tensor, Tensor]:
-        """indices, offsets and factors of a batch's lookups, by the operator."""
+        """Return indices, offsets and factors of a batch's lookups, computed by the operator."""
         program, on_device = self.of(given.places, given.device)
         inputs = given.dense, given.values, given.offsets, given.weights, given.batch
         try:
@@ -102,7 +107,7 @@ class Programs:
             self.raise_named(error, given)
 
     def of(self, places: tuple[InputRef, ...], device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """The program on the host, and its copy on a GPU; None: the device is none."""
+        """Return the program on the host, and its copy on ``device``, or None if that is no GPU."""
         if torch.compiler.is_dynamo_compiling():
             flat = tuple(number for place in places for number in place)
             name = self._name_of(flat, str(device) if device.type == "cuda" else "")
@@ -113,14 +118,14 @@ class Programs:
             program, on_device = self.tensor(places, None), None
             if device.type == "cuda" and (places, None) in self._made:
                 if (places, device) not in self._made and is_captured():
-                    return program, None  # the operator makes a copy that the graph keeps
+                    return program, None  # the operator creates a copy that the graph keeps
                 on_device = self.tensor(places, device)
             found = program, on_device
             self._last = places, device, found
         return found
 
     def tensor(self, places: tuple[InputRef, ...], device: torch.device | None) -> Tensor:
-        """The program on a device, or on the host."""
+        """Return the program on a device, or on the host."""
         key = places, device
         found = self._made.get(key)
         if found is not None:
@@ -129,7 +134,7 @@ class Programs:
             if device is not None:
                 found = self._made[key] = static(self.tensor(places, None).to(device))
                 return found
-            # In memory of torch's: threads may be the last to let it go, when Python is no more.
+            # In torch's memory: a thread may release the last reference after Python has ended.
             found = static(torch.from_numpy(self._words(places)).clone())
         if self._bytes + found.nbytes <= MOST_BYTES:
             self._bytes += found.nbytes
@@ -144,14 +149,15 @@ class Programs:
             raise type(error)(self._named(text)) from None
 
     def raise_named(self, error: Exception, given: Inputs) -> NoReturn:
-        """Raises an operator's error again with names, or as it is in a program that is compiled."""
+        """Raise an operator's error again with names, or unchanged in a compiled program."""
         if torch.compiler.is_compiling():
             raise error
         raise type(error)(self._named(str(error), given)) from None
 
     def _named(self, text: str, given: Inputs | None = None) -> str:
-        """The text of an error, with the names of the columns that it numbers, and of the feature that a
-        tensor of ``given`` is of.
+        """Return the text of an error, with the names of columns and features instead of numbers.
+
+        ``given`` maps the numbers of tensors to features.
         """
 
         def feature(match: re.Match[str]) -> str:
@@ -176,28 +182,30 @@ class Programs:
         return re.sub(r"\bcolumn (\d+)\b", name, text)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was made."""
+        """Return the state without programs."""
         kept = {name: value for name, value in vars(self).items() if not name.startswith("program_")}
         del kept["_name_of"]
         return {**kept, "_made": {}, "_bytes": 0, "_last": (None, None, None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes the state."""
+        """Set the state."""
         self.__dict__.update(state)
         self._name_of = _namer(self)
 
     def __deepcopy__(self, memo: Any) -> Programs:
-        """The same object: what it was made of never changes."""
+        """Return the same object: its columns never change."""
         return self
 
 
 def _namer(programs: Programs) -> Callable[[tuple[int, ...], str], str]:
-    """A function that gives the name of the attribute that has a program, where the compiler finds it; of all
-    numbers of places and a device's name. A copy on a device is the attribute ``<name>_on_device``.
+    """Return a function that stores a program as an attribute, for the compiler, and returns its name.
 
-    The name tells the form: what was compiled for one object may be called with another one of its class,
-    which has no such attribute unless it is of the same form. Older compilers take no object for a constant,
-    so the function holds it.
+    The function takes all numbers of places and the name of a device. A copy on a device is the attribute
+    ``<name>_on_device``.
+
+    The name encodes the form: code that was compiled for an object may be called with another object of its
+    class, which has no such attribute unless its form is the same. Older compilers take no object as a
+    constant, so the function holds it.
     """
 
     def name_of(flat: tuple[int, ...], device: str) -> str:
@@ -209,6 +217,6 @@ def _namer(programs: Programs) -> Callable[[tuple[int, ...], str], str]:
             setattr(programs, f"{name}_on_device", programs.tensor(places, torch.device(device)))
         return name
 
-    # What torch.compiler.assume_constant_result does, which would import the compiler here.
+    # The effect of torch.compiler.assume_constant_result, which would import the compiler here.
     name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return name_of

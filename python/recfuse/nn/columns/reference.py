@@ -41,7 +41,7 @@ _PRIMES = (
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
-    """To the right, as of an unsigned integer."""
+    """Shift to the right, as an unsigned integer."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
@@ -50,7 +50,7 @@ def _rotated(bits: Tensor, by: int) -> Tensor:
 
 
 def hash_integers(words: Sequence[Tensor], seed: int) -> Tensor:
-    """XXH64 of the 8 bytes of each of one to three int64, low byte first: the bits as int64."""
+    """Return XXH64 of the bytes of 1 to 3 int64, low byte first, as the bits of an int64."""
     start = (seed + _PRIMES[4] + 8 * len(words)) % 2**64
     found = torch.full_like(words[0], start - 2**64 if start >= 2**63 else start)
     for word in words:
@@ -62,7 +62,7 @@ def hash_integers(words: Sequence[Tensor], seed: int) -> Tensor:
 
 
 def scaled(bits: Tensor, buckets: int) -> Tensor:
-    """The high half of the product of an unsigned 64-bit integer and ``buckets``, below 2^31."""
+    """Return the high half of the product of an unsigned 64-bit integer and ``buckets``, below 2^31."""
     high, low = _shifted(bits, 32), bits & 0xFFFFFFFF
     return (high * buckets + ((low * buckets) >> 32)) >> 32
 
@@ -71,10 +71,10 @@ def scaled(bits: Tensor, buckets: int) -> Tensor:
 
 
 def stepped(step: Step, values: Tensor) -> Tensor:
-    """What a step makes of values, float32 or int64.
+    """Return the result of a step on values, float32 or int64.
 
     Raises:
-        TypeError: floats, where it takes integers.
+        TypeError: the values are floats, and the step takes integers.
     """
     if isinstance(step, (ClipInteger, Modulo, ToHash, ToWord)):
         if values.is_floating_point():
@@ -123,25 +123,25 @@ def _cast(values: Tensor) -> Tensor:
 
 
 class Bags(NamedTuple):
-    """Values of samples: those of sample b are from ``offsets[b]`` to ``offsets[b + 1]``."""
+    """Values of samples; sample b has the values from ``offsets[b]`` to ``offsets[b + 1]``."""
 
     values: Tensor  # [values] float32 or int64
     offsets: Tensor  # [batch + 1] int64
     weights: Tensor | None
 
     def lengths(self) -> Tensor:
-        """How many values each sample has."""
+        """Return the number of values of each sample."""
         return self.offsets.diff()
 
     def samples(self) -> Tensor:
-        """The sample of each value."""
+        """Return the sample of each value."""
         lengths = self.lengths()
         samples = torch.arange(lengths.numel(), device=lengths.device)
         return samples.repeat_interleave(lengths, output_size=self.values.numel())
 
 
 def _bags(given: Inputs, number: int) -> Bags:
-    """What a use reads, before the steps."""
+    """Return the values that a use reads, before the steps."""
     place = given.places[number]
     if place.width:
         dense = given.dense[place.input]
@@ -164,7 +164,7 @@ def _of_type(values: Tensor) -> Tensor:
 
 
 def _crossed(left: Bags, right: Bags) -> tuple[Tensor, Tensor, Tensor]:
-    """Each pair of values of a sample: left ones, right ones, and the offsets of samples."""
+    """Return all pairs of values of each sample: left values, right values, and the offsets of samples."""
     samples = left.samples()
     partners = right.lengths()[samples]  # of each left value
     ends = partners.cumsum(0)
@@ -182,10 +182,10 @@ def _crossed(left: Bags, right: Bags) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Tables(torch.nn.Module):
-    """Modules of any names, put into ``_modules``: ``add_module`` and a ModuleDict refuse some."""
+    """Modules with any names, stored in ``_modules``: ``add_module`` and a ModuleDict refuse some names."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As of any object, although a module may have the name."""
+        """Set the attribute as on every object, although a module may have the name."""
         object.__setattr__(self, name, value)
 
 
@@ -208,7 +208,7 @@ class ReferenceColumns(torch.nn.Module):
     """
 
     def __init__(self, columns: Sequence[Column], reader: Reader, weights: Mapping[str, Tensor]) -> None:
-        """Copies the weights; see the class."""
+        """Copy the weights; see the class."""
         super().__init__()
         self._columns, self._reader = tuple(columns), reader
         self.tables = _Tables()
@@ -226,11 +226,11 @@ class ReferenceColumns(torch.nn.Module):
 def evaluate(
     columns: Sequence[Column], uses: Sequence[FeatureRef], weights: Mapping[str, Tensor], given: Inputs
 ) -> Tensor:
-    """``[batch, output_dim]``: the columns side by side.
+    """Return ``[batch, output_dim]``: the columns side by side.
 
     Raises:
-        IndexError: an index that is no row, of a column with ``invalid="error"``. TypeError: floats where
-            integers are needed. ValueError: an entry has another number of samples.
+        IndexError: an invalid index, of a column with ``invalid="error"``. TypeError: floats instead of
+            integers. ValueError: an entry has another number of samples.
     """
     for use, place in zip(uses, given.places, strict=True):
         if place.width and given.dense[place.input].shape[0] != given.batch:
@@ -277,7 +277,7 @@ def _numeric(column: Column, bags: Bags, given: Inputs) -> Tensor:
 
 
 def _looked_up(column: TableColumn, sources: Sequence[Bags], table: Tensor, batch: int) -> Tensor:
-    """One column with a table."""
+    """Return the output of a column with a table."""
     if isinstance(column, Cross):
         for bags in sources:
             _check_integers(bags.values)
@@ -308,7 +308,7 @@ def _check_integers(values: Tensor) -> None:
 
 
 def _safe(column: TableColumn, bags: Bags) -> Bags:
-    """Indices that are all rows."""
+    """Return the bags with valid indices only, as ``invalid`` demands."""
     indices = bags.values
     valid = (indices >= 0) & (indices < column.rows)
     if isinstance(column.invalid, int):
@@ -326,7 +326,7 @@ def _safe(column: TableColumn, bags: Bags) -> Bags:
 
 
 def _pooled(column: TableColumn, bags: Bags, table: Tensor) -> Tensor:
-    """[batch, dim]; zeros where there is nothing."""
+    """Return the pooled rows, [batch, dim]; zeros for empty bags."""
     mode = {"sqrtn": "sum"}.get(column.pooling, column.pooling)
     weights = bags.weights
     if weights is not None:
@@ -337,7 +337,7 @@ def _pooled(column: TableColumn, bags: Bags, table: Tensor) -> Tensor:
         bags.values, table, bags.offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
     )
     if column.pooling == "sqrtn" or (column.pooling == "mean" and weights is not None):
-        # In float64, which has the square of each float32.
+        # In float64, which represents the square of each float32 exactly.
         each = torch.ones_like(bags.values, dtype=torch.float64) if weights is None else weights.double()
         each = each * each if column.pooling == "sqrtn" else each
         count = torch.zeros(pooled.shape[0], dtype=torch.float64, device=table.device)

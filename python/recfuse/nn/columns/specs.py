@@ -1,4 +1,4 @@
-"""What all specifications of columns share: small frozen dataclasses that say what a column is made of."""
+"""Base classes of the specifications of columns: small frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recfuse.nn.columns.steps import Step
 
 Pooling = Literal["sum", "mean", "max", "sqrtn"]
 POOLINGS: tuple[Pooling, ...] = ("sum", "mean", "max", "sqrtn")
-"""In the order of the operator's numbers."""
+"""All poolings, in the order of the operator's numbers."""
 PLACEMENTS = ("auto", "device", "host")
 _MOST_ROWS = 2**48
 MOST_DIM = 2**24
@@ -24,11 +24,11 @@ _MOST_FLOAT = float(np.finfo(np.float32).max)
 
 
 class FeatureRef(NamedTuple):
-    """What a column reads of a batch: an entry, and the weights of its values."""
+    """The data that a column reads from a batch: an entry, and the weights of its values."""
 
     feature: str
-    weights: str | None = None  # another entry, which has them
-    weighted: bool = False  # they come with the entry
+    weights: str | None = None  # the entry with the weights
+    weighted: bool = False  # the entry itself contains the weights
 
 
 class Source(NamedTuple):
@@ -57,7 +57,7 @@ class Key:
     preprocess: Sequence[Step] = ()
 
     def __post_init__(self) -> None:
-        """Raises TypeError, ValueError for what is no name, or no steps."""
+        """Raise TypeError or ValueError for an invalid name or invalid steps."""
         check_name("feature", self.feature)
         object.__setattr__(self, "preprocess", checked_steps(self.preprocess))
 
@@ -78,7 +78,7 @@ class Column:
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
-        """Checks the fields; errors name the column."""
+        """Check the fields; errors name the column."""
         try:
             check_name("name", self.name)
             self._check()
@@ -93,7 +93,7 @@ class Column:
         object.__setattr__(self, name, value)
 
     def sources(self) -> tuple[Source, ...]:
-        """Return the entries that the column reads, with their steps: two for a cross, else one."""
+        """Return the entries that the column reads, with their steps: 2 for a cross, else 1."""
         raise NotImplementedError
 
     @property
@@ -212,7 +212,7 @@ class TableColumn(Column):
 
 @dataclass(frozen=True)
 class FeatureColumn(TableColumn):
-    """Base of columns with a table and one feature.
+    """Base of columns with a table and a single feature.
 
     Args:
         feature: the entry of the batch. Default: the entry with the name of the column.
@@ -228,13 +228,13 @@ class FeatureColumn(TableColumn):
     weighted: bool = False
 
     def sources(self) -> tuple[Source, ...]:
-        """The one."""
+        """Return the single source."""
         own = self._step()
         steps = tuple(self.preprocess) if own is None else (*self.preprocess, own)
         return (Source(FeatureRef(self.feature or self.name, self.weights, self.weighted), steps),)
 
     def _step(self) -> Step | None:
-        """The column's own, behind those of ``preprocess``."""
+        """Return the column's own step, which follows ``preprocess``, or None."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -252,7 +252,7 @@ class FeatureColumn(TableColumn):
 
 
 def check_name(where: str, value: Any) -> None:
-    """TypeError, ValueError unless it is a str that is not empty."""
+    """Raise TypeError or ValueError unless the value is a str that is not empty."""
     if not isinstance(value, str):
         raise wrong_type(where, value, "a str")
     if not value:
@@ -266,7 +266,7 @@ def _one_of(where: str, value: Any, allowed: Sequence[str], more: str = "") -> N
 
 
 def checked_steps(given: Any) -> tuple[Step, ...]:
-    """As a tuple; TypeError where something is no step."""
+    """Return the steps as a tuple; raise TypeError for an element that is no step."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise wrong_type("preprocess", given, "a sequence of steps (recfuse.nn.columns.Affine, ...)")
     for step in given:

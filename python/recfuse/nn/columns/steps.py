@@ -1,4 +1,4 @@
-"""Steps: operations on each value of a feature, in order, before it is a row.
+"""Steps: operations on each value of a feature, in order, before the value becomes a row.
 
 A value is a float32 or an int64. Steps that take a float first round an integer to the nearest float32. Steps
 that take an integer refuse a float: put :class:`Cast` before them. Parameters of a step that are floats are
@@ -20,7 +20,7 @@ from recfuse._arguments import integer, real
 from recfuse._storage import check_storages
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 
-LEAST, MOST = -(2**63), 2**63 - 1  # of int64
+LEAST, MOST = -(2**63), 2**63 - 1  # the range of int64
 MOST_BUCKETS = 2**31 - 1
 MOST_SEED = 2**64 - 1
 
@@ -55,7 +55,7 @@ class Affine(Step):
     kind: ClassVar[str] = "affine"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number that is not finite in float32."""
+        """Raise ValueError for a number that is not finite in float32."""
         for name in ("scale", "offset"):
             value = _float32(f"Affine: {name}", getattr(self, name))
             if not math.isfinite(value):
@@ -92,7 +92,7 @@ class Clip(Step):
     kind: ClassVar[str] = "clip"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a NaN."""
+        """Raise ValueError for a NaN."""
         for name, value in zip(("min", "max"), self.bounds(), strict=True):
             if math.isnan(value):
                 raise ArgumentValueError(f"Clip: {name} is NaN, must be a number or None")
@@ -133,7 +133,7 @@ class ClipInteger(Step):
     kind: ClassVar[str] = "clip_integer"
 
     def __post_init__(self) -> None:
-        """Raises TypeError, ValueError for what is no int64."""
+        """Raise TypeError or ValueError for a bound that is no int64."""
         self.bounds()
 
     def bounds(self) -> tuple[int, int]:
@@ -158,7 +158,7 @@ class Modulo(Step):
     kind: ClassVar[str] = "modulo"
 
     def __post_init__(self) -> None:
-        """Raises TypeError, ValueError unless the divisor is at least 1."""
+        """Raise TypeError or ValueError unless the divisor is at least 1."""
         object.__setattr__(self, "divisor", integer("Modulo: divisor", self.divisor, 1, MOST))
 
 
@@ -183,7 +183,7 @@ class ToBucket(Step):
     float32: NDArray[np.float32] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises TypeError, ValueError unless the boundaries are numbers that rise, or stay."""
+        """Raise TypeError or ValueError unless the boundaries are numbers that never decrease."""
         found = np.atleast_1d(_array("boundaries", self.boundaries))
         if found.ndim != 1 or (found.size and found.dtype.kind not in "iuf"):
             raise ArgumentTypeError("boundaries must be a sequence of numbers")
@@ -217,7 +217,7 @@ class ToHash(Step):
     kind: ClassVar[str] = "hash"
 
     def __post_init__(self) -> None:
-        """Raises TypeError, ValueError for numbers out of range."""
+        """Raise TypeError or ValueError for numbers out of range."""
         object.__setattr__(self, "num_buckets", integer("num_buckets", self.num_buckets, 1, MOST_BUCKETS))
         object.__setattr__(self, "seed", integer("seed", self.seed, 0, MOST_SEED))
 
@@ -239,7 +239,7 @@ class ToWord(Step):
     int64: NDArray[np.int64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises TypeError, ValueError unless the words are int64 that differ."""
+        """Raise TypeError or ValueError unless the words are different int64 numbers."""
         found = np.atleast_1d(_array("vocabulary", self.vocabulary))
         if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
             raise ArgumentTypeError("vocabulary must be a sequence of integers (hash strings first)")
@@ -256,7 +256,7 @@ class ToWord(Step):
 STEPS: dict[str, type[Step]] = {
     kind.kind: kind for kind in (Affine, Log1p, Clip, Cast, ClipInteger, Modulo, ToBucket, ToHash, ToWord)
 }
-"""By the name in JSON."""
+"""The classes of steps, by their names in JSON."""
 
 
 def _float32(where: str, value: Any) -> float:

@@ -1,5 +1,7 @@
-"""Columns with gradients: the rows that they look up, pooled by ``fused_embedding_bag``, whose autograd,
-sparse gradients and optimizers are theirs then.
+"""Columns with gradients.
+
+``fused_embedding_bag`` pools the rows that they look up, so columns have its autograd, sparse gradients and
+optimizers.
 """
 
 from __future__ import annotations
@@ -20,39 +22,39 @@ from recfuse.ops.fused_embedding_bag import fused_dtype, fused_embedding_bag
 
 
 class _Group(NamedTuple):
-    """Columns that one fused call pools: by max, or by sums of rows times factors."""
+    """Columns that a single fused call pools: by max, or by sums of rows times factors."""
 
     programs: Programs
     features: Tensor  # int64 [columns, 7]
-    count: int  # of columns
-    matrices: tuple[int, ...]  # of the weights those that have their tables
+    count: int  # the number of columns
+    matrices: tuple[int, ...]  # the numbers of the weights with their tables
     dim: int
     is_max: bool
     weighted: bool
-    divided: list[tuple[int, ...]]  # numbers of the uses of each column whose sum is divided
+    divided: list[tuple[int, ...]]  # the uses of each column whose sum is divided
 
     def has_factors(self, places: Sequence[InputRef]) -> bool:
-        """Whether lookups have factors: weights, or a division by more than one row."""
+        """Return whether lookups have factors: weights, or a division by more than 1 row."""
         return self.weighted or any(places[use].width != 1 for uses in self.divided for use in uses)
 
 
 class _Constants(NamedTuple):
-    """What makes the output of what was pooled: tables' whole dims, then numeric columns."""
+    """Tensors that turn the pooled columns into the output: tables' whole dims, then numeric columns."""
 
-    order: Tensor | None  # int64 [output_dim]: which column; None: all, in order
-    factors: Tensor | None  # float32 [columns pooled by sums] of their lookups; None: ones
-    scale: Tensor | None  # float32 [output_dim] of the others; None: ones
-    fill: Tensor | None  # float32 [output_dim] of samples without lookups; None: zeros
-    bags: Tensor | None  # int64 [output_dim]: which column of a table decides that
+    order: Tensor | None  # int64 [output_dim]: the source column; None: all, in order
+    factors: Tensor | None  # float32 [columns pooled by sums], of their lookups; None: factors of 1
+    scale: Tensor | None  # float32 [output_dim], of other columns; None: factors of 1
+    fill: Tensor | None  # float32 [output_dim], for samples without lookups; None: zeros
+    bags: Tensor | None  # int64 [output_dim]: the column whose bag is tested for lookups
 
 
 class Training:
-    """The calls of columns whose tables have gradients."""
+    """Calls of columns whose tables have gradients."""
 
     def __init__(
         self, columns: Sequence[Column], place_of: Mapping[str, TableRef], programs: Programs
     ) -> None:
-        """``place_of``: where tables lie, ``programs``: of all columns."""
+        """Takes the places of tables by name, and the programs of all columns."""
         kinds: tuple[list[int], list[int], list[int]] = [], [], []  # pooled by sums, by max, numeric
         for number, column in enumerate(columns):
             kinds[_is_max(column) if isinstance(column, TableColumn) else 2].append(number)
@@ -66,9 +68,9 @@ class Training:
         self._constants = {torch.device("cpu"): _constants(columns, [*kinds[0], *kinds[1], *kinds[2]])}
 
     def __call__(self, weights: Sequence[Tensor], given: Inputs, sparse: bool, bounds_check: str) -> Tensor:
-        """``[batch, output_dim]``, as the operator's."""
+        """Return ``[batch, output_dim]``, as the operator."""
         pieces: list[Tensor] = []
-        ends: list[tuple[Tensor, int]] = []  # offsets, and of how many columns
+        ends: list[tuple[Tensor, int]] = []  # offsets, and the number of columns
         constants = self._on(given.device)
         dtype = fused_dtype([weight.dtype for weight in weights])
         for group in self._groups:
@@ -82,7 +84,9 @@ class Training:
                 factors = factors * scales if has_factors else scales
                 has_factors = True
             own = [weights[number] for number in group.matrices]
-            if fused_dtype([weight.dtype for weight in own]) != dtype:  # one beside them keeps sums float32
+            if (
+                fused_dtype([weight.dtype for weight in own]) != dtype
+            ):  # a further weight keeps sums in float32
                 own.append(next(one for one in weights if one.dtype != own[0].dtype).detach())
             pooled = fused_embedding_bag(
                 own,
@@ -125,7 +129,7 @@ class Training:
         return self._constants[device]
 
     def __deepcopy__(self, memo: Any) -> Training:
-        """The same object: it never changes."""
+        """Return the same object: it never changes."""
         return self
 
 
@@ -143,7 +147,7 @@ def _group(
         matrix, mode = matrices.index(place.buffer), MAX if is_max else SUM
         rows.append([matrix, place.offset, place.rows, place.dim, mode, -1, at])
         at += place.dim
-    features = torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, 7))  # no view of another tensor
+    features = torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, 7))  # not a view of another tensor
     divided = [
         tuple(number_of[source.use] for source in column.sources())
         for column in columns
@@ -154,7 +158,10 @@ def _group(
 
 
 def _of_lookups(of_columns: Tensor, offsets: Tensor, batch: int, lookups: int) -> Tensor:
-    """A column's number for each of its lookups: float16 sums are rounded once if they are scaled before."""
+    """Return the value of its column for each lookup.
+
+    Lookups are scaled before the sum, so that a float16 sum is rounded once.
+    """
     ends = offsets[::batch][1:-1].contiguous()
     numbers = torch.arange(lookups, device=offsets.device)
     return of_columns[torch.bucketize(numbers, ends, right=True)]
@@ -169,7 +176,9 @@ def _is_max(column: TableColumn) -> bool:
 
 
 def _constants(columns: Sequence[Column], pooled: Sequence[int]) -> _Constants:
-    """``pooled``: numbers of the columns in the order in which they are computed: tables' ones first."""
+    """Return the constants of columns; ``pooled`` has their numbers in the order of computation: tables
+    first.
+    """
     first = [0] * len(columns)
     bag_of = [0] * len(columns)
     at = 0
