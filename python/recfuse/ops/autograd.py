@@ -1,7 +1,7 @@
-"""What makes operators differentiable, and known to torch.func.
+"""Autograd kernels and vmap rules of operators, also for torch.func.
 
-Eager calls apply an `autograd.Function` themselves; the same Function is the operator's autograd kernel,
-which the compiler, exported programs and calls of a bare operator come through.
+Eager calls apply an `autograd.Function` themselves. The same Function is the operator's autograd kernel, for
+the compiler, exported programs and direct calls of an operator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recfuse.ops.library import below_autograd, call_below_autograd, library, ne
 
 
 def refuse_jvp(operator: str) -> NoReturn:
-    """Raises NotImplementedError."""
+    """Raise NotImplementedError for forward-mode derivatives."""
     raise NotImplementedError(
         f"recfuse.{operator}: forward-mode derivatives (torch.autograd.forward_ad, torch.func.jvp, "
         "jacfwd, hessian) are not implemented; use reverse mode: backward(), torch.func.grad, vjp or "
@@ -28,21 +28,24 @@ def refuse_jvp(operator: str) -> NoReturn:
 
 
 def refused_jvp(operator: str) -> Any:
-    """The ``jvp`` of a Function of the operator."""
+    """Return the ``jvp`` of a Function of the operator, which raises."""
     return staticmethod(lambda *_: refuse_jvp(operator))
 
 
 def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` outside of torch.func's transforms. Of itself it looks up signatures, which costs
-    more than a small bag.
+    """Return ``function.apply`` for calls outside of torch.func's transforms.
+
+    torch's own ``apply`` looks up signatures, which takes longer than a small bag.
     """
     found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return found
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """``function.apply``, which of itself would begin again at the outermost of torch.func's transforms: the
-    dispatcher brings them here level by level.
+    """Call ``function.apply`` at the current level of torch.func's transforms.
+
+    torch's own ``apply`` would begin again at the outermost transform, but the dispatcher calls this function
+    level by level.
     """
     if not torch._C._are_functorch_transforms_active():
         return eager_apply(function)(*arguments)
@@ -52,27 +55,28 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 @functools.cache
 def _single_level(function: type[torch.autograd.Function]) -> Any:
-    """The same for one level of torch.func's transforms: since torch 2.14 an `autograd.Function` itself
-    begins at the outermost, whichever `apply` is called.
+    """Return a copy of a Function for a single level of torch.func's transforms.
+
+    Since torch 2.14, every `apply` of an `autograd.Function` begins at the outermost transform.
     """
     own = {name: value for name, value in vars(function).items() if isinstance(value, staticmethod)}
     return type(function.__name__, (torch.autograd.function._SingleLevelFunction,), own)
 
 
 class _Once(torch.autograd.Function):
-    """A gradient operator, which refuses derivatives of its own. Arguments flat, as pytree has them."""
+    """A gradient operator, which refuses further derivatives. Arguments are flat, in pytree's order."""
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, operator: Callable[..., Any], refusal: str, tree: Any, *flat: Any
     ) -> Any:
-        """Calls the operator."""
+        """Call the operator."""
         ctx.refusal = refusal
         return call_below_autograd(operator, *pytree.tree_unflatten(flat, tree))
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:
-        """Refuses."""
+        """Raise NotImplementedError."""
         raise NotImplementedError(ctx.refusal)
 
     jvp = refused_jvp("embedding_bag")
@@ -84,7 +88,10 @@ _SECOND = (
 
 
 def once_differentiable(operator: Callable[..., Any], refusal: str = _SECOND) -> Callable[..., Any]:
-    """The autograd kernel of an operator that has no gradient; ``refusal`` says so in ``backward``."""
+    """Return the autograd kernel of an operator without a gradient.
+
+    Its ``backward`` raises NotImplementedError with the text ``refusal``.
+    """
 
     def autograd(*arguments: Any) -> Any:
         flat, tree = pytree.tree_flatten(arguments)
@@ -97,8 +104,9 @@ def once_differentiable(operator: Callable[..., Any], refusal: str = _SECOND) ->
 
 
 def register(name: str, autograd: Callable[..., Any] | None = None) -> None:
-    """Gives an operator its autograd kernel (None: it refuses derivatives), and vmap: one call after another,
-    as torch does for its own.
+    """Register an operator's autograd kernel (None: a kernel that refuses derivatives) and its vmap.
+
+    The vmap makes calls in sequence, as torch does for its own operators.
     """
     operator = getattr(torch.ops.recfuse, name).default
     library.impl(name, autograd or once_differentiable(operator), "Autograd")

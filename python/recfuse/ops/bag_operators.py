@@ -1,11 +1,11 @@
-"""Operators that pool tables, for compiled programs and for torch.func: their autograd kernels, and operators
-like them.
+"""Autograd kernels of operators that pool tables, for compiled programs and torch.func, and their variants.
 
-``recfuse::_X_with_winners`` also returns the rows that win each element of a bag of mode max. A compiled
-program computes what its backward alone asks for in its backward, from weights that may have changed by then.
+``recfuse::_X_with_winners`` also returns the row of each maximum of a bag of mode max. A compiled program
+would compute a value that only its backward needs in the backward, from weights that may have changed by
+then.
 
-``recfuse::_X_updated`` takes what fused optimizers keep of the weights, then the arguments of ``X``. It
-returns what ``X`` does, and updates the weights in the backward graph.
+``recfuse::_X_updated`` takes the states of fused optimizers, then the arguments of ``X``. It returns the
+output of ``X``, and updates the weights in the backward graph.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def define_gradients(
     shape: Callable[..., Tensor],
     bag_of: Callable[..., Bag] | None = None,
 ) -> Callable[..., Tensor]:
-    """Registers the gradients of an operator, and defines those like it. ``shape`` computes the fake output,
-    which is where the argument ``follows`` is; ``bag_of`` takes all arguments. Returns ``_X_updated``.
+    """Register the gradients of an operator, define its variants, and return ``_X_updated``.
+
+    ``shape`` computes the fake output, on the device of the argument ``follows``; ``bag_of`` takes all
+    arguments.
     """
     operator = getattr(torch.ops.recfuse, name).default
     names = [argument.name for argument in operator._schema.arguments]
@@ -53,7 +55,7 @@ def define_gradients(
         return call[0] if isinstance(call[0], (list, tuple)) else call[:1]
 
     def pool_with_winners(*call: Any) -> tuple[Tensor, Tensor]:
-        output = operator(*call)  # first: it checks the arguments
+        output = operator(*call)  # first, because it checks the arguments
         bag = bag_of(*call, *defaults[len(call) :]) if bag_of else None
         return output, winners_of(bag, weights_of(call), call)
 

@@ -1,10 +1,10 @@
-"""The autograd Function of calls that pool tables: of ``embedding_bag`` and of ``fused_embedding_bag``.
+"""The autograd Function of calls that pool tables: ``embedding_bag`` and ``fused_embedding_bag``.
 
 Each weight of a call has a sink for its gradient: a dense tensor, a sparse tensor, or the update of a fused
 optimizer, which changes the weight's rows instead. Eager updates wait for the end of the backward pass
 (`pending_updates`); those of compiled programs are a part of the backward graph (`traced_updates`).
 
-A step of a small bag takes as long as the Python in it: hence plain tuples here, and few calls.
+Python dominates the time of a step of a small bag, so this file uses plain tuples and few calls.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _plain_gradient: Any = _ops._embedding_bag_gradient.default._op
 library.impl("_embedding_bag_gradient", torch.library.fallthrough_kernel, "Autograd")
 
 Sink: TypeAlias = bool | UpdateSink | TracedSink
-"""Takes the gradient of a weight. False: a dense tensor; True: a sparse one."""
+"""The sink of the gradient of a weight. False: a dense tensor; True: a sparse tensor."""
 
-# ---- one table as the feature of a fused call
+# ---- a single table as the feature of a fused call
 
 Bag: TypeAlias = tuple[int, int, int, int, int, bool, bool]
 """The table of ``embedding_bag``: rows, dim, code of the dtype, pooling, padding_idx, include_last_offset,
@@ -67,8 +67,10 @@ def _(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
 def _fused_lookups(
     bag: Bag, indices: Tensor, offsets: Tensor | None, complete: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Features, indices and offsets of the fused call. Not ``complete``: the end of the last bag may be
-    missing, as operators on the CPU allow for one feature.
+    """Return features, indices and offsets of the fused call.
+
+    Without ``complete`` the end of the last bag may be missing, which operators on the CPU allow for a single
+    feature.
     """
     rows, dim, _, pooling, padding_idx, last, _ = bag
     if offsets is None:
@@ -82,7 +84,7 @@ def _fused_lookups(
         ends = torch.cat((offsets, offsets.new_full((1,), indices.shape[0])))
     if (
         torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()  # a tensor of one of its levels must not be kept
+        or torch._C._are_functorch_transforms_active()  # a tensor of a transform's level must not be cached
         or type(rows) is not int
         or type(dim) is not int
     ):
@@ -96,8 +98,10 @@ def _fused_lookups(
 
 
 class PooledBags(torch.autograd.Function):
-    """A call that pools tables: that of ``bag``, or many. The last arguments are the anchors of traced
-    updates, then the weights, since only arguments that are tensors themselves have gradients.
+    """A call that pools the table of ``bag``, or many tables.
+
+    The last arguments are the anchors of traced updates, then the weights, because only arguments that are
+    tensors themselves have gradients.
     """
 
     @staticmethod
@@ -112,7 +116,7 @@ class PooledBags(torch.autograd.Function):
         sample_weights: Tensor | None,
         *tensors: Tensor,
     ) -> Tensor:
-        """Calls ``operator`` with the arguments ``call``; it may return winners beside the output."""
+        """Call ``operator`` with the arguments ``call``; it may return the output and winners."""
         output = operator(*call)
         if bag is not None and not any_max and sample_weights is None and updates is None:
             ctx.save_for_backward(call[1], call[2])
@@ -144,7 +148,7 @@ class PooledBags(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Gradients of sample weights, anchors and weights; has weights updated."""
+        """Return gradients of sample weights, anchors and weights, and update weights of fused optimizers."""
         indices, offsets, *rest = ctx.saved_tensors
         bag, forms, sinks, options = ctx.call
         if bag is not None and len(rest) <= 2 and type(sinks[0]) is bool:
@@ -198,7 +202,7 @@ class PooledBags(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> NoReturn:
-        """Refuses."""
+        """Raise NotImplementedError."""
         refuse_jvp("fused_embedding_bag" if ctx.call[0] is None else "embedding_bag")
 
 
@@ -216,7 +220,7 @@ def _bag_grad(
     sample_weights: Tensor | None = None,
     winners: Tensor | None = None,
 ) -> Tensor:
-    """Returns the gradient of the weight of one table."""
+    """Return the gradient of the weight of a single table."""
     bag = ctx.call[0]
     rows, dim, dtype, pooling, padding_idx, last, by_freq = bag
     if (
@@ -239,7 +243,7 @@ def _bag_grad(
 
 
 def _marked(ctx: Any, output: OutputGrad, forms: Sequence[Form]) -> list[Tensor]:
-    """Returns sparse gradients, which are marked as coalesced when they have reached their Parameters."""
+    """Return sparse gradients, and mark them as coalesced after they have reached their Parameters."""
     bag, _, sinks, _ = ctx.call
     found = []
     for form, (rows, values) in zip(forms, sparse_grads(output, forms), strict=True):
@@ -250,13 +254,14 @@ def _marked(ctx: Any, output: OutputGrad, forms: Sequence[Form]) -> list[Tensor]
 
 
 def pools_max(features: Tensor) -> bool:
-    """Whether a feature pools by max."""
+    """Return whether a feature pools by max."""
     return bool((features[:, 4] == MAX).any())
 
 
 def winners_of(bag: Bag | None, weights: Sequence[Tensor], call: tuple[Any, ...]) -> Tensor:
-    """int64 ``[bags, columns]``: the row that wins each element of a bag of mode max; -1: none does.
-    ``call``: arguments of the operator.
+    """Return the row of each maximum, int64 ``[bags, columns]``; -1 if there is no row.
+
+    ``call`` has the arguments of the operator.
     """
     own, lookups = [weight.contiguous() for weight in weights], call[1:5]
     if bag is not None:

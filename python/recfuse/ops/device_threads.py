@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 _process = os.getpid()
-_leaves: list[Tensor] = []  # owned here, so that no thread of autograd releases the last reference to one
+_leaves: list[Tensor] = []  # references that keep threads of autograd from releasing the last reference
 
 
 def finish_device_threads() -> None:
-    """Waits until each GPU's thread of autograd has released the nodes of earlier backward passes.
+    """Wait until each GPU's thread of autograd has released the nodes of earlier backward passes.
 
-    Runs one more backward pass on each GPU that the process uses: the thread begins it after it has released
-    the node before. Does nothing where no backward pass has run on a GPU, and in a forked process. Never
+    Runs a further backward pass on each GPU that the process uses: the thread begins it after it has released
+    the previous node. Does nothing if no backward pass has run on a GPU, or in a forked process. Never
     raises.
     """
     if os.getpid() != _process or not torch.cuda.is_initialized():
         return
-    with contextlib.suppress(Exception):  # the exit must not fail for an error that a kernel has left
+    with contextlib.suppress(Exception):  # an earlier error of a kernel must not make the exit fail
         names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
         if not any(name.startswith("pt_autograd") for name in names):
             return

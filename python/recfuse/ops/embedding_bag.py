@@ -1,4 +1,4 @@
-"""``embedding_bag``: one table, as :func:`torch.nn.functional.embedding_bag`; its gradients and its shape."""
+"""``embedding_bag``: a single table, as :func:`torch.nn.functional.embedding_bag`; gradients and shape."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ from recfuse.ops.updates import check_finished, unfinished, update_of, updates_o
 _ops = torch.ops.recfuse
 _embedding_bag = _ops.embedding_bag.default
 _pool = partial(call_below_autograd, _embedding_bag)
-plain: Any = _ops._embedding_bag.default._op.__wrapped__  # with no frame of Python; its errors have no class
+plain: Any = (
+    _ops._embedding_bag.default._op.__wrapped__
+)  # without a Python frame; its errors are plain RuntimeErrors
 library.impl("_embedding_bag", torch.library.fallthrough_kernel, "Autograd")
-_WEIGHTS = torch.nn.Parameter, Tensor  # of a plain call: a subclass is to see the public operator
+_WEIGHTS = torch.nn.Parameter, Tensor  # of a plain call: a subclass must see the public operator
 
 
 def embedding_bag(
@@ -70,29 +72,30 @@ def embedding_bag(
     Args:
         input: int32 or int64; ``[lookups]`` with ``offsets``, or ``[bags, n]`` without.
         weight: ``[rows, dim]``, any strides (fast if the elements of a row are contiguous).
-        offsets: int32 or int64 ``[bags]``, or ``[bags + 1]`` with ``include_last_offset``: where each bag
-            begins. Ascends from 0.
+        offsets: int32 or int64 ``[bags]``, or ``[bags + 1]`` with ``include_last_offset``: the begin of
+            each bag. Ascends from 0.
         max_norm: scale rows of this call with a larger norm down to it, in place, before pooling.
         norm_type: the p of that norm. Default: 2.
         scale_grad_by_freq: divide each row's gradient by the number of its lookups in this call. Not with
             "max". Default: False.
         mode: "sum", "mean" or "max". Default: "mean".
         sparse: make the gradient of ``weight`` a sparse tensor. Not with "max". Default: False.
-        per_sample_weights: a factor a lookup, of the shape of ``input`` and the dtype of ``weight``; mode
+        per_sample_weights: a factor per lookup, with the shape of ``input`` and the dtype of ``weight``; mode
             "sum" only.
         include_last_offset: ``offsets`` ends with the end of the last bag; later lookups are not used.
             Default: False.
         padding_idx: skip lookups of this row; a negative number counts from the end.
-        prefetch_distance: how many lookups ahead to prefetch; 0 for none, -1 for the default. On CUDA, the
-            distance of the schedule.
-        bounds_check: "on" checks every index and offset; "off" makes a bad one undefined behaviour. Default:
-            "on".
+        prefetch_distance: the number of lookups between a prefetch and its use; 0 disables prefetching, -1
+            selects the default. On CUDA, the distance of the schedule.
+        bounds_check: "on" checks every index and offset; "off" makes a bad value undefined behaviour.
+            Default: "on".
         schedule: parameters of the kernel, ``field=value`` with spaces between: station (where prefetched
-            rows wait: none, register, shared, local or l1), distance (how many), threads (of a bag), block
-            (threads of a block), warps (the maximum on an SM), parts (of the table, through which bags sweep
-            together), segment (lookups listed at a time); or, for sums and means of short bags, bags (of a
-            warp), only with block and warps. Other fields have defaults; :func:`recfuse.tune` finds faster
-            ones. On the CPU only distance matters, if ``prefetch_distance`` is -1.
+            rows wait: none, register, shared, local or l1), distance (the number of prefetched rows),
+            threads (of a bag), block (threads of a block), warps (the maximum on an SM), parts (of the
+            table, through which bags sweep together), segment (lookups listed at a time); or, for sums and
+            means of short bags, bags (of a warp), only with block and warps. Other fields have defaults;
+            :func:`recfuse.tune` finds faster values. On the CPU only distance matters, if
+            ``prefetch_distance`` is -1.
 
     Shape:
         - input: ``[lookups]`` or ``[bags, n]``.
@@ -158,7 +161,9 @@ def embedding_bag(
                 'schedule=""'
             )
         tensors = input, weight, offsets, per_sample_weights
-        if any(one is not None and one.is_meta for one in tensors):  # torch's output is memory as it was
+        if any(
+            one is not None and one.is_meta for one in tensors
+        ):  # torch's output would be uninitialized memory
             names = "input", "weight", "offsets", "per_sample_weights"
             check_devices("embedding_bag", zip(names, tensors, strict=True), follows="weight")
         rest: tuple[Any, ...] = max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights
@@ -179,7 +184,7 @@ def embedding_bag(
     arguments: tuple[Any, ...] = (
         weight, input, offsets, mode, per_sample_weights, include_last_offset, row, scale_grad_by_freq, sparse
     )  # fmt: skip
-    if schedule or prefetch_distance != -1 or bounds_check != "on":  # parsing them takes time
+    if schedule or prefetch_distance != -1 or bounds_check != "on":  # to parse them takes time
         arguments += prefetch_distance, bounds_check, schedule
     updates = updates_of((weight,))
     if updates is not None and scale_grad_by_freq:
@@ -211,9 +216,10 @@ def _plain_call(
     by_freq: bool,
     sparse: bool,
 ) -> Tensor | None:
-    """The output of a sum or mean on the CPU. A step of a small bag takes as long as the Python in it: so
-    this checks what the operator cannot see, and calls it. None: it is another kind of call, or a bad one,
-    which the checks of all arguments explain.
+    """Return the output of a sum or mean on the CPU, or None for calls that need the full path.
+
+    Python dominates the time of a small bag, so this only checks facts that the operator cannot see, and
+    calls it. It returns None for other kinds of calls and for bad arguments, which the full checks explain.
     """
     if not (
         type(weight) in _WEIGHTS
@@ -265,7 +271,7 @@ def _shape(
     include_last_offset: bool = False,
     *_: Any,
 ) -> Tensor:
-    """An empty output."""
+    """Return an empty output."""
     torch._check(
         weight.dim() == 2, lambda: f"recfuse.embedding_bag: weight has {weight.dim()} dimensions, must have 2"
     )

@@ -1,4 +1,4 @@
-"""The arguments of ``embedding_bag``: what each may be, and rows scaled to a norm before they are pooled."""
+"""The arguments of ``embedding_bag``: their checks, and the scaling of rows to a norm before pooling."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeErro
 from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor
 
 torch_embedding_bag = torch.nn.functional.embedding_bag
-"""Torch's own function: a script may put recfuse's in its place, which then must not call itself."""
+"""Torch's own function, stored here because a script may replace it by recfuse's, which must not recurse."""
 
-_DTYPES, _INTEGERS = frozenset(DTYPES), frozenset(INTEGERS)  # which each call looks into
+_DTYPES, _INTEGERS = frozenset(DTYPES), frozenset(INTEGERS)  # sets, for fast checks in each call
 
 
 def fail(detail: str) -> NoReturn:
-    """Raises ValueError."""
+    """Raise ValueError."""
     raise ArgumentValueError(f"recfuse.embedding_bag: {detail}")
 
 
@@ -29,7 +29,7 @@ def _fail_type(detail: str) -> NoReturn:
 
 
 def check_tensors(input: Any, weight: Any, offsets: Any, per_sample_weights: Any) -> None:
-    """Raises where one is no tensor."""
+    """Raise TypeError if an argument is no tensor."""
     if (
         isinstance(input, Tensor)
         and isinstance(weight, Tensor)
@@ -44,7 +44,7 @@ def check_tensors(input: Any, weight: Any, offsets: Any, per_sample_weights: Any
 
 
 def check_integers(input: Tensor, weight: Tensor, offsets: Tensor | None) -> None:
-    """Raises where indices or offsets are no integers."""
+    """Raise TypeError if indices or offsets are no integers."""
     if input.dtype in _INTEGERS and (offsets is None or offsets.dtype in _INTEGERS):
         return
     if not weight.dtype.is_floating_point:  # torch's function takes input and weight in either order
@@ -60,7 +60,7 @@ def check_integers(input: Tensor, weight: Tensor, offsets: Tensor | None) -> Non
 def has_kernel(
     input: Tensor, weight: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
 ) -> bool:
-    """Whether there is a kernel for these tensors; others go to torch's function."""
+    """Return whether recfuse has a kernel for these tensors; torch's function takes all others."""
     device = weight.device
     return (
         (weight.is_cpu or (weight.is_cuda and HAS_CUDA_KERNELS))
@@ -83,7 +83,7 @@ def check_arguments(
     scale_grad_by_freq: bool,
     sparse: bool,
 ) -> None:
-    """Raises where a kernel would not take them."""
+    """Raise an error for arguments that a kernel does not take."""
     if per_sample_weights is not None and per_sample_weights.shape != input.shape:
         fail(
             f"per_sample_weights has shape {list(per_sample_weights.shape)}, must have that of input: "
@@ -128,11 +128,11 @@ def check_arguments(
 
 
 def padding_row(padding_idx: int | None, weight: Tensor) -> int:
-    """The row to skip, counted from the start; -1: none."""
+    """Return the row to skip, counted from the start; -1 for no row."""
     if padding_idx is None:
         return -1
     rows = weight.shape[0]
-    is_plain = isinstance(padding_idx, (int, torch.SymInt))  # dynamo takes a dynamic int for an int
+    is_plain = isinstance(padding_idx, (int, torch.SymInt))  # for dynamo, a dynamic int is an int
     if isinstance(padding_idx, bool) or not (is_plain or hasattr(padding_idx, "__index__")):
         _fail_type(f"padding_idx is {a_type(padding_idx)}, must be an int or None")
     if not is_plain:  # NumPy's integers, which torch takes too
@@ -145,9 +145,11 @@ def padding_row(padding_idx: int | None, weight: Tensor) -> int:
 def renormalise(
     weight: Tensor, indices: Tensor, max_norm: float, norm_type: float, bounds_check: str
 ) -> None:
-    """Scales rows in place. A bad index never reaches torch: on the CPU it is raised first, with the table
-    as it was; on CUDA, where torch would assert and looking would wait, a row that is used anyway stands in
-    for it (row 0 where every index is bad), and the kernel reports it.
+    """Scale rows in place.
+
+    A bad index never reaches torch. On the CPU it raises first, and the table does not change. On CUDA torch
+    would assert, and a check would wait. So another row of the call replaces a bad index there (row 0 if all
+    indices are bad), and the kernel reports it.
     """
     check_storages("recfuse.embedding_bag", "weight", (weight,))
     check_storages("recfuse.embedding_bag", "input", (indices,))

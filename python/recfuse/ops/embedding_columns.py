@@ -1,6 +1,6 @@
 """``embedding_columns``: raw values of features to pooled rows, many columns in one call.
 
-The calls of :class:`recfuse.nn.EmbeddingColumns`, which makes their arguments from specifications of columns.
+:class:`recfuse.nn.EmbeddingColumns` makes these calls, with arguments from specifications of columns.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _columns_at = torch.ops.recfuse._embedding_columns_at.default
 _split = torch.ops.recfuse._embedding_columns_split.default
 _lookups = torch.ops.recfuse._embedding_columns_lookups.default
 TENSOR_BYTES, DENSE_BYTES, INPUT_BYTES, BUFFER_BYTES = 32256, 16, 48, 8
-"""Of the tensors of a call on a GPU: the library's RF_COLUMN_TENSOR_BYTES and so on."""
+"""Bytes of the tensors of a call on a GPU: the library's RF_COLUMN_TENSOR_BYTES etc."""
 
 
 OF_HOST = "of the columns whose tables are on the host"
-"""In an error of ``embedding_columns_split`` that numbers the columns of ``host_program``."""
+"""A part of each error of ``embedding_columns_split`` that numbers the columns of ``host_program``."""
 Batch: TypeAlias = tuple[
     Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], int
 ]  # dense, values, offsets, value_weights; samples
 
 
 def fits_a_gpu(n_dense: int, n_jagged: int, n_weights: int) -> bool:
-    """Whether a call on a GPU takes so many tensors."""
+    """Return whether a call on a GPU takes this number of tensors."""
     needed = n_dense * DENSE_BYTES + n_jagged * INPUT_BYTES + n_weights * BUFFER_BYTES
-    return needed + BUFFER_BYTES <= TENSOR_BYTES  # buffers may be padded by one
+    return needed + BUFFER_BYTES <= TENSOR_BYTES  # a buffer may be added as padding
 
 
 def embedding_columns(
@@ -55,31 +55,31 @@ def embedding_columns(
     program_on_device: Tensor | None = None,
     bounds_check: str = "on",
 ) -> Tensor:
-    """Computes all columns of a program.
+    """Compute all columns of a program.
 
     All tensors are on the CPU, or all on one CUDA device except for ``program``, weights in page-locked
     memory, which the GPU reads there, and the last of ``dense``, which the call copies. Inputs are numbered
-    from 0, dense ones first.
+    from 0, dense inputs first.
 
     Args:
-        weights: contiguous float32, float16 or bfloat16 tensors that have the tables.
+        weights: contiguous float32, float16 or bfloat16 tensors with the tables.
         program: int64 ``[words]`` on the CPU, of ``recfuse._C.embedding_columns_program``.
         dense: float32, int32 or int64 ``[batch]`` or ``[batch, values]``, of any strides.
         values: float32, int32 or int64 ``[values]`` each.
-        offsets: int32 or int64 ``[features * batch + 1]``, one for each of ``values``.
-        value_weights: none, or one for each of ``values``: float32 ``[values]``, or of no elements.
+        offsets: int32 or int64 ``[features * batch + 1]``, a tensor for each of ``values``.
+        value_weights: empty, or a tensor for each of ``values``: float32 ``[values]``, or without elements.
         batch: samples.
-        output_dim: columns of the output, as the program's columns add up to.
-        program_on_device: a copy of ``program`` on the GPU; None: each call makes one.
-        bounds_check: "off" takes an index that would be an error for a dropped one, and trusts offsets.
+        output_dim: columns of the output, the sum of the program's columns.
+        program_on_device: a copy of ``program`` on the GPU. Default: each call makes a copy.
+        bounds_check: "off" drops an index instead of an error, and trusts offsets.
 
     Returns:
-        ``[batch, output_dim]``; of the weights' dtype where they agree, else float32.
+        ``[batch, output_dim]``; in the weights' dtype if they agree, else float32.
 
     Raises:
-        ValueError, TypeError: a bad argument, or a program that does not fit. IndexError: an index that is no
-            row. On a GPU bad contents are raised by a later call, or by :func:`recfuse.check`.
-        NotImplementedError: in ``backward``: the module's calls have gradients.
+        ValueError, TypeError: a bad argument, or a program that does not fit. IndexError: an invalid index.
+            On a GPU, a later call or :func:`recfuse.check` raises errors of contents.
+        NotImplementedError: in ``backward``; only the module's calls have gradients.
 
     Source: Pan et al., RECom, ASPLOS 2023.
     """
@@ -99,11 +99,11 @@ def embedding_columns_at(
     program_on_device: Tensor | None = None,
     bounds_check: str = "on",
 ) -> Tensor:
-    """The same of inputs that are not handed over: the library has their addresses.
+    """Compute all columns of a program from inputs whose addresses the library has.
 
     Args:
-        inputs: their number, of ``recfuse._C.embedding_columns_addresses``: dense ones first, of ``batch``
-            samples, on the weights' device. The caller keeps them and the number's owner.
+        inputs: their number, from ``recfuse._C.embedding_columns_addresses``: dense inputs first, with
+            ``batch`` samples, on the weights' device. The caller keeps them and the number's owner.
         weights, program, batch, output_dim, program_on_device, bounds_check: as :func:`embedding_columns`.
     """
     given = weights, program, inputs, batch, output_dim, program_on_device, bounds_check
@@ -121,12 +121,14 @@ def embedding_columns_split(
     host_inputs: Batch,
     bounds_check: str = "on",
 ) -> Tensor:
-    """The same where some of the columns have tables on the host, which ``host_program`` is of: what these
-    give is one more dense input of ``program``, the last one, float32 ``[batch, host columns]``.
+    """Compute all columns of a program, some of which have tables on the host.
 
-    On a GPU the host's threads look rows up after the call has returned. Until the GPU's stream has come that
-    far, ``host_weights`` and ``host_inputs`` must stay as they are; their memory is kept. Bad contents of
-    these are raised by a later call, or by :func:`recfuse.check`, as those of the others.
+    ``host_program`` computes the columns of the host. Its output is the last dense input of ``program``,
+    float32 ``[batch, host columns]``.
+
+    On a GPU the host's threads look rows up after the call has returned. ``host_weights`` and ``host_inputs``
+    must not change until the GPU's stream has passed this call; their memory is kept. A later call, or
+    :func:`recfuse.check`, raises errors of their contents, as for the others.
 
     Args:
         weights, program, output_dim, program_on_device, bounds_check: as :func:`embedding_columns`.
@@ -134,8 +136,8 @@ def embedding_columns_split(
             on the CPU, as ``host_weights``.
 
     Raises:
-        NotImplementedError: a CUDA graph is being captured; or the GPU's streams cannot wait for the host.
-            Else as :func:`embedding_columns`.
+        NotImplementedError: a CUDA graph is being captured, or the GPU's streams cannot wait for the host.
+            Other errors: as :func:`embedding_columns`.
     """
     device = weights, program, *inputs, output_dim, program_on_device
     host = host_weights, host_program, *host_inputs[:-1]
@@ -152,15 +154,14 @@ def embedding_columns_lookups(
     program_on_device: Tensor | None = None,
     bounds_check: str = "on",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows that a program's columns look up, as one call of :func:`recfuse.fused_embedding_bag` has them.
+    """Return the lookups of a program's columns, as arguments of :func:`recfuse.fused_embedding_bag`.
 
     Args:
         As :func:`embedding_columns`.
 
     Returns:
         indices int64 ``[lookups]``, offsets int64 ``[columns with a table * batch + 1]``, and the factor of
-        each lookup, float32 ``[lookups]``: of no elements where all are 1. Samples that are filled have no
-        lookup.
+        each lookup, float32 ``[lookups]``: without elements if all are 1. Filled samples have no lookup.
     """
     given = program, dense, values, offsets, value_weights, batch, program_on_device, bounds_check
     found: tuple[Tensor, Tensor, Tensor] = _call(_lookups, (), given)
@@ -179,7 +180,7 @@ def _call(operator: Any, weights: Sequence[Tensor], arguments: tuple[Any, ...]) 
 
 
 @register_fake("embedding_columns", "weights", may_be_on_host="weights")
-@register_fake(  # whose first arguments are these
+@register_fake(  # its first arguments are the same
     "_embedding_columns_split", "weights", may_be_on_host="weights"
 )
 def _(
@@ -215,7 +216,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     like = (*dense[:1], *values[:1], program)[0]
     lookups, ends, factors = (_unknown_size() for _ in range(3))
-    if isinstance(ends, int) and ends == 0:  # a meta tensor's call, whose program is there
+    if isinstance(ends, int) and ends == 0:  # a call of meta tensors, with a real program
         ends = int(program[_N_TABLES]) * batch + 1
     return (
         like.new_empty((lookups,), dtype=torch.int64),
@@ -227,18 +228,18 @@ def _(
 def _output(
     inputs: Sequence[Tensor], weights: Sequence[Tensor], program: Tensor, batch: int, output_dim: int
 ) -> Tensor:
-    """A fake output, where the inputs are, but of meta weights a meta tensor too."""
+    """Return a fake output on the device of the inputs, or a meta tensor if the weights are meta tensors."""
     meta = [weight for weight in weights[:1] if weight.is_meta]
     like = (*meta, *inputs, *weights[:1], program)[0]
     return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
 
 
 _N_TABLES = 13
-"""The word of a program that says how many columns have a table: n_tables of rf_columns_header."""
+"""The position of the number of columns with a table: n_tables of rf_columns_header."""
 
 
 def _unknown_size() -> Any:
-    """One that only the contents tell."""
+    """Return a size that depends on the contents."""
     try:
         shape_env = torch.library.get_ctx()._shape_env
     except RuntimeError:  # a meta tensor

@@ -51,8 +51,8 @@ def fused_embedding_bag(
 ) -> Tensor:
     """Pool many tables in one call.
 
-    :class:`recfuse.nn.FusedEmbeddingBagCollection` makes the arguments ``weights`` and ``features`` and, on a
-    GPU, ``schedules``, ``warps`` and ``mapping``.
+    :class:`recfuse.nn.FusedEmbeddingBagCollection` creates the arguments ``weights`` and ``features`` and, on
+    a GPU, ``schedules``, ``warps`` and ``mapping``.
 
     Args:
         weights: contiguous float32, float16 or bfloat16 matrices ``[rows, dim]``; a table is a range of rows.
@@ -132,7 +132,7 @@ def fused_embedding_bag(
         return _fused_embedding_bag(weights, *arguments, *options)
     if unfinished:
         check_finished(weights, "a call of tables")
-    if mapping is None:  # what takes time to hand over, and is the default
+    if mapping is None:  # omit defaults, because to pass them takes time
         if schedules is None and (prefetch_distance, bounds_check, warps) == _DEFAULTS:
             options = ()
         else:
@@ -153,7 +153,7 @@ def fused_embedding_bag(
 
 
 def _check_tensors(weights: Any, features: Any, indices: Any, offsets: Any, sample_weights: Any) -> None:
-    """Raises where an argument of a call that failed is no tensor."""
+    """Raise TypeError if an argument of a failed call is no tensor."""
     if not isinstance(weights, (list, tuple)):
         raise NotATensorError(
             f"recfuse.fused_embedding_bag: weights is {a_type(weights)}, must be a list of tensors"
@@ -170,7 +170,7 @@ def _check_tensors(weights: Any, features: Any, indices: Any, offsets: Any, samp
 
 
 def fused_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
-    """dtype of a fused call's output: that of the weights where they agree, else float32."""
+    """Return the dtype of a fused call's output: the weights' dtype if they agree, else float32."""
     return dtypes[0] if dtypes and len(set(dtypes)) == 1 else torch.float32
 
 

@@ -1,8 +1,9 @@
 """The gradient operators (`recfuse::fused_embedding_bag_*`) as backward passes call them, and their shapes.
 
-There is one set for both operators: `embedding_bag` is a fused call of one feature. They are operators
-themselves, so that the compiler takes them as they are. They have no gradients, and say so. Winners, the rows
-that win a bag of mode max, come from the forward pass, so that the backward pass needs no weights.
+Both operators share them, because `embedding_bag` is a fused call of a single feature. They are operators
+themselves, so that the compiler does not trace into them. They have no gradients, and raise. Winners, the
+rows of the maxima of a bag of mode max, come from the forward pass, so that the backward pass needs no
+weights.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ _sample_weights_grad = _ops.fused_embedding_bag_sample_weights_backward.default
 find_winners = _ops.fused_embedding_bag_winners.default
 
 _FEW_ELEMENTS = 3 << 14
-"""Of a single bag's sparse gradient: a mark would cost a step more than it saves optimizers that coalesce."""
+"""The size of a sparse gradient of a single table up to which a mark costs more than it saves optimizers."""
 
 
 Form: TypeAlias = tuple[int, int, int, int]
-"""A weight of a call, a matrix whose rows are those of tables: its number in the call, rows, dim, and the
-code of its dtype, since how a ScalarType reaches a Python operator depends on torch's version.
+"""A weight of a call, a matrix with the rows of tables: its number in the call, rows, dim, and the code of
+its dtype, because the type of a ScalarType in a Python operator depends on torch's version.
 """
 OutputGrad: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, bool]
-"""The gradient of a call's output ``[bags, columns]``; features, indices and offsets of the call, the last of
-which may be missing on the CPU where there is one feature; sample weights, winners ``[bags, columns]``, and
+"""The gradient of a call's output ``[bags, columns]``; features, indices and offsets of the call, whose last
+offset may be missing on the CPU for a single feature; sample weights, winners ``[bags, columns]``, and
 scale_grad_by_freq.
 """
 
 
 def _gradient(operator: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a gradient operator from backward; its own autograd kernel only where it may have to refuse."""
+    """Call a gradient operator from backward; through its autograd kernel only if that may have to raise."""
     if (
         torch.is_grad_enabled()
         or forward_ad._current_level >= 0
@@ -57,14 +58,16 @@ def _gradient(operator: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def dense_grad(output: OutputGrad, weight: Form) -> Tensor:
-    """Returns the gradient of a weight as a dense tensor."""
+    """Return the gradient of a weight as a dense tensor."""
     return _gradient(_dense_weight_grad, *output[:4], *weight, *output[4:])
 
 
 def sparse_grads(output: OutputGrad, weights: Sequence[Form]) -> list[tuple[Tensor, Tensor]]:
-    """Returns gradients of weights of one call as rows, int64 ``[rows]`` that ascend, and values ``[rows,
-    dim]``. A GPU sorts the lookups of all at once; in a program that is traced each is an operator of its
-    own, whose outputs have sizes that only the contents tell.
+    """Return gradients of the weights of a call as rows and values.
+
+    Rows are int64 ``[rows]`` and ascend; values are ``[rows, dim]``. A GPU sorts the lookups of all weights
+    together. In a traced program each gradient is a separate operator, whose output sizes depend on the
+    contents.
     """
     grad, *_, by_freq = output
     if by_freq:
@@ -81,20 +84,21 @@ def sparse_grads(output: OutputGrad, weights: Sequence[Form]) -> list[tuple[Tens
 
 
 def coalesced(weight: Form, rows: Tensor, values: Tensor) -> Tensor:
-    """Returns a gradient of :func:`sparse_grads` as a COO tensor."""
+    """Return a gradient of :func:`sparse_grads` as a COO tensor."""
     return torch.sparse_coo_tensor(rows[None], values, weight[1:3], check_invariants=False, is_coalesced=True)
 
 
 class Used(NamedTuple):
-    """What of a call has gradients."""
+    """The features and matrices of a call that have gradients."""
 
-    features: Tensor  # those without one are in no matrix
+    features: Tensor  # features without a gradient are in no matrix
     groups: Container[int]  # matrices with such a feature
 
 
 def used_of(ctx: Any, features: Tensor, grad: Tensor) -> Used | None:
-    """What of a call has gradients, as a packed module's hook has told the call's node: lookups of other
-    features are in no gradient and in no update. None: all of it.
+    """Return the features and matrices with gradients, which a packed module's hook has stored in the node.
+
+    Lookups of other features are in no gradient and in no update. None means all features.
     """
     told = vars(ctx)
     mask = told.get("used_features")
@@ -102,14 +106,16 @@ def used_of(ctx: Any, features: Tensor, grad: Tensor) -> Used | None:
 
 
 def are_few(elements: int) -> bool:
-    """Whether a single bag's sparse gradient has so few elements that a mark does not pay."""
+    """Return whether a sparse gradient of a single table is so small that a mark costs more than it saves."""
     return elements <= _FEW_ELEMENTS
 
 
 def mark_later(ctx: Any, rows: Tensor, values: Tensor, argument: int) -> None:
-    """Has ``.grad`` of a Parameter, the tensor ``argument`` of the Function, marked as coalesced, behind what
-    others queue in this backward pass: DistributedDataParallel waits there for threads that coalesce the
-    gradient. Marked just then, one failed in its thread, and other processes waited for ever.
+    """Mark ``.grad`` of a Parameter, the tensor ``argument`` of the Function, as coalesced, after this pass.
+
+    The mark must follow all other callbacks of this backward pass. DistributedDataParallel waits in a
+    callback for threads that coalesce the gradient. A mark at that moment makes a thread fail, and other
+    processes wait forever.
     """
     nodes = getattr(ctx, "next_functions", None)
     leaf = None if nodes is None else getattr(nodes[argument][0], "variable", None)  # of an AccumulateGrad
@@ -119,8 +125,9 @@ def mark_later(ctx: Any, rows: Tensor, values: Tensor, argument: int) -> None:
 
 
 def _mark_coalesced(leaf: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Marks `leaf.grad` at the end of backward, if it is the gradient of these rows and values: torch brings
-    a sparse gradient there without a copy, as a new tensor that does not know that it is coalesced.
+    """Mark `leaf.grad` as coalesced at the end of backward, if it is the gradient of these rows and values.
+
+    torch moves a sparse gradient there without a copy, as a new tensor without the mark.
     """
     grad = leaf.grad
     if (
@@ -136,7 +143,7 @@ def _mark_coalesced(leaf: Tensor, rows: Tensor, values: Tensor) -> None:
 def sample_weights_grad(
     grad: Tensor, weights: Sequence[Tensor], lookups: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Gradient of the per-sample weights; `lookups`: features, indices, offsets."""
+    """Return the gradient of the per-sample weights; `lookups` are features, indices and offsets."""
     return _gradient(_sample_weights_grad, grad, weights, *lookups).to(dtype)
 
 
@@ -154,7 +161,7 @@ def _(grad: Tensor, features: Tensor, indices: Tensor, offsets: Tensor, *call: A
 
 
 def _rows_found(indices: Tensor) -> Any:
-    """A size that only the contents tell; outside of a trace, as many as there may be."""
+    """Return a size that depends on the contents; outside of a trace, the maximum."""
     try:
         shape_env = torch.library.get_ctx()._shape_env
     except RuntimeError:  # a meta tensor
@@ -162,7 +169,7 @@ def _rows_found(indices: Tensor) -> Any:
     if shape_env is None:
         return indices.shape[0]
     # new_dynamic_size() of the context refuses unless dynamo's capture_dynamic_output_shape_ops is set; a
-    # gradient, which nobody branches on, may have such a size in any case.
+    # gradient may have such a size in any case, because no code branches on it.
     return allocate_size(shape_env)
 
 
@@ -180,7 +187,7 @@ def _(grad: Tensor, weights: Sequence[Tensor], features: Tensor, indices: Tensor
 
 
 def bags_of(features: Tensor, offsets: Tensor) -> int:
-    """Bags of each feature."""
+    """Return the number of bags of each feature."""
     count = features.shape[0]
     return (offsets.shape[0] - 1) // count if count else 0
 

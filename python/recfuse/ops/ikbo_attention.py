@@ -1,4 +1,4 @@
-"""``ikbo_attention``: candidates' queries over the keys and values of their users, not copied for them."""
+"""``ikbo_attention``: attention of candidates over keys and values of their users, without copies."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from recfuse.ops.library import (
 _ops = torch.ops.recfuse
 _TENSORS = "q", "k", "v", "cand_to_user", "kv_lengths", "kv_offsets", "q_user"
 _OPTIONAL = 4
-"""From which on they may be None."""
+"""The position of the first tensor that may be None."""
 
 AttentionPath = Literal["packed", "fused"]
-"""How a call is computed, in the order of the operator's numbers."""
+"""The implementations, in the order of the operator's numbers."""
 ATTENTION_PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
 
 
@@ -73,17 +73,17 @@ def ikbo_attention(
         scale: the factor of the scores, positive. Default: ``1 / sqrt(D)``.
         kv_lengths: int32 or int64 ``[U]``, the number of keys of each user, in ``[0, Skv]``; later keys are
             not used. Default: ``Skv``.
-        kv_offsets: int32 or int64 ``[U + 1]``, ascending: where the keys of each user begin and end in ``k``
-            and ``v``; not with ``kv_lengths``.
+        kv_offsets: int32 or int64 ``[U + 1]``, ascending: the begin and the end of the keys of each user in
+            ``k`` and ``v``; not with ``kv_lengths``.
         q_user: ``[U, Su, H, D]``, queries of the users themselves, in the same launch (self and target
             attention).
         return_lse: return the log-sum-exps of the scores too. Default: False.
         path: the implementation; results agree up to rounding. "packed": torch's variable-length attention,
-            with a user's candidates as one long query. "fused": one kernel, on GPUs that have it, else it
-            raises. "auto": the faster path that accepts the call; :func:`ikbo_attention_path` returns it.
+            with a user's candidates as one long query. "fused": a single kernel, on GPUs that have it, else
+            it raises. "auto": the faster path that accepts the call; :func:`ikbo_attention_path` returns it.
             Default: "auto".
-        bounds_check: "on" checks ``cand_to_user``, ``kv_lengths`` and ``kv_offsets``; "off" makes a bad one
-            undefined behaviour. Default: "on".
+        bounds_check: "on" checks ``cand_to_user``, ``kv_lengths`` and ``kv_offsets``; "off" makes a bad
+            value undefined behaviour. Default: "on".
 
     Shape:
         - q: ``[B, Sq, H, D]``; all tensors have one dtype and any strides.
@@ -91,15 +91,16 @@ def ikbo_attention(
         - output: ``[B, Sq, H, D]``, contiguous, in the dtype of the inputs.
 
     Returns:
-        Tensor: ``[B, Sq, H, D]``, zeros if the user has no keys. With ``q_user`` the pair of ``[U, Su, H,
-        D]`` and that. With ``return_lse`` log-sum-exps follow, float32 ``[U, H, Su]`` and ``[B, H, Sq]``:
-        natural logarithms, -inf if there are no keys.
+        Tensor: ``[B, Sq, H, D]``, zeros if the user has no keys. With ``q_user`` a pair: ``[U, Su, H,
+        D]``, then ``[B, Sq, H, D]``. With ``return_lse`` log-sum-exps follow, float32 ``[U, H, Su]`` and
+        ``[B, H, Sq]``: natural logarithms, -inf if there are no keys.
 
     Raises:
         TypeError: a bad argument.
         ValueError: a bad argument, length or offset.
         IndexError: a bad user. On a GPU :func:`check` raises bad contents: a candidate with a bad user gets
-            rows of zeros, a bad length counts as the nearest valid one, a user with bad offsets has no keys.
+            rows of zeros, a bad length counts as the nearest valid length, a user with bad offsets has no
+            keys.
         NotImplementedError: ``path="fused"`` if it is not possible; forward-mode and second derivatives.
 
     Example:
@@ -181,7 +182,7 @@ def ikbo_attention_path(
 
 
 def _check(tensors: tuple[Any, ...], scale: Any) -> float | None:
-    """Raises where one is no tensor, or the scale no number."""
+    """Raise TypeError if an argument is no tensor, or the scale is no number; return the scale."""
     for number, (name, tensor) in enumerate(zip(_TENSORS, tensors, strict=True)):
         if not isinstance(tensor, Tensor) and (number < _OPTIONAL or tensor is not None):
             check_tensor("ikbo_attention", name, tensor)
@@ -204,7 +205,7 @@ def _shapes(
     kv_offsets: Tensor | None = None,
     *_: str,
 ) -> list[Tensor]:
-    """Outputs of users' queries and of candidates', then their log-sum-exps."""
+    """Return fake outputs of users' and of candidates' queries, then their log-sum-exps."""
     dims = 4 if kv_offsets is None else 3
     torch._check(
         q.dim() == 4 and k.dim() == dims and v.dim() == dims and cand_to_user.dim() == 1,

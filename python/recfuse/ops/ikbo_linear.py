@@ -1,4 +1,4 @@
-"""``ikbo_linear``: a linear layer over users and their candidates, each user computed once; its gradients."""
+"""``ikbo_linear``: a linear layer over users and their candidates, which computes each user once."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from recfuse.ops.library import (
 _ops = torch.ops.recfuse
 _linear = _ops.ikbo_linear.default
 _chain = _ops.ikbo_linear_chain.default
-_call_linear = _linear._op  # what calling _linear does, without its frame in Python
+_call_linear = _linear._op  # as a call of _linear, without its Python frame
 
 Path = Literal["decomposed", "aligned", "broadcast", "fused", "concatenated", "small"]
-"""How a call is computed, in the order of the operator's numbers."""
+"""The implementations, in the order of the operator's numbers."""
 PATHS: tuple[Path, ...] = get_args(Path)
 MOST_LEVELS = 4
-"""Of a chain; as many as the library's RF_IKBO_MOST_LEVELS."""
+"""The most levels of a chain, equal to the library's RF_IKBO_MOST_LEVELS."""
 Activation = Literal["none", "relu", "gelu", "silu"]
-"""What is made of the sum; gelu is the exact one, torch's default."""
+"""The function that is applied to the sum; gelu is exact, as torch's default."""
 
 
 def ikbo_linear(
@@ -65,11 +65,13 @@ def ikbo_linear(
         path: the implementation; results agree up to rounding. "decomposed": torch's matmul for users and for
             candidates, a copy of the users' part for each candidate, and an addition. "aligned": the same,
             with rows of the weights padded to 16 bytes on a GPU. "broadcast": these matmuls, and a kernel
-            that adds the users' part. "fused": one kernel, on GPUs that have it, else it raises. "small": the
-            same with small tasks, for few candidates. "concatenated": users' features copied next to their
-            candidates', and one matmul of torch, on the CPU and for inputs of two dimensions. "auto": the
-            fastest path that accepts the call; :func:`ikbo_linear_path` returns it. Default: "auto".
-        bounds_check: "on" checks ``cand_to_user``; "off" makes a bad one undefined behaviour. Default: "on".
+            that adds the users' part. "fused": a single kernel, on GPUs that have it, else it raises.
+            "small": the same with small tasks, for few candidates. "concatenated": users' features copied
+            next to their candidates', and one matmul of torch, on the CPU and for inputs of two dimensions.
+            "auto": the fastest path that accepts the call; :func:`ikbo_linear_path` returns it. Default:
+            "auto".
+        bounds_check: "on" checks ``cand_to_user``; "off" makes a bad value undefined behaviour. Default:
+            "on".
 
     Shape:
         - w_user, w_cand: ``[M, Ku]``, ``[M, Kc]``; all tensors have one dtype and any strides.
@@ -173,7 +175,7 @@ def ikbo_linear_chain(
     names = [f"{name}[{at}]" for name, given in (("weights", weights), ("inputs", inputs), ("maps", maps))
              for at in range(len(given))]  # fmt: skip
     _check_tensors("ikbo_linear_chain", (*names, "bias"), tensors)
-    if not weights:  # of which the dispatcher would know no device
+    if not weights:  # the dispatcher would find no device
         raise ArgumentValueError(
             f"recfuse.ikbo_linear_chain: weights has 0 tensors, must have 2 to {MOST_LEVELS}: one for each "
             "level, the broadest first"
@@ -254,7 +256,7 @@ def ikbo_linear_chain_path(
 
 
 def _options(activation: str, path: str, bounds_check: str) -> dict[str, str]:
-    """Those that are not the defaults: the operator takes time to read them."""
+    """Return the options that differ from the defaults; the operator needs time to read each."""
     options = {}
     if activation != "none":
         options["activation"] = activation
@@ -266,7 +268,7 @@ def _options(activation: str, path: str, bounds_check: str) -> dict[str, str]:
 
 
 def _check_tensors(operator: str, names: Sequence[str], tensors: Sequence[Any]) -> None:
-    """Raises where one is no tensor; the last may be None."""
+    """Raise TypeError if an argument is no tensor; the bias may be None."""
     for name, tensor in zip(names, tensors, strict=True):
         if tensor is not None or name != "bias":
             check_tensor(operator, name, tensor)

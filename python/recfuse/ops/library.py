@@ -1,4 +1,4 @@
-"""What all operators share: the handle of their Python side, what a call may do now, their errors."""
+"""Common code of all operators: the handle of their Python side, checks of the current context, errors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from recfuse._codes import DTYPES
 from recfuse._storage import check_storages
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, NotATensorError, a_type, translate
 
-HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the device "cuda"
+HAS_CUDA_KERNELS = torch.version.hip is None  # torch names ROCm's devices "cuda", too
 
-# Kept alive for the life of the process: dropping it would take the operators away.
+# Must live as long as the process: its destructor would remove the operators.
 library = torch.library.Library("recfuse", "FRAGMENT")
 below_autograd = torch._C._AutoDispatchBelowAutograd
 Fake = TypeVar("Fake", bound=Callable[..., Any])
@@ -26,7 +26,7 @@ _PUBLIC = (
     "ikbo_attention",
 )  # fmt: skip
 _OF_HOST = frozenset(("features", "schedules", "mapping", "program"))
-"""Arguments that are on the CPU whichever device computes, with all that begin with "host_"."""
+"""Arguments that are always on the CPU, together with all whose names begin with "host_"."""
 
 
 def _named_errors(native: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,8 +44,10 @@ def _named_errors(native: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _raise_named_errors(name: str) -> None:
-    """Has an operator raise the exceptions of recfuse.errors. All of Python calls it by these two objects:
-    eager calls, backward passes, and programs that are compiled or exported.
+    """Make an operator raise the exceptions of recfuse.errors.
+
+    All Python calls go through these two objects: eager calls, backward passes, compiled and exported
+    programs.
     """
     packet = getattr(torch.ops.recfuse, name)
     overload = packet.default
@@ -59,7 +61,7 @@ for _name in torch._C._dispatch_get_all_op_names():
 
 
 def check_tensor(function: str, name: str, value: Any) -> None:
-    """Raises where an argument is no tensor."""
+    """Raise TypeError if an argument is no tensor."""
     if not isinstance(value, Tensor):
         raise NotATensorError(
             f"recfuse.{function}: {name} is {a_type(value)}, must be a torch.Tensor"
@@ -67,7 +69,7 @@ def check_tensor(function: str, name: str, value: Any) -> None:
 
 
 def autocast(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """As autocast has torch's matmuls: float64 stays."""
+    """Convert tensors as autocast does for torch's matmuls: float64 stays."""
     return [
         tensor.to(torch.get_autocast_dtype(tensor.device.type))
         if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
@@ -77,8 +79,10 @@ def autocast(tensors: Sequence[Tensor | None]) -> list[Any]:
 
 
 def is_autocast(tensor: Tensor, transformed: bool) -> bool:
-    """Whether autocast is on where a tensor is. ``transformed``: see below; the compiler cannot ask for all
-    devices at once, which is quicker. Torch knows no autocast of meta tensors, and raises.
+    """Return whether autocast is on for the device of a tensor.
+
+    ``transformed`` is the result of :func:`is_transformed`: the compiler does not support the faster check of
+    all devices. Torch has no autocast for meta tensors, and would raise.
     """
     if not transformed and not torch._C._is_any_autocast_enabled():
         return False
@@ -86,7 +90,7 @@ def is_autocast(tensor: Tensor, transformed: bool) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether the call must be that of the operator itself: for the compiler, torch.jit.trace, torch.func."""
+    """Return whether the operator itself must be called: for the compiler, torch.jit.trace or torch.func."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -95,17 +99,17 @@ def is_transformed() -> bool:
 
 
 def is_compiled() -> bool:
-    """Whether torch.compile follows the call: not torch.export, whose programs have no optimizer."""
+    """Return whether torch.compile traces the call; False for torch.export, which has no optimizer."""
     return torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
 
 
 def is_traced() -> bool:
-    """Whether a program is being recorded, but not by torch.func's transforms."""
+    """Return whether a program is being recorded, except by torch.func's transforms."""
     return bool(torch._C._len_torch_dispatch_stack()) and not torch._C._are_functorch_transforms_active()
 
 
 def needs_derivatives(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether a call must go through a Function: something may need a derivative, or refuse to have one."""
+    """Return whether a call must go through a Function, because a derivative may be required or refused."""
     if forward_ad._current_level >= 0:
         return True
     if torch.is_grad_enabled():
@@ -116,7 +120,7 @@ def needs_derivatives(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def call_below_autograd(operator: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Calls an operator from a Function's forward."""
+    """Call an operator from a Function's forward."""
     if not torch._C._are_functorch_transforms_active():
         with below_autograd():
             return operator(*arguments, **options)
@@ -126,7 +130,10 @@ def call_below_autograd(operator: Callable[..., Any], *arguments: Any, **options
 
 
 def dtype_code(tensor: Tensor, operator: str, argument: str) -> int:
-    """The code of a dtype; the compiler asks for it before the operator has looked at its arguments."""
+    """Return the code of a tensor's dtype; raise TypeError for others.
+
+    The compiler calls this before the operator checks its arguments.
+    """
     try:
         return DTYPES.index(tensor.dtype)
     except ValueError:
@@ -137,14 +144,17 @@ def dtype_code(tensor: Tensor, operator: str, argument: str) -> int:
 
 
 def public_name(operator: str) -> str:
-    """The public operator that a private one is a part of: for messages."""
+    """Return the name of the public operator of a private operator, for messages."""
     if not operator.startswith("_"):
         return operator
     return next((name for name in _PUBLIC if operator.startswith(f"_{name}")), "fused_embedding_bag")
 
 
 def implement(operator: str, function: Callable[..., Any], *keys: str) -> None:
-    """Has Python compute an operator. Torch trusts storages, so those of the tensors are checked first."""
+    """Register a Python function as an operator's kernel.
+
+    The storages of tensors are checked first, because torch trusts them.
+    """
     names = [argument.name for argument in getattr(torch.ops.recfuse, operator).default._schema.arguments]
 
     def checked(*arguments: Any) -> Any:
@@ -158,13 +168,14 @@ def implement(operator: str, function: Callable[..., Any], *keys: str) -> None:
 
 
 def register_fake(operator: str, follows: str = "", may_be_on_host: str = "") -> Callable[[Fake], Fake]:
-    """Registers the fake of an operator, which computes the shapes of its outputs. Torch calls it for meta
-    tensors as well, even where other tensors of the call have memory, and an output with memory would be
-    memory that nothing has written: so devices are checked first, see :func:`check_devices`.
+    """Register the fake of an operator, which computes the shapes of its outputs.
+
+    Torch calls it for meta tensors, too, even if other tensors of the call have memory. An output with memory
+    would then be uninitialized, so devices are checked first; see :func:`check_devices`.
     """
     overload = getattr(torch.ops.recfuse, operator).default
     names = [argument.name for argument in overload._schema.arguments]
-    if not hasattr(overload._op, "__wrapped__"):  # of an operator that Python defines
+    if not hasattr(overload._op, "__wrapped__"):  # an operator that Python defines
         _raise_named_errors(operator)
 
     def decorate(fake: Fake) -> Fake:
@@ -182,17 +193,17 @@ def register_fake(operator: str, follows: str = "", may_be_on_host: str = "") ->
 def check_devices(
     operator: str, arguments: Iterable[tuple[str, Any]], follows: str = "", may_be_on_host: str = ""
 ) -> None:
-    """Raises where the tensors of a call are on several devices.
+    """Raise ValueError if the tensors of a call are on several devices.
 
     Args:
-        operator: names it.
-        arguments: names and values of all arguments, of which tensors and lists of tensors matter.
-        follows: the argument on whose device the outputs are. Where it is meta tensors, so are the outputs,
-            and the other tensors may be anywhere, as in torch's lookups.
+        operator: the name of the operator.
+        arguments: names and values of all arguments; only tensors and lists of tensors are checked.
+        follows: the argument that determines the device of the outputs. If it has meta tensors, outputs are
+            meta tensors, and the other tensors may be on any device, as in torch's lookups.
         may_be_on_host: an argument that a GPU also reads on the CPU.
     """
     tensors: list[tuple[str, Tensor]] = []
-    on_host: list[tuple[str, Tensor]] = []  # arguments of the CPU, whichever device computes
+    on_host: list[tuple[str, Tensor]] = []  # arguments that are always on the CPU
     on_both: list[tuple[str, Tensor]] = []
     for name, value in arguments:
         found = _tensors_of(name, value)
@@ -220,7 +231,7 @@ def check_devices(
 
 
 def _tensors_of(name: str, value: Any) -> list[tuple[str, Tensor]]:
-    """The tensors of an argument, each with its name in messages."""
+    """Return the tensors of an argument, each with its name in messages."""
     if isinstance(value, Tensor):
         return [(name, value)]
     if not isinstance(value, (list, tuple)):
@@ -229,7 +240,7 @@ def _tensors_of(name: str, value: Any) -> list[tuple[str, Tensor]]:
 
 
 def check_1d(operator: str, indices: Tensor, offsets: Tensor) -> None:
-    """Raises where a fake indices or offsets has another number of dimensions."""
+    """Raise an error unless fake indices and offsets have 1 dimension."""
     torch._check(
         offsets.dim() == 1 and indices.dim() == 1,
         lambda: (
@@ -247,12 +258,12 @@ def check(device: torch.device | str | int | None = None) -> None:
     same table or collection, on any stream, raises it instead of running; calls of other models run. A table
     keeps its first error until it is raised.
 
-    This function raises the errors that no call has raised, one a call. The text has the number of other
+    This function raises the errors that no call has raised, one per call. The text has the number of other
     tables with an error: repeat the call until it returns. Replays of CUDA graphs record errors too. Do not
     call it during the capture of a stream. On the CPU the call itself raises.
 
     Args:
-        device: a CUDA device. Default: the current one.
+        device: a CUDA device. Default: the current device.
 
     Raises:
         IndexError: as :func:`embedding_bag`.

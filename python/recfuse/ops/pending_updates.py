@@ -1,8 +1,8 @@
 """Updates inside eager backward passes.
 
-The updates that a backward pass asks for are made at its end, when nothing in it reads a weight any more: not
-the recomputed forward of torch.utils.checkpoint, and not a second call of the same tables. A Parameter of one
-call is updated by one operator; one of several calls (two towers, tied tables) by their sparse gradients,
+Updates are made at the end of a backward pass, when it no longer reads a weight: neither in the recomputed
+forward of torch.utils.checkpoint, nor in a second call of the same tables. An operator updates the Parameters
+of a single call. A Parameter of several calls (two towers, tied tables) is updated by their sparse gradients,
 summed first, as torch would.
 """
 
@@ -23,14 +23,14 @@ from recfuse.ops.training.scaled_losses import check_unscaled
 from recfuse.ops.training.update_features import matrices_only
 from recfuse.ops.updates import Update, fused_update, rows_update
 
-_FLOAT32 = 0  # its code
+_FLOAT32 = 0  # the dtype's code
 
 UpdateSink: TypeAlias = tuple[Tensor, Update]
-"""A weight that a fused optimizer updates."""
+"""A weight that a fused optimizer updates, and its update."""
 
 
 def check_hooks(weights: Sequence[Tensor], updates: Sequence[Update | None]) -> None:
-    """Raises where a weight without a gradient has a hook that waits for one."""
+    """Raise ValueError if a weight without a gradient has a hook that waits for a gradient."""
     for weight, update in zip(weights, updates, strict=True):
         if update is None or update.updater.deferred:
             continue
@@ -45,9 +45,12 @@ def check_hooks(weights: Sequence[Tensor], updates: Sequence[Update | None]) -> 
 def update_sinks(
     weights: Sequence[Tensor], updates: Sequence[Update | None], sparse: bool
 ) -> list[bool | UpdateSink]:
-    """Returns the sinks of a call's gradients; ``sparse``: of weights without an optimizer. Raises where
-    hooks, or the DistributedDataParallel whose forward pass calls, wait for gradients of weights that are
-    updated; or where the backward pass that recomputes this call has updated them.
+    """Return the sinks of a call's gradients; ``sparse`` is the sink of weights without an optimizer.
+
+    Raises:
+        ValueError: hooks, or the DistributedDataParallel whose forward pass makes the call, wait for
+            gradients of weights that are updated; or the backward pass that recomputes this call has updated
+            them.
     """
     check_hooks(weights, updates)
     if (wrapper := DistributedDataParallel._get_active_ddp_module()) is not None:
@@ -61,9 +64,10 @@ def update_sinks(
 
 
 def _check_recomputed(updates: Sequence[Update | None]) -> None:
-    """Raises where a forward pass inside a backward pass would read rows that this has updated already. What
-    torch.utils.checkpoint recomputes with use_reentrant=True has a backward pass of its own, at whose end it
-    updates, while the outer one may recompute more.
+    """Raise ValueError if a forward pass inside a backward pass would read rows that are already updated.
+
+    torch.utils.checkpoint with use_reentrant=True runs a separate backward pass for each recomputed part. It
+    updates at its end, while the outer pass may recompute further parts.
     """
     if any(update is not None and update.updated for update in updates):
         raise ArgumentValueError(
@@ -74,7 +78,7 @@ def _check_recomputed(updates: Sequence[Update | None]) -> None:
 
 
 def is_deferred(sink: UpdateSink) -> bool:
-    """Whether the gradient of a weight is left to ``step()``. Raises where its optimizer cannot go on."""
+    """Return whether ``step()`` uses the gradient of a weight; raise if its optimizer cannot continue."""
     weight, update = sink
     updater = update.updater
     if (owner := updater.owner) is not None:
@@ -83,8 +87,10 @@ def is_deferred(sink: UpdateSink) -> bool:
 
 
 def is_due(sink: UpdateSink, node: Any) -> bool:
-    """Whether the running backward pass updates the weight, whose gradients ``node`` accumulates: not one of
-    torch.autograd.grad, or of backward(inputs=...) for others. Raises where it must not.
+    """Return whether the running backward pass updates a weight; raise if it must not.
+
+    ``node`` accumulates the gradients of the weight. Passes of torch.autograd.grad, and of
+    backward(inputs=...) for other tensors, update nothing.
     """
     weight, update = sink
     if not weight.requires_grad:  # frozen since the forward pass
@@ -99,15 +105,15 @@ def is_due(sink: UpdateSink, node: Any) -> bool:
 
 
 class _PendingUpdate(NamedTuple):
-    """Updates of the weights of one call."""
+    """Updates of the weights of a call."""
 
     output: OutputGrad
     sinks: dict[int, UpdateSink]  # by the numbers of the weights in the call
-    weights: int  # of the call
-    stream: tuple[int, int, int] | None  # of the GPU that has the gradient; see _stream_of
+    weights: int  # number of weights of the call
+    stream: tuple[int, int, int] | None  # of the gradient's GPU; see _stream_of
 
     def wait(self) -> None:
-        """Makes the current stream wait for the gradient, where another one has it."""
+        """Make the current stream wait for the gradient, if another stream computes it."""
         grad, _, *rest, _ = self.output
         if self.stream is None or self.stream == _stream_of(grad):
             return
@@ -119,14 +125,14 @@ class _PendingUpdate(NamedTuple):
                 tensor.record_stream(here)
 
     def run(self, numbers: Sequence[int]) -> None:
-        """Updates some of the weights, which share an updater."""
+        """Update some of the weights, which share an updater."""
         output = self.output
         if len(numbers) < self.weights:
             output = output[0], matrices_only(output[1], numbers), *output[2:]
         fused_update(output, *zip(*(self.sinks[number] for number in numbers), strict=True))
 
     def gradient(self, number: int) -> Tensor:
-        """Returns the sparse gradient of one weight, in float32."""
+        """Return the sparse gradient of a weight, in float32."""
         form = number, *self.sinks[number][0].shape, _FLOAT32
         with torch.no_grad():
             ((rows, values),) = sparse_grads(self.output, [form])
@@ -134,20 +140,21 @@ class _PendingUpdate(NamedTuple):
 
 
 def _stream_of(tensor: Tensor) -> tuple[int, int, int] | None:
-    """Returns number, device and kind of device of the current stream of a tensor's GPU. A Stream of these
-    takes longer to create.
+    """Return number, device and kind of device of the current stream of a tensor's GPU.
+
+    A tuple takes less time to create than a Stream.
     """
     return torch._C._cuda_getCurrentStream(tensor.get_device()) if tensor.is_cuda else None
 
 
 class _Pass:
-    """A backward pass, and the updates that its end makes."""
+    """A backward pass, and the updates at its end."""
 
     def __init__(self) -> None:
         self.pending: list[_PendingUpdate] = []
 
     def finish(self) -> None:
-        """Makes the updates. The engine calls it, on the caller's stream, unless the pass has failed."""
+        """Make the updates. The engine calls it, on the caller's stream, unless the pass has failed."""
         pending, self.pending = self.pending, []
         uses: dict[int, int] = {}
         for call in pending:
@@ -175,12 +182,13 @@ class _Pass:
 
 
 _passes: dict[int, weakref.ref[_Pass]] = {}
-"""The passes that run now, by the engine's number of them; the engine keeps each until its end."""
+"""The running passes, by the engine's number; the engine keeps each until its end."""
 
 
 def update_later(output: OutputGrad, sinks: dict[int, UpdateSink], count: int) -> None:
-    """Has the running backward pass make updates at its end; ``sinks``: by the numbers of the weights in a
-    call of ``count`` weights.
+    """Make updates at the end of the running backward pass.
+
+    ``sinks`` has the numbers of weights in a call of ``count`` weights as keys.
     """
     task = torch._C._current_graph_task_id()
     found = _passes.get(task)

@@ -58,5 +58,5 @@ def unpin(weight: Tensor, rows: Any = None) -> None:
 
 
 def on_gpu(weight: Tensor) -> bool:
-    """Whether there is an L2 cache to keep rows in."""
+    """Return whether the weight is on a GPU, whose L2 cache can keep rows."""
     return weight.is_cuda and HAS_CUDA_KERNELS

@@ -1,8 +1,8 @@
 """Updates inside the backward graphs of compiled programs.
 
-``fused_embedding_bag_update`` stands among the other operators of such a graph. Its arguments order it behind
-all in the graph that reads the weights: the forward pass where it is recomputed (torch.utils.checkpoint), and
-the gradient of the sample weights. Two calls that look rows up in one Parameter are refused.
+``fused_embedding_bag_update`` is an operator of such a graph. Its arguments order it after all operators that
+read the weights: a recomputed forward pass (torch.utils.checkpoint), and the gradient of the sample weights.
+Two calls that look rows up in the same Parameter raise an error.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from recfuse.ops.training.updaters import OPTIONS, Updater
 from recfuse.ops.updates import Update, fused_update_operator, is_written
 
 _ops = torch.ops.recfuse
-_ORDINARY, _DEFERRED = -2, -1  # in `updater_of`, where no updater of the list has the weight
+_ORDINARY, _DEFERRED = -2, -1  # in `updater_of`, for weights without an updater of the list
 
 ARGUMENTS = "Tensor[] states, Tensor[] numbers, Tensor[] anchors, int[] updater_of, int[] options"
 
 
 class Updates(NamedTuple):
-    """What optimizers keep of a call's weights, as arguments of an operator."""
+    """The states of optimizers for a call's weights, as arguments of an operator."""
 
     states: Sequence[Tensor]  # of the weights with an updater, in order
     numbers: Sequence[Tensor]  # of each updater
     anchors: Sequence[Tensor]  # of the weights with an updater
-    updater_of: Sequence[int]  # of each weight: its updater, or one of the above
+    updater_of: Sequence[int]  # of each weight: its updater, _ORDINARY or _DEFERRED
     options: Sequence[int]  # of each updater: OPTIONS
 
     @staticmethod
     def of(updates: Sequence[Update | None]) -> Updates:
-        """In a form that dynamo follows."""
+        """Convert updates, in a form that dynamo can trace."""
         states: list[Tensor] = []
         anchors: list[Tensor] = []
         updaters: list[Updater] = []
@@ -64,12 +64,12 @@ class TracedSink(NamedTuple):
     """A weight of a call that an updater of `Updates` updates."""
 
     updater: int
-    anchor: int  # its number
+    anchor: int  # the anchor's number
     first_state: int
 
 
 def sinks_of(updates: Updates, sparse: bool) -> list[bool | TracedSink]:
-    """Returns a sink for each weight of a call; ``sparse``: of gradients of those without an optimizer."""
+    """Return a sink for each weight of a call; ``sparse`` is the sink of weights without an optimizer."""
     sinks: list[bool | TracedSink] = []
     anchor = state = 0
     for updater in updates.updater_of:
@@ -91,9 +91,11 @@ def update_in_graph(
     after: Sequence[Tensor],
     nodes: Sequence[Any],
 ) -> dict[int, Tensor]:
-    """Puts the updates of weights, by their numbers in a call, into the running backward graph, where they
-    run once the tensors ``after`` are there. ``kept``: the states and numbers of `Updates`; ``nodes``: of its
-    anchors in the graph. Returns gradients of anchors by their numbers.
+    """Add the updates of weights to the running backward graph; return gradients of anchors by their numbers.
+
+    ``sinks`` has the numbers of weights in a call as keys. The updates run after the tensors ``after`` are
+    computed. ``kept`` are the states and numbers of `Updates`; ``nodes`` are the nodes of its anchors in the
+    graph.
     """
     found: dict[int, Tensor] = {}
     count = len(options) // OPTIONS
@@ -126,7 +128,7 @@ def update_in_graph(
 
 
 def _once_a_graph(anchor: Any) -> None:
-    """Raises where a backward graph has an update of this anchor's Parameter already: while it is traced."""
+    """Raise ValueError, during tracing, if the backward graph already updates this anchor's Parameter."""
     task = torch._C._current_graph_task_id()
     if anchor.metadata.get("recfuse") == task:
         raise ArgumentValueError(
@@ -138,14 +140,16 @@ def _once_a_graph(anchor: Any) -> None:
 
 
 _NOTED = 4096
-"""Of the passes below; more than the Parameters of a model."""
-_pass_of: dict[int, int] = {}  # by the address of a weight: the backward pass that has last updated it
+"""The most entries of `_pass_of`; more than the Parameters of a model."""
+_pass_of: dict[int, int] = {}  # by the address of a weight: the last backward pass that has updated it
 
 
 def _once_a_pass(grad: Tensor, weights: Sequence[Tensor], states: Sequence[Tensor]) -> Tensor:
-    """Raises where a compiled program is about to update a copy; or a weight that another call of one has
-    updated in the same backward pass: the anchor, whose gradient is what both return, is told of their sum
-    alone. ``grad`` keeps it out of the forward graph. Returns something for the update to wait for.
+    """Raise ValueError before a compiled program updates a copy, or a weight twice in a backward pass.
+
+    The anchor cannot detect a second update: it only receives the sum of both gradients. The argument
+    ``grad`` keeps the operator out of the forward graph. Returns a tensor that orders the update after this
+    check.
     """
     check_unscaled()
     task = torch._C._current_graph_task_id()

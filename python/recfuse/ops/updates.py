@@ -1,10 +1,10 @@
-"""The update operators (`recfuse::fused_embedding_bag_update`, `recfuse::rows_update`), and what a Parameter
-knows of the fused optimizer that updates it.
+"""The update operators (`recfuse::fused_embedding_bag_update`, `recfuse::rows_update`), and the link from a
+Parameter to the fused optimizer that updates it.
 
-Neither operator declares what it writes where autograd could see it: a backward pass that is said to write to
-a tensor which requires a gradient is refused by the compiler. `fused_embedding_bag_update` returns an empty
-tensor instead, the gradient of an "anchor" of the optimizer, so that no pass of the compiler may leave the
-call out. FBGEMM's table-batched embedding hides its update in the same way.
+Neither operator declares its writes to autograd: the compiler refuses a backward pass that writes to a tensor
+which requires a gradient. `fused_embedding_bag_update` returns an empty tensor instead, the gradient of an
+"anchor" of the optimizer, so that no pass of the compiler may remove the call. FBGEMM's table-batched
+embedding hides its update in the same way.
 """
 
 from __future__ import annotations
@@ -33,32 +33,33 @@ _ATTRIBUTE = "_recfuse_update"  # of a Parameter; the compiler guards on it
 
 
 unfinished: set[int] = set()
-"""Updates, by id, between backward() and step() of an optimizer of torch. Nearly always empty when a call
-looks: see :func:`check_finished`.
+"""Updates, by id, between backward() and step() of an optimizer of torch.
+
+Nearly always empty when a call reads it; see :func:`check_finished`.
 """
 
 
 class Update:
-    """The update of one Parameter, an attribute of it, which copies of it do not have.
+    """The update of a Parameter, an attribute of the Parameter that its copies do not have.
 
     Attributes:
-        states: what the kernels write beside the weight; float32, on its device.
-        anchor: an empty leaf, whose gradient is what a compiled update returns. None where it is deferred.
-        applied: what stands in ``.grad`` after an update inside backward(). None where it is deferred.
-        updated: whether a backward pass has updated the Parameter since the last step of its optimizer.
-        captured: whether that was in a CUDA graph.
-        step_in_state: the entry "step" that its optimizer has written into its state; None: there is none.
+        states: the tensors that kernels write in addition to the weight; float32, on its device.
+        anchor: an empty leaf, whose gradient is the result of a compiled update. None if deferred.
+        applied: the value of ``.grad`` after an update inside backward(). None if deferred.
+        updated: True if a backward pass has updated the Parameter since the last step of its optimizer.
+        captured: True if that update was captured in a CUDA graph.
+        step_in_state: the entry "step" that its optimizer has written into its state, or None.
     """
 
     def __init__(self, weight: Tensor, updater: Updater, states: Sequence[Tensor]) -> None:
-        """Of ``weight``, whose attribute it is not yet."""
+        """Create the update of ``weight``, without setting the attribute."""
         self.updater, self.states = updater, list(states)
         self.updated = self.captured = False
         self.step_in_state: int | None = None
         self._weight = weakref.ref(weight)
         for tensor in (updater.numbers, *self.states):
-            # As torch._dynamo.mark_static_address, which takes a second to import: inductor's CUDA graphs
-            # would copy other inputs, and the update be that of the copies.
+            # As torch._dynamo.mark_static_address, which takes a second to import. Without the mark,
+            # inductor's CUDA graphs would copy these inputs and update the copies.
             tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
         self.anchor: Tensor | None = None
         self.applied: Tensor | None = None
@@ -74,15 +75,15 @@ class Update:
         self.applied = AppliedGradient(self, weight.shape, weight.dtype, weight.device)
 
     def set_applied(self, weight: Tensor) -> None:
-        """Has ``.grad`` say that the gradient is applied."""
+        """Set ``.grad`` to the applied gradient."""
         try:
             weight.grad = self.applied
-        except (RuntimeError, TypeError, ValueError):  # of another dtype or shape than before
+        except (RuntimeError, TypeError, ValueError):  # dtype or shape has changed
             self._new_applied(weight)
             weight.grad = self.applied
 
     def check(self) -> None:
-        """Raises where an update now would not be the one that the user meant."""
+        """Raise ValueError if an update at this time would differ from the user's intention."""
         owner = self.updater.owner
         if owner is None:
             raise ArgumentValueError(
@@ -107,8 +108,9 @@ class Update:
             )
 
     def check_finished(self, what: str) -> None:
-        """Raises where ``what`` comes between backward() and step() of an optimizer of torch, which would
-        have left the rows as they were.
+        """Raise ValueError if ``what`` is called between backward() and step() of an optimizer of torch.
+
+        Torch's own optimizer would not have changed the rows yet.
         """
         owner = self.updater.owner
         if self.updated and owner is not None and owner._adoption is not None:
@@ -119,32 +121,33 @@ class Update:
             )
 
     def storage(self) -> list[int]:
-        """Where the states are."""
+        """Return the addresses of the states."""
         return [state.data_ptr() for state in self.states]
 
     @property
     def weight(self) -> Tensor | None:
-        """The Parameter, or None once it is deleted."""
+        """The Parameter, or None after its deletion."""
         return self._weight()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What a pickled Parameter has instead: nothing, of a class that torch.load allows."""
+        """Pickle as an empty object of a class that torch.load allows."""
         return collections.OrderedDict, ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of a Parameter belongs to no optimizer."""
+        """Return None, because a copy of a Parameter belongs to no optimizer."""
 
     def __del__(self, discard: Callable[[int], None] = unfinished.discard) -> None:
-        """No call has to wait for its step. At the end of the process, globals may be gone."""
+        """Remove the update from ``unfinished``. Takes no globals, which may be deleted at exit."""
         discard(id(self))
 
 
-_direct: weakref.WeakSet[Update] = weakref.WeakSet()  # those that are made inside backward()
+_direct: weakref.WeakSet[Update] = weakref.WeakSet()  # updates inside backward()
 
 
 def is_written(tensors: Sequence[Tensor]) -> list[bool]:
-    """Whether each tensor has the memory of a Parameter, or of a state, that is updated inside backward():
-    whether it is no copy of one.
+    """Return, for each tensor, whether its memory is that of a Parameter or state updated inside backward().
+
+    False means that the tensor is a copy.
     """
     addresses = set()
     for update in list(_direct):
@@ -155,14 +158,14 @@ def is_written(tensors: Sequence[Tensor]) -> list[bool]:
 
 
 class _Compiled:
-    """What follows the update of a compiled backward pass, in which no Python runs."""
+    """The hook after an update of a compiled backward pass, which runs no Python itself."""
 
     def __init__(self, update: Update) -> None:
         self._update = weakref.ref(update)
 
     @torch._disable_dynamo
     def __call__(self, anchor: Tensor) -> None:
-        """Notes it; raises, too late for this Parameter, where it was a second one."""
+        """Record the update; raise for a second update, which has already changed the Parameter."""
         anchor.grad = None
         update = self._update()
         if update is None:
@@ -182,8 +185,10 @@ class _Compiled:
 
 
 def note(weights: Sequence[Tensor], updates: Sequence[Update]) -> None:
-    """Notes that a backward pass has updated ``weights``, of one device: a graph that kept one must not read
-    it any more. A call that is explained for a GPU updates nothing.
+    """Record that a backward pass has updated ``weights``, which are on one device.
+
+    Increments their versions, so that a graph that has saved a weight cannot read it any more. An explained
+    call updates nothing.
     """
     if _C.explain_lowers():
         return
@@ -199,8 +204,9 @@ def note(weights: Sequence[Tensor], updates: Sequence[Update]) -> None:
 
 
 def check_finished(weights: Sequence[Tensor], what: str) -> None:
-    """Raises where ``what`` reads weights between backward() and step() of an optimizer of torch. Call it
-    where ``unfinished`` is not empty.
+    """Raise ValueError if ``what`` reads weights between backward() and step() of an optimizer of torch.
+
+    Call it if ``unfinished`` is not empty.
     """
     for weight in weights:
         update = update_of(weight)
@@ -209,7 +215,7 @@ def check_finished(weights: Sequence[Tensor], what: str) -> None:
 
 
 def set_update(weight: Tensor, update: Update | None) -> None:
-    """Says how ``weight`` is updated; None: by nobody, so it has gradients as any Parameter."""
+    """Set the update of ``weight``; None gives it gradients, as any Parameter."""
     old = update_of(weight)
     if old is not None and old.applied is not None and weight.grad is old.applied:
         weight.grad = None
@@ -220,12 +226,12 @@ def set_update(weight: Tensor, update: Update | None) -> None:
 
 
 def update_of(weight: Tensor) -> Update | None:
-    """How ``weight`` is updated, None: by nobody."""
+    """Return the update of ``weight``, or None without a fused optimizer."""
     return getattr(weight, _ATTRIBUTE, None) or None
 
 
 def updates_of(weights: Sequence[Tensor]) -> list[Update | None] | None:
-    """The same of each weight that requires a gradient; None where there is none at all."""
+    """Return the update of each weight that requires a gradient, or None if no weight has an update."""
     if not torch.is_grad_enabled():
         return None
     found: list[Update | None] = [
@@ -238,8 +244,9 @@ def updates_of(weights: Sequence[Tensor]) -> list[Update | None] | None:
 
 
 def fused_update(output: OutputGrad, weights: Sequence[Tensor], updates: Sequence[Update]) -> None:
-    """Updates weights that share an updater by a call's gradient. The first column of its features has
-    positions in ``weights``, or -1.
+    """Update weights that share an updater with a call's gradient.
+
+    The first column of its features has positions in ``weights``, or -1.
     """
     updater = updates[0].updater
     states = [state for update in updates for state in update.states]
@@ -250,7 +257,7 @@ def fused_update(output: OutputGrad, weights: Sequence[Tensor], updates: Sequenc
 
 
 def rows_update(weight: Tensor, update: Update, rows: Tensor, sums: Tensor) -> None:
-    """Updates rows, each of which occurs once, by their summed gradients."""
+    """Update rows, each of which occurs once, with their summed gradients."""
     updater = update.updater
     rounding = updater.stochastic_rounding, updater.seed
     with below_autograd():

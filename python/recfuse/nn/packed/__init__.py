@@ -1,4 +1,6 @@
-"""What modules with packed tables stand on. From below: ``layout`` (where tables lie), ``optimizer_state``,
-``holders`` and ``optimizers`` (what else has the Parameters), ``parameters`` (which makes them), ``pooling``,
-``state_dict``, ``table`` and ``tables`` (which speak of tables), ``module``.
+"""The base of modules with packed tables.
+
+From the lowest layer: ``layout`` (positions of tables), ``optimizer_state``, ``holders`` and ``optimizers``
+(other owners of the Parameters), ``parameters`` (creates the Parameters), ``pooling``, ``state_dict``,
+``table`` and ``tables`` (the interface by table), ``module``.
 """

@@ -1,9 +1,9 @@
-"""Tables that are frozen alone keep their optimizer's state.
+"""Preservation of the optimizer's state of tables that are frozen alone.
 
 The state of such a table stays in the Parameter that the table has left, which an optimizer with momentum or
-decay steps as a whole. So the rows of the state are copied before a step and written back after it: they are
-those of the moment when the table was frozen, as torch's are. The number of steps belongs to the whole
-Parameter. Where a step depends on it, the first step of a table that is trained again raises.
+decay steps as a whole. So the rows of the state are copied before a step and written back after it. They keep
+the values that they had when the table was frozen, as torch's. The number of steps belongs to the whole
+Parameter. If a step depends on it, the first step of a table that is trained again raises.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from recfuse.nn.packed.optimizer_state import kinds_of
 from recfuse.nn.packed.store import PackedStore
 
 left: list[weakref.ref[PackedStore]] = []
-"""Stores that had a table which is frozen alone."""
+"""Stores in which a table was frozen alone."""
 
 _Records = weakref.WeakKeyDictionary[PackedStore, dict[int, dict[str, Any]]]
 _records: weakref.WeakKeyDictionary[Optimizer, _Records] = weakref.WeakKeyDictionary()
-"""By optimizer, store and table: the numbers in the state when the table was frozen."""
+"""By optimizer, store and table: the numbers in the state at the time of freezing."""
 _kept: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, str | None, int, Tensor]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -34,7 +34,7 @@ _kept: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, str | None, int, 
 
 
 def note_frozen(store: PackedStore) -> None:
-    """Notes a store that has a table which is frozen alone."""
+    """Record a store with a table that is frozen alone."""
     if all(other() is not store for other in left):
         left[:] = [other for other in left if other() is not None]
         left.append(weakref.ref(store))
@@ -42,11 +42,12 @@ def note_frozen(store: PackedStore) -> None:
 
 @torch._disable_dynamo
 def keep_states(found: Optimizer, moves: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Before a step: copies the rows of states that it must not change. ``moves`` says of a param group
-    whether a step changes rows that have no gradient, or their state.
+    """Copy the rows of states that the next step must not change.
+
+    ``moves`` returns whether a step with a param group changes rows without a gradient, or their state.
 
     Raises:
-        ValueError: a table is trained again, and the number of steps is another than when it was frozen.
+        ValueError: a table is trained again, and the number of steps has changed since it was frozen.
     """
     groups = {id(parameter): group for group in found.param_groups for parameter in group["params"]}
     kept: list[tuple[Tensor, str | None, int, Tensor]] = []
@@ -63,7 +64,7 @@ def keep_states(found: Optimizer, moves: Callable[[Mapping[str, Any]], bool]) ->
             numbers = numbers_of(state) if is_counted(found, group) else {}
             _records.setdefault(found, _Records()).setdefault(store, {}).setdefault(number, numbers)
             rows = store.layout.tables[number].num_embeddings
-            if not state and group.get("weight_decay"):  # which would reach the state that the step creates
+            if not state and group.get("weight_decay"):  # decay would reach the state that the step creates
                 weight = parameter.detach().narrow(0, first_row, rows)
                 kept.append((parameter, None, first_row, weight.clone()))
                 weight.zero_()
@@ -88,8 +89,9 @@ def _write_back(found: Optimizer, *_: Any) -> None:
 
 
 def check_counts(found: Optimizer, store: PackedStore, all_tables: bool = False) -> None:
-    """Raises where a table that was frozen alone is trained again (with ``all_tables``, also where it is
-    frozen still) after steps that count for the whole Parameter.
+    """Raise ValueError if a table that was frozen alone is trained again after steps of the whole Parameter.
+
+    With ``all_tables`` it raises for tables that are still frozen, too.
     """
     records = _records.get(found, _Records()).get(store, {})
     for number, before in list(records.items()):
@@ -112,7 +114,7 @@ def check_counts(found: Optimizer, store: PackedStore, all_tables: bool = False)
 
 
 def note_numbers(found: Optimizer, store: PackedStore, table: int, numbers: dict[str, Any] | None) -> None:
-    """Notes the numbers in the state of a table that is frozen alone; None: forgets them."""
+    """Record the numbers in the state of a table that is frozen alone; None removes the record."""
     records = _records.setdefault(found, _Records()).setdefault(store, {})
     records.pop(table, None)
     if numbers is not None:
@@ -120,8 +122,9 @@ def note_numbers(found: Optimizer, store: PackedStore, table: int, numbers: dict
 
 
 def noted_numbers(found: Optimizer, store: PackedStore, table: int) -> dict[str, Any] | None:
-    """The numbers in the state of a table when it was frozen alone; None: no step was made since, or no step
-    depends on them.
+    """Return the numbers in the state of a table at the time when it was frozen alone.
+
+    Returns None if no step was made since, or if no step depends on them.
     """
     numbers = _records.get(found, _Records()).get(store, {}).get(table)
     group = group_of(found, store.home(table)) or {}
@@ -129,12 +132,12 @@ def noted_numbers(found: Optimizer, store: PackedStore, table: int) -> dict[str,
 
 
 def group_of(found: Optimizer, parameter: Any) -> dict[str, Any] | None:
-    """The param group that has a Parameter; None: there is none."""
+    """Return the param group with a Parameter, or None."""
     return next((group for group in found.param_groups if any(p is parameter for p in group["params"])), None)
 
 
 def numbers_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The names of a state's entries, with the numbers among them."""
+    """Return the names of a state's entries, with their values if these are numbers, else None."""
     return {
         key: value.item() if isinstance(value, Tensor) and value.numel() == 1 else _number(value)
         for key, value in state.items()

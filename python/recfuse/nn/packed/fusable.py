@@ -1,4 +1,4 @@
-"""Which tables can be pooled in one call."""
+"""Conditions for tables to be pooled in one call."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from recfuse.nn.embedding_bag import EmbeddingBag
 
 
 def why_not_fusable(tables: Sequence[Any], others: Iterable[tuple[str, Tensor]] = ()) -> str | None:
-    """Why tables cannot be packed and pooled in one call with the same results; None if they can. ``others``:
-    tensors of their model, with names.
+    """Return why tables cannot be packed and pooled in one call with the same results, or None if they can.
+
+    ``others`` are tensors of their model, with names.
     """
     for number, table in enumerate(tables):
         if reason := _why_not_packable(table):
@@ -28,8 +29,10 @@ def why_not_fusable(tables: Sequence[Any], others: Iterable[tuple[str, Tensor]] 
 
 
 def _shared_memory(weights: Sequence[Tensor], others: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Which of the weights lies where another tensor lies too, in words; None: no one does. One Parameter of
-    two tables is one tensor; two with the same ``.data`` are not, and only in memory a tie.
+    """Return a text about a weight that shares memory with another tensor, or None.
+
+    A Parameter of two tables is a single tensor. Two Parameters with the same ``.data`` are different
+    tensors, tied only by memory.
     """
     named = {id(weight): (weight, f"table {at}", True) for at, weight in reversed(list(enumerate(weights)))}
     for name, tensor in others:
@@ -49,7 +52,7 @@ def _shared_memory(weights: Sequence[Tensor], others: Iterable[tuple[str, Tensor
 
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
-    """Where its elements begin, and where they end."""
+    """Return the addresses of the begin and the end of a tensor's elements."""
     if tensor.layout is not torch.strided:
         return 0, 0
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -89,17 +92,17 @@ def _why_not_packable(table: Any) -> str | None:
 
 
 def is_fake_parameter(weight: Any) -> bool:
-    """Whether a weight is a Parameter that has shapes alone, of a model that is traced."""
+    """Return whether a weight is a Parameter without memory, of a model under tracing."""
     return isinstance(weight, FakeTensor) and isinstance(weight, Parameter)
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether a call of the module does more than its forward, or its state_dict is another than it seems."""
+    """Return whether the module has hooks, which extend its calls or change its state_dict."""
     return any(value for name, value in vars(module).items() if name.endswith("_hooks"))
 
 
 def gradient_hooks(weight: Tensor) -> str | None:
-    """What acts on a Parameter's gradient and would be lost with it, in words; None: nothing."""
+    """Return a text about hooks on a Parameter's gradient, which packing would lose, or None."""
     if getattr(weight, "_in_backward_optimizers", None):
         return "an optimizer is applied to its weight in the backward"
     if getattr(weight, "_backward_hooks", None) or getattr(weight, "_post_accumulate_grad_hooks", None):

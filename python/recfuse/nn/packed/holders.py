@@ -1,4 +1,4 @@
-"""What holds Parameters that are about to be replaced: optimizers, what they consist of, and wrappers."""
+"""Objects that hold Parameters before their replacement: optimizers, their attributes, and wrappers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 
-_DEPTH = 3  # containers inside one another that an optimizer's attributes are searched through
+_DEPTH = 3  # levels of nested containers to search in an optimizer's attributes
 
 
 def check_optimizers(optimizers: Iterable[Optimizer], what: str) -> tuple[Optimizer, ...]:
-    """The argument ``optimizers``, which is read several times; TypeError where it is no sequence of some."""
+    """Return the argument ``optimizers`` as a tuple; raise TypeError if it is no sequence of optimizers."""
     if isinstance(optimizers, Optimizer) or not isinstance(optimizers, Iterable):
         raise wrong_type(f"{what}: optimizers", optimizers, "a sequence of optimizers")
     found = tuple(optimizers)
@@ -31,7 +31,7 @@ def check_optimizers(optimizers: Iterable[Optimizer], what: str) -> tuple[Optimi
 
 
 def with_wrapped(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-    """The optimizers, and those that they wrap."""
+    """Return the optimizers and all optimizers that they wrap."""
     found: dict[int, Optimizer] = {}
     pending: list[Any] = list(optimizers)[::-1]
     while pending:
@@ -49,12 +49,12 @@ def with_wrapped(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
 
 
 def attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """What an optimizer has besides param groups and state."""
+    """Return the attributes of an optimizer without param groups and state."""
     return {name: value for name, value in vars(optimizer).items() if name not in ("param_groups", "state")}
 
 
 def containers(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
-    """Lists, tuples, sets and dictionaries in a value, itself first."""
+    """Iterate over lists, tuples, sets and dictionaries in a value, the value itself first."""
     if depth == 0 or not isinstance(value, (list, tuple, set, frozenset, Mapping)):
         return
     yield value
@@ -63,12 +63,12 @@ def containers(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
 
 
 def items(container: Any) -> Iterable[Any]:
-    """What is in a container; of a dictionary its values."""
+    """Return the elements of a container, or the values of a dictionary."""
     return container.values() if isinstance(container, Mapping) else container
 
 
 def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The param groups that an optimizer keeps itself; one that combines others has none."""
+    """Return the param groups that an optimizer stores itself; a combination of optimizers has no groups."""
     groups = getattr(optimizer, "__dict__", {}).get("param_groups")
     if not isinstance(groups, (list, tuple)):
         return []
@@ -76,12 +76,12 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], what: str) -> None:
-    """ValueError where an optimizer, other than ``optimizers``, or a parallel wrapper holds a weight."""
+    """Raise ValueError if a parallel wrapper, or an optimizer not in ``optimizers``, holds a weight."""
     numbers = {id(weight): number for number, weight in enumerate(weights)}
     handed_over = {id(group["params"]) for optimizer in optimizers for group in groups_of(optimizer)}
     if _first_holder(numbers, handed_over) is None:
         return
-    gc.collect()  # what nobody refers to any more is no holder
+    gc.collect()  # unreachable objects are no holders
     if (found := _first_holder(numbers, handed_over)) is None:
         return
     holder, number = found
@@ -100,11 +100,11 @@ def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], wh
 
 
 def _first_holder(numbers: Mapping[int, int], handed_over: set[int]) -> tuple[Any, int] | None:
-    """An optimizer or wrapper with one of the weights, and which; None: there is none."""
+    """Return the first optimizer or wrapper that holds a weight, with the weight's number, or None."""
     parallel = torch.nn.parallel.DistributedDataParallel
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", parallel)
     for candidate in gc.get_objects():
-        kind = type(candidate)  # not isinstance, which asks proxies for their __class__
+        kind = type(candidate)  # not isinstance, which reads __class__ of proxies
         if issubclass(kind, Optimizer):
             groups = (group["params"] for group in groups_of(candidate))
             entries = [entry for group in groups if id(group) not in handed_over for entry in group]

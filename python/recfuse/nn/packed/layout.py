@@ -1,7 +1,7 @@
-"""Where the tables of a packed module lie: pure data, and the arithmetic that places them.
+"""The positions of the tables of a packed module: pure data, and the arithmetic that places tables.
 
-A matrix ``[rows, dim]``, which is one Parameter, has the tables of one dtype, dim and device; a table is a
-range of its rows.
+A matrix ``[rows, dim]`` is a Parameter. It has the tables of one dtype, dim and device; a table is a range of
+its rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ features `[features, 7]`; dtype code and columns of the output.
 
 
 class TableSpec(NamedTuple):
-    """One table: what it is, and which rows of which matrix are its own."""
+    """The properties of a table, and its rows in a matrix."""
 
     name: str
     num_embeddings: int
@@ -41,12 +41,12 @@ class TableSpec(NamedTuple):
 
 
 def table_rows(spec: TableSpec, matrix: Tensor) -> Tensor:
-    """A table's rows of its matrix, a view."""
+    """Return a table's rows of its matrix, a view."""
     return matrix.narrow(0, spec.first_row, spec.num_embeddings)
 
 
 def is_sharded(matrix: Tensor) -> bool:
-    """Whether ``fully_shard`` has cut a matrix over processes; then rows of it are copies, not views."""
+    """Return whether ``fully_shard`` has sharded a matrix; its rows are then copies, not views."""
     return hasattr(matrix, "device_mesh")
 
 
@@ -55,43 +55,43 @@ class Layout(NamedTuple):
 
     tables: tuple[TableSpec, ...]
     table_of_feature: tuple[int, ...]
-    parameter_names: tuple[str, ...]  # one a matrix
-    features: Tensor  # int64 [features, 7] on the CPU, as fused_embedding_bag takes it
-    dims: tuple[int, ...]  # one a feature
+    parameter_names: tuple[str, ...]  # a name per matrix
+    features: Tensor  # int64 [features, 7] on the CPU, an argument of fused_embedding_bag
+    dims: tuple[int, ...]  # a dim per feature
     output_dim: int
     sparse: bool
-    any_max: bool  # whether a feature pools by max
+    any_max: bool  # True if a feature pools by max
 
 
 class WeightForm(NamedTuple):
-    """What decides in which matrix a weight ``[rows, dim]`` lies."""
+    """The properties of a weight ``[rows, dim]`` that determine its matrix."""
 
     rows: int
     dim: int
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool = True
-    tag: Hashable = None  # weights with different tags lie in different matrices
+    tag: Hashable = None  # weights with different tags are in different matrices
 
 
 class Matrix(NamedTuple):
-    """Weights that lie under each other."""
+    """Weights in consecutive rows of a matrix."""
 
-    form: WeightForm  # of the first of them
+    form: WeightForm  # of the first weight
     rows: int
     members: list[tuple[int, int]]  # number of the weight, its first row
-    gaps: list[tuple[int, int]]  # rows that belong to no weight: the first, and the one behind
+    gaps: list[tuple[int, int]]  # rows that belong to no weight: begin, end
 
 
 def aligned(row: int, dim: int, dtype: torch.dtype) -> int:
-    """The first row from ``row`` on that begins on a cache line."""
+    """Return the first row, at or after ``row``, that begins on a cache line."""
     row_bytes = dim * dtype.itemsize
     step = _TABLE_ALIGNMENT // math.gcd(_TABLE_ALIGNMENT, row_bytes) if row_bytes else 1
     return -(-row // step) * step
 
 
 def arrange(weights: Sequence[WeightForm]) -> list[Matrix]:
-    """Places weights under each other, alike ones in one matrix; gap rows bring each one to a cache line."""
+    """Place weights of the same form in one matrix; gap rows align each weight to a cache line."""
     found: dict[Hashable, Matrix] = {}
     for number, form in enumerate(weights):
         key = form[1:]
@@ -105,7 +105,7 @@ def arrange(weights: Sequence[WeightForm]) -> list[Matrix]:
 
 
 def parameter_names(matrices: Sequence[Matrix]) -> tuple[str, ...]:
-    """``packed_dim16``, ``packed_dim16_1``, ...; of dtype and device, which may change, they say nothing."""
+    """Return ``packed_dim16``, ``packed_dim16_1``, ...; without dtype and device, which may change."""
     names: list[str] = []
     used: dict[int, int] = {}
     for matrix in matrices:
@@ -116,7 +116,7 @@ def parameter_names(matrices: Sequence[Matrix]) -> tuple[str, ...]:
 
 
 def feature_tensor(tables: Sequence[TableSpec]) -> Tensor:
-    """int64 ``[features, 7]`` of the features' tables, on the CPU: the host plans the work by it."""
+    """Return int64 ``[features, 7]`` of the features' tables, on the CPU, where the partition is computed."""
     rows, column = [], 0
     for table in tables:
         dim = table.embedding_dim
@@ -135,7 +135,7 @@ def layout_of(
     matrices: Sequence[Matrix],
     sparse: bool = False,
 ) -> Layout:
-    """The layout of tables, each of which has the rows of a weight in matrices."""
+    """Return the layout of tables; each table has the rows of a weight in a matrix."""
     rows = {number: (at, first) for at, matrix in enumerate(matrices) for number, first in matrix.members}
     places = (rows[number] for number in weight_of_table)
     tables = tuple(
@@ -157,7 +157,7 @@ def layout_of(
 
 
 def native_call(matrices: Sequence[Tensor], features: NDArray[np.int64], output_dim: int) -> NativeCall:
-    """What the C library wants to know of tables. The matrices must outlive its use."""
+    """Return the description of tables for the C library. The matrices must outlive its use."""
     check_storages("recfuse", "weights", matrices)
     buffers = [(matrix.data_ptr(), matrix.numel(), DTYPES.index(matrix.dtype)) for matrix in matrices]
     return buffers, features, DTYPES.index(fused_dtype([matrix.dtype for matrix in matrices])), output_dim

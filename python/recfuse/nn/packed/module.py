@@ -1,4 +1,4 @@
-"""``PackedModule``: what modules with packed tables have in common."""
+"""``PackedModule``: the common base of modules with packed tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PackedModule(PackedTables):
         self._weights_changed()
 
     def _weights_changed(self) -> None:
-        """Notes dtypes and device of the weights, by which the GPU's work is planned."""
+        """Update the tuning and the mapper from dtypes and device of the weights."""
         weights = self.packed_weights()
         dtypes = [weights[self.layout.tables[number].matrix].dtype for number in self.layout.table_of_feature]
         self._tuning.fit(list(zip(self.layout.dims, dtypes, strict=True)))
@@ -48,13 +48,15 @@ class PackedModule(PackedTables):
         mapping: Mapping | None = None,
         is_apart: bool = False,
     ) -> Any:
-        """Pools feature-major jagged lookups; see :class:`recfuse.nn.FusedEmbeddingBagCollection`. With
-        ``is_apart``, and where there is no kernel for one call: a list, the columns of each feature.
+        """Pool feature-major jagged lookups; see :class:`recfuse.nn.FusedEmbeddingBagCollection`.
+
+        Returns a list with the columns of each feature if ``is_apart`` and no kernel pools all tables in one
+        call, else a tensor.
         """
         weights = self.packed_weights()  # first: it may change the layout
         layout = self._store.layout
         if torch.compiler.is_dynamo_compiling():
-            torch._dynamo.mark_static(layout.features)  # as many as there are, whatever the batch
+            torch._dynamo.mark_static(layout.features)  # their number does not depend on the batch
         if layout.sparse and not torch.compiler.is_compiling():
             check_parallel(weights)
         if mapping is not None:
@@ -76,14 +78,15 @@ class PackedModule(PackedTables):
         )
 
     def _pool_apart(self, *lookups: Any) -> list[Tensor]:
-        """The same, the columns of each feature. A feature whose columns have no gradient gives its table
-        none.
+        """Pool, and return the columns of each feature.
+
+        A feature whose columns get no gradient gives no gradient to its table.
         """
         pooled = self._pool(*lookups, is_apart=True)
         return pooled if isinstance(pooled, list) else columns_of(pooled, self)
 
     def _gpu_work(self, offsets: Tensor, mapping: Mapping | None) -> tuple[Tensor | None, int, Tensor | None]:
-        """schedules, warps and mapping of a call on a GPU."""
+        """Return schedules, warps and mapping of a call on a GPU."""
         if mapping is not None:
             return mapping.schedules, mapping.warps, mapping.tensor
         tuning = self._tuning
@@ -117,7 +120,7 @@ class PackedModule(PackedTables):
 
         Args:
             schedules: int32 ``[features, 5]`` (kind, threads, distance, split, expected pooling factor times
-                16, with 0 for unknown and -1 for empty), or a sequence of texts, one a feature; see
+                16, with 0 for unknown and -1 for empty), or a sequence with a text per feature; see
                 :func:`recfuse.fused_embedding_bag`.
             warps: the maximum of warps that an SM runs at once; 0 for the default.
 
@@ -147,7 +150,7 @@ class PackedModule(PackedTables):
         )
 
     def map(self, batch: Any) -> Mapping:
-        """Compute the partition of one batch on the host, for example in the thread that loads it.
+        """Compute the partition of a batch on the host, for example in the thread that loads it.
 
         It uses no GPU, and releases the GIL while it works. Without earlier calibration it calibrates with
         this batch.
@@ -179,17 +182,21 @@ class PackedModule(PackedTables):
         return self._mapper.map(self._tuning, call, features, offsets, device)
 
     def _lookups_of(self, batch: Any, where: str) -> Lookups:
-        """A batch, in the form that a call of this class takes; TypeError, ValueError where it is none."""
+        """Return a batch in the form that a call of this class takes.
+
+        Raises:
+            TypeError, ValueError: ``batch`` is no batch of this class.
+        """
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        """State without what belongs to this process."""
+        """Return the state without objects of this process."""
         own = self.__dict__.copy()
         own["_mapper"], own["_tuning"] = None, copy.copy(self._tuning)  # its tensors are never written to
         return own
 
     def __setstate__(self, own: dict[str, Any]) -> None:
-        """Takes the state."""
+        """Set the state."""
         super().__setstate__(own)
         self._mapper = Mapper()
         self._weights_changed()

@@ -1,8 +1,8 @@
-"""Tables that move between packed matrices: to be frozen or trained alone, or to have an own Parameter.
+"""Moves of tables between packed matrices: to freeze or train a table alone, or to give it a Parameter.
 
-A table that is frozen alone leaves its matrix for one that has no gradient, so that neither a backward pass
-nor an optimizer of the matrix changes its rows. It returns to its place when it is trained again, and an
-optimizer that has the matrix steps it as before. Where all tables of a matrix are frozen, the matrix is.
+A table that is frozen alone moves from its matrix to a matrix without a gradient, so that neither a backward
+pass nor an optimizer of the matrix changes its rows. It returns to its rows when it is trained again, and an
+optimizer of the matrix steps it as before. If all tables of a matrix are frozen, the matrix itself is frozen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recfuse.nn.packed.store import PackedStore
 
 
 def train_table(store: PackedStore, number: int, trained: bool) -> None:
-    """Trains or freezes table ``number`` of a store, and those that are tied to it.
+    """Train or freeze table ``number`` of a store, and the tables that are tied to it.
 
     Raises:
         ValueError: the tables of its module cannot move.
@@ -42,8 +42,9 @@ def train_table(store: PackedStore, number: int, trained: bool) -> None:
 
 
 def settle(store: PackedStore) -> None:
-    """Brings tables home whose matrix of frozen tables was set to have gradients, as by
-    ``model.requires_grad_(True)``: optimizers may not have that matrix.
+    """Move tables back whose matrix of frozen tables was set to have gradients.
+
+    ``model.requires_grad_(True)`` does so, for example. Optimizers may not have that matrix.
     """
     trained = {number for number in store.homes if store.matrix(number).requires_grad}
     for name in {store.homes[number][0] for number in trained}:
@@ -52,8 +53,10 @@ def settle(store: PackedStore) -> None:
 
 
 def own_parameters(tables: Iterable[tuple[PackedStore, int]]) -> list[Parameter]:
-    """Parameters that have the rows of these tables and of no others: the packed matrices where these are all
-    of a matrix's tables, else new ones, to which the tables move without gradients.
+    """Return Parameters that have the rows of these tables and of no others.
+
+    A packed matrix whose tables are all among these is returned itself. Other tables move to a new Parameter,
+    without gradients.
 
     Raises:
         ValueError: the tables of a module cannot move.
@@ -84,13 +87,13 @@ def _name_of(layout: Layout, number: int) -> str:
 
 
 def _residents(layout: Layout, name: str) -> set[int]:
-    """The tables with rows in a matrix."""
+    """Return the tables with rows in a matrix."""
     matrix = layout.parameter_names.index(name)
     return {number for number, spec in enumerate(layout.tables) if spec.matrix == matrix}
 
 
 def _tied(layout: Layout, number: int) -> set[int]:
-    """The table, and the others with the same rows."""
+    """Return the table, and other tables with the same rows."""
     place = _place(layout.tables[number])
     return {at for at, other in enumerate(layout.tables) if _place(other) == place and place[2]} or {number}
 
@@ -100,7 +103,7 @@ def _place(spec: TableSpec) -> tuple[int, int, int]:
 
 
 def _parameter(store: PackedStore, name: str, number: int) -> Parameter:
-    """A matrix whose table ``number`` may move; raises where it may not."""
+    """Return the matrix of table ``number``, if the table may move, else raise ValueError."""
     reason = None
     if not store.owners:
         reason = "its module is gone"
@@ -121,7 +124,7 @@ def _parameter(store: PackedStore, name: str, number: int) -> Parameter:
 def _move(
     store: PackedStore, numbers: Collection[int], name: str, model: Parameter, requires_grad: bool = False
 ) -> None:
-    """Moves tables to the matrix ``name``, which grows, or is made in the form of ``model``."""
+    """Move tables to the matrix ``name``, which grows or is created in the form of ``model``."""
     if not numbers:
         return
     layout, found = store.layout, store.parameters.get(name)
@@ -156,7 +159,7 @@ def _move(
 
 
 def _bring_home(store: PackedStore, numbers: Collection[int]) -> None:
-    """Moves tables back to the places that they have left."""
+    """Move tables back to the rows that they have left."""
     places = {number: store.homes[number] for number in numbers if number in store.homes}
     with torch.inference_mode(False), torch.no_grad():
         for number, (name, first_row) in places.items():
@@ -169,7 +172,7 @@ def _bring_home(store: PackedStore, numbers: Collection[int]) -> None:
 
 
 def _relocate(store: PackedStore, places: dict[int, tuple[str, int]]) -> None:
-    """Takes the layout in which these tables lie elsewhere; removes matrices that no table needs any more."""
+    """Change the layout to these positions of tables; remove matrices without tables."""
     if not places:
         return
     layout = store.layout

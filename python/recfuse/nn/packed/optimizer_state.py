@@ -1,4 +1,4 @@
-"""Entries of an optimizer's state of a Parameter, and how rows of several become one."""
+"""Entries of an optimizer's state of a Parameter, and the gathering of rows of several Parameters."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torc
 
 
 class Piece(NamedTuple):
-    """Rows that a new Parameter takes from an old one."""
+    """Rows that a new Parameter takes from an old Parameter."""
 
-    source: int  # which of the old Parameters
+    source: int  # number of the old Parameter
     source_row: int
     rows: int
-    row: int  # the first in the new Parameter
+    row: int  # first row in the new Parameter
 
 
 class Target(NamedTuple):
-    """A new Parameter, and what it is made of."""
+    """A new Parameter, and the pieces from which it is gathered."""
 
     parameter: Parameter
     name: str  # as in named_parameters() of the module that owns it
@@ -34,14 +34,14 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the state of one old Parameter."""
+    """An entry of the state of an old Parameter."""
 
     value: Any
     kind: str  # "element" (shape of the Parameter), "row" (first dimension its rows), "scalar", or "whole":
-    # of a Parameter that has one table before and after, where it may be anything and moves as it is
+    # of a Parameter that has a single table before and after: any value, which moves unchanged
 
     def tag(self) -> Hashable:
-        """What must be equal in all Parameters that are packed into one."""
+        """Return the facts that must be equal in all Parameters that are packed into one."""
         if self.kind == "whole":
             return self.kind
         if not isinstance(self.value, Tensor):
@@ -54,7 +54,9 @@ class Entry:
 
 
 def kinds_of(value: Any, weight: Tensor) -> list[str]:
-    """What an entry of a Parameter's state may be; the first that fits all Parameters is taken."""
+    """Return the possible kinds of an entry of a Parameter's state; the first that fits all Parameters
+    counts.
+    """
     if isinstance(value, _SCALARS):
         return ["scalar"]
     if not isinstance(value, Tensor) or type(value) not in (Tensor, Parameter):
@@ -73,7 +75,10 @@ def kinds_of(value: Any, weight: Tensor) -> list[str]:
 
 
 def gathered(target: Target, entries: Any) -> Any:
-    """An entry of rows of the old Parameters' ``entries``, zeros between; None where the first has none."""
+    """Gather an entry from rows of the old Parameters' ``entries``, with zeros between pieces.
+
+    Returns None if the first piece has no entry.
+    """
     parts = [(piece, entries[piece.source]) for piece in sorted(target.pieces, key=lambda p: p.row)]
     first = parts[0][1] if parts else None
     if first is None:
@@ -94,7 +99,7 @@ def gathered(target: Target, entries: Any) -> Any:
 
 
 def _gathered_sparse(parts: Sequence[tuple[Piece, Entry]], shape: tuple[int, ...]) -> Tensor:
-    """The sparse rows of several tensors at their new rows; coalesced where all are."""
+    """Gather the sparse rows of several tensors; the result is coalesced if all inputs are."""
     rows, values = [], []
     for piece, entry in parts:
         indices = entry.value._indices()
@@ -111,7 +116,7 @@ def _gathered_sparse(parts: Sequence[tuple[Piece, Entry]], shape: tuple[int, ...
 
 
 def described(value: Any) -> str:
-    """A value, for errors."""
+    """Return the description of a value, for errors."""
     if not isinstance(value, Tensor):
         return a_type(value)
     return f"{a_type(value)} of shape {tuple(value.shape)}, {value.layout}"

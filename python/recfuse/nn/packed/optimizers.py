@@ -1,8 +1,8 @@
-"""Optimizers when Parameters are packed or unpacked: moves their entries and state, finds those forgotten.
+"""Moves of optimizers' entries and state when Parameters are packed or unpacked, and checks for others.
 
-Packing makes one Parameter of many, row by row. An optimizer whose step treats every element (SGD, Adam,
-Adagrad, RMSprop, ...) or every row (row-wise Adagrad) for itself works on as before when its state moves
-along. Tables of any other optimizer keep a Parameter each, which its step and its state stay right for.
+Packing joins many Parameters into one, row by row. An optimizer whose step treats every element (SGD, Adam,
+Adagrad, RMSprop, ...) or every row (row-wise Adagrad) independently continues unchanged when its state moves
+too. Tables of any other optimizer keep a Parameter each, so that its step and state stay correct.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ from recfuse.nn.packed.row_wise import is_row_wise, shared_matrices
 
 
 class Move:
-    """How the entries of optimizers go from old Parameters to new ones.
+    """A move of the entries of optimizers from old to new Parameters.
 
     Attributes:
-        tags: one a weight; only weights with equal tags may be packed into one Parameter.
+        tags: a tag per weight; only weights with equal tags may share a Parameter.
     """
 
     def __init__(self, optimizers: Iterable[Optimizer], weights: Sequence[Tensor], what: str) -> None:
-        """Plans it; a weight may occur several times, ``what`` is who asks, for the errors. Changes nothing.
+        """Plan the move, without changes.
+
+        A weight may occur several times. ``what`` is the name of the caller, for errors.
 
         Raises:
-            ValueError, TypeError: an optimizer or state that cannot be moved, named with entry and shape; an
-                optimizer or wrapper that has one of the weights and was not handed over.
+            ValueError, TypeError: an optimizer or state cannot be moved, named with entry and shape; an
+                optimizer or wrapper that is not in ``optimizers`` holds a weight.
         """
         self._weights = list(weights)
         self._numbers = {id(weight): number for number, weight in reversed(list(enumerate(weights)))}
         self._what = what
         self._optimizers = with_wrapped(check_optimizers(optimizers, what))
-        for optimizer in self._optimizers:  # those of recfuse.optim have two methods for this class
+        for optimizer in self._optimizers:  # optimizers of recfuse.optim have two methods for this class
             if hasattr(optimizer, "_before_move"):
                 optimizer._before_move()
-        # Lists of Parameters and states, each once, however many optimizers share it; the innermost has it.
+        # Lists of Parameters and states, each once, even if optimizers share it; the innermost counts.
         lists = {
             id(group["params"]): (optimizer, group)
             for optimizer in self._optimizers
@@ -80,9 +82,11 @@ class Move:
         check_holders(self._weights, self._optimizers, what)
 
     def apply(self, targets: Sequence[Target]) -> None:
-        """Moves everything, ``grad`` too. In a param group the new Parameters come in the order of
-        ``targets``, where the first old one was. New state is complete before an optimizer changes, which
-        takes the memory of both for a moment.
+        """Move all entries, states and gradients.
+
+        In a param group the new Parameters are in the order of ``targets``, at the position of the first old
+        Parameter. New state is complete before an optimizer changes, which needs memory for both for a
+        moment.
         """
         with torch.no_grad():
             states = [self._new_state(entries, targets) for entries in self._entries]
@@ -119,8 +123,10 @@ class Move:
             raise wrong_type(where, group["params"], "a list")
 
     def _kept_apart(self) -> set[int]:
-        """The weights that must have a Parameter of their own: those of an optimizer that may not treat each
-        row for itself, or of one that it wraps.
+        """Return the weights that must have a separate Parameter.
+
+        These are the weights of an optimizer that may not step each row independently, or of an optimizer
+        that it wraps.
         """
         found = set()
         for optimizer in self._optimizers:
@@ -131,7 +137,11 @@ class Move:
         return found
 
     def _named_parameters(self, optimizer: Optimizer) -> Iterator[MutableMapping[str, Any]]:
-        """Dictionaries from names to Parameters, as TorchRec's KeyedOptimizer has; refuses other places."""
+        """Iterate over dictionaries from names to Parameters, as TorchRec's KeyedOptimizer has.
+
+        Raises:
+            ValueError: another container holds a Parameter.
+        """
         lists = {id(group["params"]) for group in groups_of(optimizer)}
         for attribute, value in attributes(optimizer).items():
             for container in containers(value):
@@ -146,7 +156,7 @@ class Move:
                 yield container
 
     def _entries_of(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> dict[int, dict[str, Entry]]:
-        """The entries of each weight that has a state."""
+        """Return the entries of each weight that has a state."""
         found: dict[int, dict[str, Any]] = {}
         kinds: dict[str, list[str]] = {}
         shared, whole = shared_matrices(), set()
@@ -205,7 +215,7 @@ class Move:
     def _new_state(
         self, entries: Mapping[int, Mapping[str, Entry]], targets: Sequence[Target]
     ) -> dict[Parameter, dict[str, Any]]:
-        """The state of those new Parameters whose first part had one."""
+        """Return the state of the new Parameters whose first piece had a state."""
         return {
             target.parameter: {
                 key: gathered(target, {number: values.get(key) for number, values in entries.items()})
@@ -216,7 +226,7 @@ class Move:
         }
 
     def _replace(self, group: dict[str, Any], targets: Sequence[Target]) -> None:
-        """Puts the new Parameters where the first old one was, in the same list, which others may share."""
+        """Replace the old Parameters in the same list, which others may share, at the first old position."""
         old, names = list(group["params"]), group.get("param_names")
         sources = {self._numbers[id(entry)] for entry in old if self._is_old(entry)}
         new = [target for target in targets if any(piece.source in sources for piece in target.pieces)]
@@ -239,7 +249,7 @@ class Move:
         places: Sequence[tuple[Tensor, int]],
         targets: Sequence[Target],
     ) -> None:
-        """Keeps the order that tables have in a group, which a ``state_dict`` goes by."""
+        """Keep the order of tables in a group, because a ``state_dict`` uses it."""
         new = {
             (piece.source, piece.source_row): (target.parameter, piece.row)
             for target in targets
@@ -256,7 +266,7 @@ class Move:
         keep_order(optimizer, group["params"], moved)
 
     def _rename(self, mapping: MutableMapping[str, Any], targets: Sequence[Target]) -> None:
-        """Replaces Parameters in a dictionary by name."""
+        """Replace Parameters in a dictionary by name."""
         name_of = {self._numbers[id(value)]: name for name, value in mapping.items() if self._is_old(value)}
         new = {
             _renamed(name_of[target.pieces[0].source], target.name): target.parameter
@@ -267,7 +277,7 @@ class Move:
 
 
 def _exchange(mapping: MutableMapping[Any, Any], old_keys: set[Any], new: Mapping[Any, Any]) -> None:
-    """Puts new entries where the first old one was; the order of the others stays."""
+    """Put new entries at the position of the first old entry; keep the order of the others."""
     before = list(mapping.items())
     mapping.clear()
     for key, value in before:
@@ -278,7 +288,10 @@ def _exchange(mapping: MutableMapping[Any, Any], old_keys: set[Any], new: Mappin
 
 
 def _renamed(old: str, name: str) -> str:
-    """``name`` in the module that has a Parameter ``old``: a table's, or a packed ``emb_l.packed_dim16``."""
+    """Return ``name`` with the path of the module of a Parameter ``old``.
+
+    ``old`` is a table's weight or a packed Parameter, for example ``emb_l.packed_dim16``.
+    """
     parts = old.split(".")
     parts = parts[:-2] if parts[-1] == "weight" else parts[:-1]
     if parts and parts[-1] == "embedding_bags":

@@ -1,4 +1,4 @@
-"""``PackedParameters``: the Parameters of a module with packed tables, and how they are made."""
+"""``PackedParameters``: the Parameters of a module with packed tables, and their creation."""
 
 from __future__ import annotations
 
@@ -28,39 +28,41 @@ from recfuse.ops.embedding_bag_arguments import padding_row
 
 
 class PackedParameters(torch.nn.Module):
-    """Tables that are ranges of rows of a few Parameters ``[rows, dim]``: one for each dtype, dim and device
-    of the tables; tables that are frozen, or in another group of an optimizer, have one of their own.
+    """A module whose tables are ranges of rows of a few Parameters ``[rows, dim]``.
+
+    It has a Parameter for each dtype, dim and device of the tables. Tables that are frozen, or in another
+    group of an optimizer, have a separate Parameter.
     """
 
     qconfig = RefusedQconfig()
     _store: PackedStore
 
     _tables_name = "embedding_bags"
-    """The submodule that has the tables and the Parameters; "": the module itself."""
+    """The name of the submodule with the tables and the Parameters; "" for the module itself."""
 
     @property
     def layout(self) -> Layout:
-        """Where the tables lie. Another layout is another object."""
+        """The positions of the tables. A change creates a new object."""
         return self._store.layout
 
     @property
     def holder(self) -> torch.nn.Module:
-        """The module whose children are the tables, and which has the packed Parameters."""
+        """The module that has the tables as children, and the packed Parameters."""
         return self._modules[self._tables_name] if self._tables_name else self  # type: ignore[return-value]
 
     def packed_weights(self) -> list[Tensor]:
-        """The Parameters now: ``[rows, dim]`` each, in the order of the layout's matrices."""
+        """Return the current Parameters, each ``[rows, dim]``, in the order of the layout's matrices."""
         holder, store = self._modules[self._tables_name] if self._tables_name else self, self._store
         if store.homes:
             self._check_frozen()
         parameters, names = holder._parameters, store.layout.parameter_names  # type: ignore[union-attr]
-        try:  # as matrices_of does, without its frame: each call comes here
+        try:  # inlined matrices_of: each call executes this
             return [parameters[name] for name in names]  # type: ignore[misc]
         except KeyError:
             return matrices_of(holder, names)  # type: ignore[arg-type]
 
     def _check_frozen(self) -> None:
-        """Looks whether matrices of frozen tables have gradients since."""
+        """Check whether matrices of frozen tables have had gradients enabled."""
 
     def _pack(
         self,
@@ -69,12 +71,14 @@ class PackedParameters(torch.nn.Module):
         table_of_feature: Sequence[int],
         optimizers: Iterable[torch.optim.Optimizer] = (),
     ) -> None:
-        """Takes over the weights of ``bags``: copies each into its rows and makes the old Parameter a view of
-        them, matrix by matrix, so that little is there twice. ``optimizers`` go on with the new Parameters.
+        """Take over the weights of ``bags``, with entries and state of ``optimizers``.
+
+        Copies each weight into its rows and makes the old Parameter a view of them, matrix by matrix, so that
+        little memory is allocated twice. ``optimizers`` continue with the new Parameters.
 
         Raises:
-            ValueError: a table that cannot be packed; an optimizer that cannot go on, or that holds an old
-                Parameter and was not given. Nothing has changed then.
+            ValueError: a table cannot be packed; an optimizer cannot continue; an optimizer that is not in
+                ``optimizers`` holds an old Parameter. Nothing has changed then.
         """
         where = f"recfuse.nn.{type(self).__name__}"
         if reason := why_not_fusable(bags):
@@ -120,7 +124,7 @@ class PackedParameters(torch.nn.Module):
         table_of_feature: Sequence[int],
         sparse: bool,
     ) -> None:
-        """Makes new tables, whose values are not set yet."""
+        """Create new tables, without values."""
         matrices = arrange(
             [
                 WeightForm(spec.num_embeddings, spec.embedding_dim, dtype, device)
@@ -135,12 +139,12 @@ class PackedParameters(torch.nn.Module):
     def _allocate(
         self, matrices: Sequence[Matrix], names: Sequence[str] = ()
     ) -> Iterator[tuple[str, Parameter, Matrix]]:
-        """Makes a Parameter a matrix, one after the other; gap rows are zero, others not set.
+        """Create a Parameter per matrix, in sequence; gap rows are zero, other rows are not initialized.
 
-        ``names``: of the weights, for errors.
+        ``names`` are those of the weights, for errors.
 
         Raises:
-            AllocationError: no memory; names the matrix and its largest weight.
+            AllocationError: memory does not suffice; names the matrix and its largest weight.
         """
         for name, matrix in zip(parameter_names(matrices), matrices, strict=True):
             form = matrix.form
@@ -170,11 +174,12 @@ class PackedParameters(torch.nn.Module):
     def _publish(
         self, layout: Layout, parameters: Mapping[str, Parameter], training: Sequence[bool] = ()
     ) -> None:
-        """Gives the module its complete Parameters and tables; ``training``: the mode of each table, by
-        default the module's.
+        """Give the module its complete Parameters and tables.
+
+        ``training`` is the mode of each table, by default the module's.
         """
         raise NotImplementedError
 
     def _below(self, name: str) -> str:
-        """The name in this module of what its holder calls ``name``."""
+        """Return the name in this module of the holder's ``name``."""
         return f"{self._tables_name}.{name}" if self._tables_name else name

@@ -1,4 +1,4 @@
-"""The calls that pool packed tables where one kernel cannot, and what a call is checked for."""
+"""Calls that pool packed tables without a fused kernel, and checks of calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from recfuse.ops.embedding_bag_arguments import torch_embedding_bag
 
 
 def has_kernel(matrices: Sequence[Tensor]) -> bool:
-    """Whether one call can pool tables of these matrices: all on one device that has kernels for them."""
+    """Return whether a fused call can pool tables of these matrices.
+
+    All matrices must be on one device that has kernels for their dtypes.
+    """
     on_cpu = True  # plain loops: any() and all() take three times as long, and each call comes here
     for matrix in matrices:
         if matrix.dtype not in DTYPES:
@@ -39,19 +42,19 @@ def has_kernel(matrices: Sequence[Tensor]) -> bool:
 
 
 def on_gpu(matrices: Sequence[Tensor]) -> bool:
-    """Whether these matrices, if one call pools them, are on a GPU, whose work is planned by schedules."""
+    """Return whether these matrices, if a fused call pools them, are on a GPU, where schedules apply."""
     return len(matrices) > 0 and matrices[0].is_cuda
 
 
 def is_planned(matrices: Sequence[Tensor]) -> bool:
-    """Whether schedules plan a call with these matrices: on a GPU, or where one is described (`explain`)."""
+    """Return whether schedules apply to a call with these matrices: on a GPU, or inside `explain`."""
     if not matrices or not matrices[0].is_cpu:
         return on_gpu(matrices)
     return not torch.compiler.is_compiling() and _C.explain_lowers()
 
 
 def refuse_proxy(value: Any) -> None:
-    """Raises in torch.fx.symbolic_trace: how tables are pooled in one call depends on the batch."""
+    """Raise TypeError in torch.fx.symbolic_trace: a fused call depends on the batch."""
     if not torch.compiler.is_compiling() and isinstance(value, torch.fx.Proxy):
         raise ArgumentTypeError(
             "recfuse: torch.fx.symbolic_trace cannot follow tables that are pooled in one call; call "
@@ -66,8 +69,9 @@ def pool_one_by_one(
     offsets: Tensor,
     per_sample_weights: Tensor | None,
 ) -> list[Tensor]:
-    """As one call, by torch's own function, table by table: for dtypes and devices without a kernel. Returns
-    the columns of each feature. Gradients are dense.
+    """Pool table by table with torch's own function, for dtypes and devices without a kernel.
+
+    Returns the columns of each feature. Gradients are dense.
     """
     count = len(layout.table_of_feature)
     if (offsets.numel() - 1) % count:
@@ -103,8 +107,9 @@ def pool_one_by_one(
 
 
 def _check_contents(features: Tensor, indices: Tensor, offsets: Tensor) -> None:
-    """Raises for bad indices and offsets as a fused call does: by one, of tables of as many rows without
-    columns.
+    """Raise the errors of a fused call for bad indices and offsets.
+
+    It makes such a call, for tables with the same numbers of rows and without columns.
     """
     tables = features.clone()
     tables[:, [0, 1, 3, 4, 6]] = 0  # weight, weight_offset, dim, pooling, output_column
@@ -119,7 +124,7 @@ def table_call(
     offsets: Tensor | None,
     per_sample_weights: Tensor | None,
 ) -> Tensor:
-    """One table of a matrix, called as a ``torch.nn.EmbeddingBag``; the gradient is the matrix's."""
+    """Call a table of a matrix as a ``torch.nn.EmbeddingBag``; the matrix gets the gradient."""
     with_gradients = torch.is_grad_enabled()
     if not (with_gradients and matrix.requires_grad and has_kernel([matrix])):
         first = spec.first_row
@@ -152,7 +157,9 @@ def table_call(
         raise ArgumentValueError(f"{where}offsets is None, must be a 1-D tensor with a 1-D input")
     elif spec.include_last_offset:
         ends = offsets
-        if offsets.is_cpu and offsets.numel() and is_readable(offsets):  # torch takes lookups of no bag here
+        if (
+            offsets.is_cpu and offsets.numel() and is_readable(offsets)
+        ):  # torch accepts lookups without a bag here
             end = max(int(offsets[-1]), 0)
             input = input[:end]
             per_sample_weights = None if per_sample_weights is None else per_sample_weights[:end]
@@ -174,7 +181,7 @@ def table_call(
 
 
 def check_mapping(mapping: Mapping, layout: Layout, offsets: Tensor) -> None:
-    """Raises where a mapping is none, or of other tables or another batch."""
+    """Raise an error if ``mapping`` is no mapping, or belongs to other tables or another batch."""
     if not isinstance(mapping, Mapping):
         raise wrong_type("recfuse: mapping", mapping, "what map(offsets) of this module gave")
     count = len(layout.dims)

@@ -1,6 +1,6 @@
-"""Which optimizers may make the step of several tables in one Parameter, and the error for the others.
+"""The optimizers that may step several tables in one Parameter, and the error for the others.
 
-Only classes of `by_table.known_optimizers`, and those for which the user vouches, are taken for row-wise.
+Only classes of `by_table.known_optimizers`, and optimizers that the user has marked, count as row-wise.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from recfuse.nn.packed.taking_part import (
 from recfuse.ops.training.compilers import with_old_compiler
 
 VOUCHED = "recfuse_row_wise"
-"""Attribute of an optimizer, or of its class: True says that it treats each row for itself, False that each
-table must keep a Parameter of its own.
+"""Attribute of an optimizer, or of its class: True marks it as row-wise; with False each table must keep a
+separate Parameter.
 """
 
 
 def is_row_wise(found: Optimizer) -> bool:
-    """Whether the step of packed tables is that of the tables; False where that is not known."""
+    """Return whether the step of packed tables equals separate steps of the tables; False if unknown."""
     vouched = getattr(found, VOUCHED, None)
     return _known(type(found)) is not None if vouched is None else bool(vouched)
 
 
 @functools.lru_cache(maxsize=256)
 def _known(kind: type) -> Known | None:
-    """What is known of a class, or of one that it is derived from, overriding no method but ``__init__``."""
+    """Return the facts of a known class, also for a subclass that overrides only ``__init__``."""
     for at, own in enumerate(kind.__mro__):
         if (known := KNOWN.get(name_of(own))) is not None:
             return known
@@ -55,7 +55,7 @@ def _known(kind: type) -> Known | None:
 
 
 def _unhooked(step: Any) -> Any:
-    """A method without what torch puts around ``step`` of each class whose object it creates."""
+    """Return a method without the wrappers that torch adds to ``step`` of each class of optimizers."""
     while getattr(step, "hooked", False) and hasattr(step, "__wrapped__"):
         step = step.__wrapped__
     return step
@@ -63,12 +63,13 @@ def _unhooked(step: Any) -> Any:
 
 # ---- optimizers that are created later
 
-_hooks: list[Any] = []  # of all optimizers' steps; one, once a module was packed
+_hooks: list[Any] = []  # hooks of all optimizers' steps; at most one, after a module was packed
 
 
 def watch(module: Any) -> None:
-    """Has each optimizer refused, at its first step, that is not row-wise and holds a Parameter of ``module``
-    in which several tables lie.
+    """Refuse optimizers that are not row-wise, at their first step, for Parameters of several tables.
+
+    Only Parameters of ``module`` are watched.
     """
     give_number(module)
     speak_of_tables()
@@ -77,17 +78,17 @@ def watch(module: Any) -> None:
 
 
 def has_other_hooks() -> bool:
-    """Whether anything but this file hooks the steps of all optimizers."""
+    """Return whether other code than this file hooks the steps of all optimizers."""
     return len(optimizer._global_optimizer_pre_hooks) > len(_hooks) or bool(
         optimizer._global_optimizer_post_hooks
     )
 
 
 def shared_matrices(least: int = 2) -> dict[int, dict[int, TableSpec]]:
-    """The tables in a Parameter, by its id and by their first rows, where there are so many."""
+    """Return the tables of Parameters with ``least`` or more tables, by id and by first row."""
     found: dict[int, dict[int, TableSpec]] = {}
     for module in list(numbered.values()):
-        if (store := vars(module).get("_store")) is None:  # unswapped since
+        if (store := vars(module).get("_store")) is None:  # unswapped in the meantime
             continue
         layout, parameters = store.layout, store.parameters
         for number, name in enumerate(layout.parameter_names):
@@ -99,7 +100,7 @@ def shared_matrices(least: int = 2) -> dict[int, dict[int, TableSpec]]:
 
 
 def _moves_idle_rows(found: Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether a step with a group changes rows without a gradient, or their state."""
+    """Return whether a step with a group changes rows without a gradient, or their state."""
     options = _idle_options(found)
     return options is None or any(group.get(option) for option in options)
 
@@ -122,7 +123,7 @@ def _before_step(found: Optimizer, args: Any, options: Any) -> Any:
 
 
 def _checked(found: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
-    """A closure of ``step()``, in which gradients are computed, and what is looked at before the step."""
+    """Return a closure of ``step()`` that checks the step after it has computed gradients."""
 
     @functools.wraps(closure)
     def checked() -> Any:
@@ -156,7 +157,9 @@ def _check_step(found: Optimizer) -> None:
 
 
 def _check_taking_part(found: Optimizer) -> None:
-    """Raises where a table of a packed Parameter has no gradient, and the step would move it or its state."""
+    """Raise ValueError if a table of a packed Parameter has no gradient, but the step would change it or its
+    state.
+    """
     options = _idle_options(found)
     shared = shared_matrices(1 if may_miss_notes() else 2)
     for parameter, first_rows in windows():

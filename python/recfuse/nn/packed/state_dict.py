@@ -1,4 +1,4 @@
-"""The state_dict of a packed module, in which each table has an entry of its own."""
+"""The state_dict of a packed module, with an entry for each table."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from recfuse.ops.updates import check_finished, unfinished
 
 
 def table_keys(module: Any, prefix: str) -> list[str]:
-    """The entry of each table, in order."""
+    """Return the key of each table, in order."""
     return [f"{prefix}{spec.name}.weight" for spec in module.layout.tables]
 
 
 def save(module: Any, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-    """Replaces the packed matrices in a state_dict by tables, over the same memory. Each table has its own
-    storage; tied tables share one. With ``keep_vars`` the entries are plain views with gradients.
+    """Replace the packed matrices in a state_dict by tables, over the same memory.
+
+    Each table has a separate storage; tied tables share a storage. With ``keep_vars`` the entries are plain
+    views with gradients.
     """
     if unfinished:
         check_finished(module.packed_weights(), "state_dict()")
@@ -42,8 +44,9 @@ def load(
     local_metadata: dict[str, Any],
     error_msgs: list[str],
 ) -> list[str]:
-    """Copies tables into their rows; with ``assign`` the matrices take device and dtype of what is loaded.
-    Returns the keys of all tables, whether they were there or not.
+    """Copy tables into their rows, and return the keys of all tables, present or not.
+
+    With ``assign`` the matrices take device and dtype of the loaded tensors.
     """
     keys = table_keys(module, prefix)
     loaded, wrong = [], False
@@ -64,14 +67,17 @@ def load(
     with torch.no_grad():
         for key, spec in loaded:
             copy_rows(spec, matrices[spec.matrix], state_dict[key])
-    if replaced:  # all at once, and complete: a call of another thread reads the dictionary once
+    if (
+        replaced
+    ):  # a single assignment of complete Parameters: a call of another thread reads the dictionary once
         module._parameters = module._store.parameters = {**module._parameters, **replaced}
     return keys
 
 
 def copy_rows(spec: TableSpec, matrix: Tensor, value: Any) -> None:
-    """Copies a table into its rows. Of a matrix that ``fully_shard`` has cut, rows are no view: each process
-    copies those that it has.
+    """Copy a table into its rows.
+
+    Rows of a matrix that ``fully_shard`` has sharded are no view: each process copies its own rows.
     """
     if not is_sharded(matrix):
         table_rows(spec, matrix).copy_(value)
@@ -104,7 +110,9 @@ def _why_not(key: str, value: Any, shape: tuple[int, int]) -> str | None:
 def _of_new_forms(
     module: Any, keys: list[str], state_dict: dict[str, Any], error_msgs: list[str]
 ) -> dict[str, Parameter]:
-    """New packed matrices, not filled yet, where tables in ``state_dict`` have another device or dtype."""
+    """Return new packed matrices, without values, for tables that ``state_dict`` has with another device or
+    dtype.
+    """
     found = {}
     for number, name in enumerate(module.layout.parameter_names):
         own = [key for key, spec in zip(keys, module.layout.tables, strict=True) if spec.matrix == number]

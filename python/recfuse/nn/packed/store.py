@@ -1,4 +1,4 @@
-"""``PackedStore``: what a packed module and its tables have in common."""
+"""``PackedStore``: data that a packed module shares with its tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recfuse.nn.packed.layout import Layout
 
 
 def matrices_of(holder: torch.nn.Module, names: Sequence[str]) -> list[Tensor]:
-    """The packed matrices that ``holder`` has under these names."""
+    """Return the packed matrices of ``holder`` with these names."""
     parameters = holder._parameters
     try:
         return [parameters[name] for name in names]  # type: ignore[misc]
@@ -22,23 +22,23 @@ def matrices_of(holder: torch.nn.Module, names: Sequence[str]) -> list[Tensor]:
 
 
 class PackedStore:
-    """The layout of a packed module, and the dictionary of its packed Parameters. The module, the holder of
-    its Parameters and its tables share one store, also in a copy of them.
+    """The layout of a packed module, and the dictionary of its packed Parameters.
 
-    Tables reach their rows through it. It does not keep the module alive, so that a deleted model gives its
-    memory back at once; a table that outlives its module keeps the Parameters.
+    The module, the holder of its Parameters and its tables share a store, also in a copy of them. Tables
+    reach their rows through it. It does not keep the module alive, so that a deleted model frees its memory
+    immediately; a table that outlives its module keeps the Parameters.
 
     Attributes:
-        layout: where the tables lie. Another layout is another object.
+        layout: the positions of the tables. A change creates a new object.
         parameters: the holder's own dictionary of Parameters.
-        homes: of each table that is frozen alone, by number: the name of the matrix to which it returns when
+        homes: by the number of a table that is frozen alone: the name of the matrix to which it returns when
             it is trained again, and its first row there.
-        number: of the module, as compiled programs know it.
-        loading: the list of errors of the ``load_state_dict`` that has loaded all tables last.
+        number: the number of the module in compiled programs.
+        loading: the list of errors of the last ``load_state_dict`` that has loaded all tables.
     """
 
     def __init__(self, layout: Layout, owner: torch.nn.Module, holder: torch.nn.Module) -> None:
-        """Of a module, and of the module that holds its tables and Parameters."""
+        """Create the store of a module and of the holder of its tables and Parameters."""
         self.layout = layout
         self.parameters: dict[str, Any] = holder._parameters
         self.homes: dict[int, tuple[str, int]] = {}
@@ -49,38 +49,39 @@ class PackedStore:
         self.bind(owner, holder)
 
     def bind(self, owner: torch.nn.Module, holder: torch.nn.Module) -> None:
-        """Notes a module and its holder, of which a copied store knows nothing. Shallow copies of a module
-        have one store.
+        """Bind a module and its holder, which a copied store does not refer to.
+
+        Shallow copies of a module share a store.
         """
         self._owners.add(owner)
         self._holders.add(holder)
 
     @property
     def owners(self) -> list[Any]:
-        """The packed module and its shallow copies; empty: it is gone."""
+        """The packed module and its shallow copies; empty if all were deleted."""
         return list(self._owners)
 
     @property
     def holder(self) -> Any:
-        """A module that has the Parameters; None: it is gone."""
+        """A module that has the Parameters, or None if all were deleted."""
         return next(iter(self._holders), None)
 
     def matrix(self, number: int) -> Tensor:
-        """The packed matrix with the rows of table ``number``."""
+        """Return the packed matrix with the rows of table ``number``."""
         name = self.layout.parameter_names[self.layout.tables[number].matrix]
         found = self.parameters.get(name)
         return getattr(self.holder, name) if found is None else found
 
     def home(self, number: int) -> Tensor | None:
-        """The Parameter by which optimizers have table ``number``; None: it is computed."""
+        """Return the Parameter with which optimizers step table ``number``, or None if it is computed."""
         spec = self.layout.tables[number]
         name, _ = self.homes.get(number, (self.layout.parameter_names[spec.matrix], spec.first_row))
         return self.parameters.get(name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """State without references to modules, which a copy binds itself."""
+        """Return the state without references to modules; a copy binds its own modules."""
         return {name: value for name, value in vars(self).items() if name not in ("_owners", "_holders")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy, whose modules bind themselves."""
+        """Set the state of a copy, whose modules bind themselves."""
         vars(self).update(state, _owners=weakref.WeakSet(), _holders=weakref.WeakSet(), loading=None)

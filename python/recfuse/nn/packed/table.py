@@ -1,4 +1,4 @@
-"""``PackedTable``: one table of a packed module."""
+"""``PackedTable``: a table of a packed module."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _HOOKS = (
 
 
 class PackedTable(torch.nn.EmbeddingBag):
-    """One table of a packed module, in its ``modules()``.
+    """A table of a packed module, in its ``modules()``.
 
-    Its weight is a view of the packed matrix, which is the Parameter: ``parameters()`` of the model has the
-    matrix alone, ``parameters()``, ``state_dict()`` and ``load_state_dict()`` of the table have the view.
-    Calls of the packed module read the matrix and do not call the table. What acts only in a call of the
-    table (hooks, another ``forward``, another ``mode``, parametrizations) is therefore refused.
+    Its weight is a view of the packed matrix, which is the Parameter: ``parameters()`` of the model has only
+    the matrix; ``parameters()``, ``state_dict()`` and ``load_state_dict()`` of the table have the view. Calls
+    of the packed module read the matrix and do not call the table. The table therefore refuses changes that
+    act only in its own call (hooks, another ``forward``, another ``mode``, parametrizations).
 
     Attributes:
         name: as in the module's ``tables``.
@@ -72,7 +72,7 @@ class PackedTable(torch.nn.EmbeddingBag):
     qconfig = RefusedQconfig()
 
     def __init__(self, store: PackedStore, number: int) -> None:
-        """Table ``number`` of a store."""
+        """Create table ``number`` of a store."""
         torch.nn.Module.__init__(self)
         spec = store.layout.tables[number]
         vars(self).update(
@@ -93,17 +93,17 @@ class PackedTable(torch.nn.EmbeddingBag):
 
     @property
     def place(self) -> tuple[PackedStore, int]:
-        """The store of its module, and its number there."""
+        """The store of its module, and its number in the store."""
         return self._store, self._number
 
     @property
     def spec(self) -> TableSpec:
-        """The rows that are the table's own."""
+        """The specification of the table, with its rows in the matrix."""
         return self._store.layout.tables[self._number]
 
     @property
     def matrix(self) -> Tensor:
-        """The packed matrix that has the rows."""
+        """The packed matrix with the rows."""
         return self._store.matrix(self._number)
 
     @property
@@ -122,7 +122,7 @@ class PackedTable(torch.nn.EmbeddingBag):
         rows = rows_of(self.spec, matrix)
         if (
             type(rows) is Tensor and not torch.compiler.is_compiling()
-        ):  # a fake one cannot become another class
+        ):  # a fake tensor cannot change its class
             rows = rows.as_subclass(TableWeight)
             rows._table = self
         return rows
@@ -134,8 +134,10 @@ class PackedTable(torch.nn.EmbeddingBag):
             self.requires_grad_(value.requires_grad)
 
     def _refuse_rows(self) -> None:
-        """Raises where rows of a sharded matrix are read, but for torch.distributed, which follows names to
-        the weight when it makes a ``state_dict``.
+        """Raise ValueError for a read of rows of a sharded matrix.
+
+        Does not raise for torch.distributed, which follows names to the weight when it creates a
+        ``state_dict``.
         """
         if not str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.distributed."):
             raise ArgumentValueError(
@@ -146,7 +148,7 @@ class PackedTable(torch.nn.EmbeddingBag):
             )
 
     def _copy(self, value: Any) -> None:
-        """Copies a tensor into the rows."""
+        """Copy a tensor into the rows."""
         where = f"recfuse: the weight of table {self.name!r}"
         if not isinstance(value, Tensor):
             raise ArgumentTypeError(f"{where} is set to {a_type(value)}, must be a tensor")
@@ -185,7 +187,7 @@ class PackedTable(torch.nn.EmbeddingBag):
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        """Pools this table alone, as ``torch.nn.EmbeddingBag`` does; for all tables call the module."""
+        """Pool only this table, as ``torch.nn.EmbeddingBag``; for all tables call the module."""
         store, number = self._store, self._number
         layout = store.layout
         matrix = store.matrix(number)
@@ -197,8 +199,10 @@ class PackedTable(torch.nn.EmbeddingBag):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """The weight, a view; nothing with ``recurse=False``, by which tools collect what each module adds to
-        the Parameters of a model: a table adds none.
+        """Iterate over the weight, a view; over nothing with ``recurse=False``.
+
+        Tools use ``recurse=False`` to collect the Parameters that each module adds to a model. A table adds
+        no Parameter.
         """
         if recurse:
             yield f"{prefix}.weight" if prefix else "weight", self.weight  # type: ignore[misc]
@@ -207,9 +211,11 @@ class PackedTable(torch.nn.EmbeddingBag):
         yield from super().named_parameters(prefix, recurse, remove_duplicate)
 
     def requires_grad_(self, requires_grad: bool = True) -> PackedTable:
-        """Trains or freezes this table alone. A frozen table moves to a matrix that has no gradient: neither
-        a backward pass nor an optimizer changes its rows, and ``weight.grad`` is None. When it is trained
-        again, it returns to its place, and an optimizer that has the packed Parameter goes on with it.
+        """Train or freeze only this table.
+
+        A frozen table moves to a matrix without a gradient: neither a backward pass nor an optimizer changes
+        its rows, and ``weight.grad`` is None. When it is trained again, it returns to its rows, and an
+        optimizer of the packed Parameter continues to step it.
 
         Raises:
             ValueError: the tables of its module cannot move: some stay in the host's memory, or the packed
@@ -219,7 +225,7 @@ class PackedTable(torch.nn.EmbeddingBag):
         return self
 
     def train(self, mode: bool = True) -> PackedTable:
-        """As of any module. Without torch's checks, since a model has a thousand tables."""
+        """Set the mode, as every module, without torch's checks: a model may have a thousand tables."""
         vars(self)["training"] = mode
         return super().train(mode) if self._modules else self  # type: ignore[return-value]
 
@@ -231,7 +237,7 @@ class PackedTable(torch.nn.EmbeddingBag):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         key, rows = prefix + "weight", table_rows(self.spec, self.matrix)
-        saved = destination.get(key)  # by the module with all tables, if that is saved
+        saved = destination.get(key)  # set by the module with all tables, if that is saved
         if saved is None or (is_readable(saved) and saved.data_ptr() != rows.data_ptr()):
             destination[key] = self.weight if keep_vars else own_storage(rows)
 
@@ -251,7 +257,7 @@ class PackedTable(torch.nn.EmbeddingBag):
         )
         key = prefix + "weight"
         unexpected_keys.extend(name for name in unexpected if name != key)
-        if self._store.loading is error_msgs:  # the module with all tables has loaded this one
+        if self._store.loading is error_msgs:  # the module with all tables has loaded this table
             return
         if key not in state_dict:
             if strict:
@@ -271,10 +277,10 @@ class PackedTable(torch.nn.EmbeddingBag):
         except (ValueError, TypeError) as error:
             error_msgs.append(f"size mismatch for {key}: {error}")
 
-    # ---- what a table cannot have of its own
+    # ---- attributes that a table refuses
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As of any module; what a call of the packed module would not follow is refused."""
+        """Set an attribute as every module; refuse attributes that calls of the packed module ignore."""
         if name == "weight":
             object.__setattr__(self, name, value)
             return
@@ -286,17 +292,17 @@ class PackedTable(torch.nn.EmbeddingBag):
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Refuses to take the weight away."""
+        """Delete an attribute; refuse to delete the weight."""
         if name == "weight":
             self._refuse("the weight cannot be removed or computed")
         super().__delattr__(name)
 
     def register_parameter(self, name: str, param: Parameter | None) -> NoReturn:
-        """Refuses, as for ``torch.nn.utils.prune``."""
+        """Raise an error, for example for ``torch.nn.utils.prune``."""
         self._refuse(f"a Parameter {name!r} would not be used: calls read the packed matrix")
 
     def share_memory(self) -> NoReturn:
-        """Refuses: the memory is the matrix's."""
+        """Raise an error: the memory belongs to the matrix."""
         self._refuse("memory is shared by all tables of a matrix; call share_memory() of the model")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -305,7 +311,9 @@ class PackedTable(torch.nn.EmbeddingBag):
     # ---- copies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
-        """A table of the copied module; of a table alone, a :class:`recfuse.nn.EmbeddingBag` of its own."""
+        """Copy the table within a copy of its module; copy a single table to a
+        :class:`recfuse.nn.EmbeddingBag`.
+        """
         if memo:
             twin = type(self).__new__(type(self))
             memo[id(self)] = twin
@@ -325,22 +333,22 @@ class PackedTable(torch.nn.EmbeddingBag):
 
 
 class NoParameters(dict[str, Any]):
-    """The Parameters of a table: none. The functions of torch that would replace the weight look here."""
+    """The empty dictionary of Parameters of a table; it refuses torch's functions that replace the weight."""
 
     def __contains__(self, name: object) -> bool:
-        """As of any dictionary; raises for the weight."""
+        """Return whether a name is present; raise for the weight."""
         if name == "weight":
             self._refuse()
         return super().__contains__(name)
 
     def __missing__(self, name: str) -> NoReturn:
-        """As of any dictionary; says so for the weight."""
+        """Raise KeyError; for the weight, an error that explains the packed Parameter."""
         if name == "weight":
             self._refuse()
         raise KeyError(name)
 
     def __delitem__(self, name: str) -> None:
-        """As of any dictionary; raises for the weight."""
+        """Delete a name; raise for the weight."""
         if name == "weight":
             self._refuse()
         super().__delitem__(name)

@@ -1,4 +1,4 @@
-"""``Tables``: the tables of a packed module by name, and the Parameters that have them."""
+"""``Tables``: the tables of a packed module by name, and the Parameters with their rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES_SHOWN = 8
 
 
 def refuse_replacement(key: Any) -> NoReturn:
-    """Raises: calls would not use a module that takes the place of a packed table."""
+    """Raise TypeError: calls would not use a module that replaces a packed table."""
     raise TypeError(
         f"recfuse: the packed table {key!r} cannot be replaced by another object: calls would not use it. "
         "Assign to its weight, or recfuse.unswap(model) first"
@@ -25,7 +25,7 @@ def refuse_replacement(key: Any) -> NoReturn:
 
 
 def refuse_change(method: str) -> Any:
-    """A method that refuses to add or remove tables."""
+    """Return a method that refuses to add or remove tables."""
 
     def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(
@@ -38,14 +38,15 @@ def refuse_change(method: str) -> Any:
 
 
 class TableHolder(torch.nn.Module):
-    """Mixin for the module whose children are packed tables, and whose Parameters have their rows. Its
-    ``state_dict`` has the tables instead of the Parameters.
+    """Mixin for the module whose children are packed tables, and whose Parameters have their rows.
+
+    Its ``state_dict`` has the tables instead of the Parameters.
     """
 
     _store: PackedStore
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As of any module; tables are not replaced."""
+        """Set an attribute as every module; refuse to replace a table."""
         if isinstance(self._modules.get(name) if "_modules" in vars(self) else None, PackedTable):
             refuse_replacement(name)
         super().__setattr__(name, value)
@@ -79,29 +80,30 @@ class TableHolder(torch.nn.Module):
 
 
 class Tables(TableHolder, torch.nn.ModuleDict):
-    """The tables of a packed module by name, in order, as a ModuleDict that cannot be changed. It has the
-    packed Parameters.
+    """The tables of a packed module by name, in order, as a ModuleDict that cannot be changed.
+
+    It has the packed Parameters.
     """
 
     @property
     def layout(self) -> Layout:
-        """Where the tables lie."""
+        """The positions of the tables."""
         return self._store.layout
 
     def packed_weights(self) -> list[Tensor]:
-        """The packed Parameters now."""
+        """Return the current packed Parameters."""
         return matrices_of(self, self._store.layout.parameter_names)
 
     def values(self) -> list[PackedTable]:  # type: ignore[override]
-        """The tables, in order."""
+        """Return the tables, in order."""
         return list(self._modules.values())  # type: ignore[arg-type]
 
     def items(self) -> list[tuple[str, PackedTable]]:  # type: ignore[override]
-        """Names and tables, in order."""
+        """Return names and tables, in order."""
         return list(self._modules.items())  # type: ignore[arg-type]
 
     def __setitem__(self, name: str, table: Any) -> NoReturn:
-        """Refuses; see :func:`refuse_replacement`."""
+        """Raise TypeError; see :func:`refuse_replacement`."""
         refuse_replacement(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tables:
@@ -111,7 +113,7 @@ class Tables(TableHolder, torch.nn.ModuleDict):
         return self
 
     def __repr__(self) -> str:
-        """Some names, and the Parameters that have the tables: a thousand lines help nobody."""
+        """Return some names, and the Parameters with the tables, on a single line."""
         names = list(self)
         some = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
         parameters = ", ".join(self._store.layout.parameter_names)

@@ -12,11 +12,13 @@ from recfuse.errors import ArgumentValueError
 
 
 class TableWeight(Tensor):
-    """A table's rows of the packed matrix: a view, so what is read is always today's and what is written in
-    place changes the model. Operations on it give plain tensors. It counts as a ``torch.nn.Parameter``.
+    """A table's rows of the packed matrix.
 
-    ``weight.data = x`` copies into the rows, where a plain view would be led away from them; ``weight.grad``
-    is the table's part of the matrix's gradient; ``requires_grad_`` is the table's.
+    It is a view: reads always return current values, and writes in place change the model. Operations on it
+    return plain tensors. It counts as a ``torch.nn.Parameter``.
+
+    ``weight.data = x`` copies into the rows, while a plain view would switch to other memory. ``weight.grad``
+    is the table's part of the matrix's gradient. ``requires_grad_`` is the table's.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -30,19 +32,20 @@ class TableWeight(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        """Copies into the rows."""
+        """Copy into the rows."""
         self._table._copy(value)
 
     @property
     def grad(self) -> Tensor | None:
-        """The table's rows of the packed matrix's gradient; None: it has none. A sparse one has the table's
-        own row numbers.
+        """The table's rows of the packed matrix's gradient, or None if that has no gradient.
+
+        A sparse gradient has the table's own row numbers.
         """
         return self._table._grad()
 
     @grad.setter
     def grad(self, value: Tensor | None) -> NoReturn:
-        """Refuses: the gradient belongs to the packed matrix."""
+        """Raise an error: the gradient belongs to the packed matrix."""
         raise AttributeError(
             f"recfuse: the gradient of {self._table._said} cannot be set; it is a part of the packed "
             "Parameter's: set that one's .grad, or call zero_grad() of the model"
@@ -50,28 +53,26 @@ class TableWeight(Tensor):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the table is trained."""
+        """True if the table is trained."""
         return Tensor.requires_grad.__get__(self)  # type: ignore[attr-defined]
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        """As ``requires_grad_``."""
+        """Train or freeze the table, as ``requires_grad_``."""
         self._table.requires_grad_(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> TableWeight:
-        """Trains or freezes this table alone; see ``PackedTable.requires_grad_``. Returns the weight as it is
-        then.
-        """
+        """Train or freeze only this table; see ``PackedTable.requires_grad_``. Returns its new weight."""
         return self._table.requires_grad_(requires_grad).weight  # type: ignore[return-value]
 
     @property
     def is_leaf(self) -> bool:
-        """False: it is a part of a Parameter."""
+        """False, because the weight is a part of a Parameter."""
         return False
 
     @property
     def retains_grad(self) -> bool:
-        """Refuses, since optimizers of torch read it of what they are given."""
+        """Raise an error, because optimizers of torch read this attribute of their Parameters."""
         raise ArgumentValueError(
             f"recfuse: the weight of {self._table._said} is a part of the Parameter "
             f"{self._table._matrix_name}, and an optimizer of torch cannot step it alone. Pass the packed "
@@ -81,7 +82,7 @@ class TableWeight(Tensor):
         )
 
     def register_hook(self, hook: Any) -> NoReturn:
-        """Refuses: calls read the packed matrix, not this view."""
+        """Raise an error: calls read the packed matrix, not this view."""
         raise AttributeError(
             f"recfuse: a hook on the weight of {self._table._said} would never run, since calls read the "
             "packed matrix: register it on the module's Parameter, or call recfuse.unswap(model)"
@@ -90,12 +91,12 @@ class TableWeight(Tensor):
     register_post_accumulate_grad_hook = register_hook
 
     def retain_grad(self) -> None:
-        """Does nothing, as of a Parameter: ``grad`` is kept."""
+        """Do nothing, as a Parameter: ``grad`` is kept."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        """A Parameter of its own, without the model."""
+        """Copy the weight to a separate Parameter, without the model."""
         return Parameter(self.detach().clone(), requires_grad=self.requires_grad)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A Parameter of its own, without the model."""
+        """Pickle the weight as a separate Parameter, without the model."""
         return self.__deepcopy__({}).__reduce_ex__(protocol)

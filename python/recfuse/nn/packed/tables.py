@@ -1,4 +1,4 @@
-"""``PackedTables``: packed Parameters that are spoken of as tables."""
+"""``PackedTables``: packed Parameters with an interface by table."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from recfuse.nn.packed.wrappers import check_attribute
 
 
 class PackedTables(PackedParameters):
-    """Mixin for modules with packed tables: ``tables`` by name, and a ``state_dict`` that speaks of them.
+    """Mixin for modules with packed tables: ``tables`` by name, and a ``state_dict`` by table.
 
-    Calls, compiled and exported programs and optimizers all read and write the packed Parameters alone.
+    Calls, compiled and exported programs and optimizers only read and write the packed Parameters.
     """
 
     def _publish(
@@ -45,18 +45,19 @@ class PackedTables(PackedParameters):
         self._layout_changed()
 
     def _layout_changed(self) -> None:
-        """Called with another layout: notes what follows from it."""
+        """Update attributes that depend on the layout, after a change."""
 
     def home_of(self, table: PackedTable) -> tuple[int, int]:
-        """The matrix in which optimizers of the packed Parameters have a table's rows, and the first of them:
-        those of a table that is frozen alone are where it was before.
+        """Return the matrix and the first row with which optimizers of packed Parameters step a table.
+
+        For a table that is frozen alone, these are the matrix and the row before it was frozen.
         """
         spec = table.spec
         name, first_row = self._store.homes.get(table.place[1], ("", spec.first_row))
         return self.layout.parameter_names.index(name) if name else spec.matrix, first_row
 
     def _why_not_movable(self) -> str | None:
-        """Why no table can move to another matrix; None if all can."""
+        """Return the reason why no table can move to another matrix, or None if all can."""
         return None
 
     def _check_frozen(self) -> None:
@@ -69,11 +70,12 @@ class PackedTables(PackedParameters):
             )
 
     def _weights_changed(self) -> None:
-        """Called when dtypes or device of the weights may have changed."""
+        """Update attributes that depend on dtypes and device of the weights, after a possible change."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As of any module; what the class computes, such as ``tables``, is not hidden behind a module, and a
-        packed Parameter is set where it is.
+        """Set an attribute as every module.
+
+        Refuses a module with the name of a property such as ``tables``, and a packed Parameter of the holder.
         """
         check_attribute(self, name)
         if isinstance(value, torch.nn.Module) and isinstance(getattr(type(self), name, None), property):
@@ -95,18 +97,18 @@ class PackedTables(PackedParameters):
 
     @property
     def has_kernel(self) -> bool:
-        """Whether one call can pool all tables: on one device that has kernels for their dtypes."""
+        """True if one call can pool all tables: on a single device, which has kernels for their dtypes."""
         return has_kernel(self.packed_weights())
 
     @property
     def on_cuda(self) -> bool:
-        """Whether they are all on one CUDA device."""
+        """True if all tables are on the same CUDA device."""
         weights = self.packed_weights()
         return on_gpu(weights) and has_kernel(weights)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws new tables, in order, from a normal distribution; padding rows are zero."""
+        """Draw new tables, in order, from a normal distribution; padding rows are zero."""
         for table in self.tables.values():
             table.reset_parameters()
 
@@ -116,7 +118,7 @@ class PackedTables(PackedParameters):
         return self
 
     def __setstate__(self, own: dict[str, Any]) -> None:
-        """Takes the state."""
+        """Set the state."""
         super().__setstate__(own)
         self._store.bind(self, self.holder)
         if self._store.homes:
@@ -124,5 +126,5 @@ class PackedTables(PackedParameters):
         watch(self)
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuses."""
+        """Raise NotImplementedError."""
         refuse_scripting(self)

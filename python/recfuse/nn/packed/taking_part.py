@@ -1,9 +1,9 @@
-"""Which tables of a packed Parameter a backward pass brings gradients to.
+"""The tables of a packed Parameter that a backward pass computes gradients for.
 
-Torch leaves a table as it is whose call was no part of the loss: its gradient is None. A packed Parameter has
+Torch does not change a table whose call was no part of the loss: its gradient is None. A packed Parameter has
 one gradient for all its tables, in which such a table has zeros, and an optimizer with a state or decay would
-move it. So hooks of the backward graph note the tables that take part where these may not be all, and the
-step of such an optimizer raises.
+move it. So hooks of the backward graph record the tables that take part if some may not, and the step of such
+an optimizer raises.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from recfuse.ops.training import compilers
 
 
 class _Window:
-    """The tables of a Parameter that have taken part since it had no gradient."""
+    """The tables of a Parameter that have taken part since its gradient was None."""
 
     def __init__(self, leaf: Tensor, task: int, is_wanted: bool) -> None:
         self.leaf = weakref.ref(leaf)
-        self.task, self.is_wanted = task, is_wanted  # the last backward pass, and whether it accumulates
+        self.task, self.is_wanted = task, is_wanted  # the last backward pass; True if it accumulates
         self.first_rows: set[int] = set()
-        self.gradient: weakref.ref[Tensor] | None = None  # that the last backward pass has left
+        self.gradient: weakref.ref[Tensor] | None = None  # the result of the last backward pass
 
     def keep_gradient(self) -> None:
-        """Notes the gradient, at the end of a backward pass."""
+        """Record the gradient at the end of a backward pass."""
         leaf = self.leaf()
         self.gradient = None if leaf is None or leaf.grad is None else weakref.ref(leaf.grad)
 
     def is_over(self) -> bool:
-        """Whether the gradient is another by now, of which all tables may be a part."""
+        """Return whether the gradient was replaced, so that all tables may take part in it."""
         leaf = self.leaf()
         return leaf is None or leaf.grad is None or self.gradient is None or self.gradient() is not leaf.grad
 
@@ -46,7 +46,7 @@ _windows: dict[int, _Window] = {}  # by the id of a Parameter
 
 
 def _note(leaf: Tensor, first_rows: Iterable[int]) -> None:
-    """Notes, inside a backward pass, that it brings gradients to these tables of a Parameter alone."""
+    """Record, inside a backward pass, that it computes gradients only for these tables of a Parameter."""
     task = torch._C._current_graph_task_id()
     window = _windows.get(id(leaf))
     if window is not None and window.leaf() is not leaf:
@@ -62,13 +62,13 @@ def _note(leaf: Tensor, first_rows: Iterable[int]) -> None:
         else:
             window.task, window.is_wanted = task, is_wanted
         queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(functools.partial(queue, window.keep_gradient))  # behind those who replace gradients
+        queue(functools.partial(queue, window.keep_gradient))  # after callbacks that replace gradients
     if window.is_wanted:
         window.first_rows.update(first_rows)
 
 
 def _is_accumulated(leaf: Tensor) -> bool:
-    """Whether the running backward pass adds to ``leaf.grad``: not one of torch.autograd.grad."""
+    """Return whether the running backward pass adds to ``leaf.grad``, unlike torch.autograd.grad."""
     try:
         return bool(torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(leaf).node))
     except RuntimeError:
@@ -80,15 +80,13 @@ def _is_followed(tensor: Tensor) -> bool:
 
 
 def note_table(result: Tensor, matrix: Tensor, spec: TableSpec) -> None:
-    """Has it noted when a gradient comes to ``result``, which is computed from one table of ``matrix``."""
+    """Record gradients of ``result``, which is computed from a table of ``matrix``, when they arrive."""
     if _is_followed(result) and matrix.is_leaf and result.grad_fn is not None:
         result.grad_fn.register_prehook(lambda _: _note(matrix, (spec.first_row,)))
 
 
 def followed_table(result: Tensor, module: int, table: int) -> Tensor:
-    """What one call of a table of a packed module has pooled, for programs that are compiled: their backward
-    pass notes the table.
-    """
+    """Return the pooled result of a table; the backward pass of a compiled program records the table."""
     if torch.is_grad_enabled() and not torch.compiler.is_exporting():
         if compilers.IS_OLD:
             _note_compiled(module)
@@ -98,15 +96,16 @@ def followed_table(result: Tensor, module: int, table: int) -> Tensor:
 
 
 def rows_of(spec: TableSpec, matrix: Tensor) -> Tensor:
-    """A table's rows of its matrix, a view; gradients to it are noted."""
+    """Return a table's rows of its matrix, a view; gradients of the view are recorded."""
     rows = table_rows(spec, matrix)
     note_table(rows, matrix, spec)
     return rows
 
 
 def columns_of(pooled: Tensor, module: Any) -> list[Tensor]:
-    """The columns of each feature of what one call of a packed module has pooled, views. Features to which no
-    gradient comes are noted, and the node of the call is told.
+    """Return the columns of each feature from the pooled result of a packed module, as views.
+
+    Features without a gradient are recorded in the node of the call.
     """
     dims = module.layout.dims
     if not torch.compiler.is_compiling():
@@ -120,16 +119,16 @@ def columns_of(pooled: Tensor, module: Any) -> list[Tensor]:
 
 
 _untold: set[int] = set()
-"""Numbers of modules whose tables programs of an old compiler look up: it may drop the notes."""
+"""Numbers of modules whose tables programs of an old compiler look up, which may drop the records."""
 
 
 def _note_compiled(module: int) -> bool:
-    """Notes a module while a program is traced."""
+    """Record a module while a program is traced."""
     _untold.add(module)
     return True
 
 
-# As torch.compiler.assume_constant_result, which imports the compiler: the call is made when it is traced.
+# As torch.compiler.assume_constant_result, which imports the compiler: the call runs during tracing.
 _note_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -143,7 +142,7 @@ def _split(pooled: Tensor, dims: Sequence[int], number: int) -> list[Tensor]:
 
 
 def _tell(node: Any, number: int, grads: Sequence[Tensor | None]) -> None:
-    """Tells the node of a call which features have gradients, for :func:`recfuse.ops.gradients.used_of`."""
+    """Store the features with gradients in the node of a call, for :func:`recfuse.ops.gradients.used_of`."""
     missing = [feature for feature, grad in enumerate(grads) if grad is None]
     module = numbered.get(number)
     if not missing or module is None:
@@ -154,22 +153,23 @@ def _tell(node: Any, number: int, grads: Sequence[Tensor | None]) -> None:
     node.used_features = functools.partial(_used_features, missing=missing, module=number)
 
 
-# ---- operators: a program that is compiled runs them in its backward pass, in which no Python runs
+# ---- operators: a compiled program runs them in its backward pass, which executes no Python
 
 numbered: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""The packed modules by their number, which a compiled program has for a constant."""
+"""The packed modules by their number, a constant in compiled programs."""
 _numbers = itertools.count()
 
 
 def give_number(module: Any) -> None:
-    """Gives a packed module, or a copy of one, a number of its own."""
+    """Give a packed module, or a copy, a unique number."""
     vars(module)["number"] = module._store.number = number = next(_numbers)
     numbered[number] = module
 
 
 def take_number(module: Any) -> None:
-    """Takes its number from a module whose tables are no longer packed: programs that were compiled with it
-    note nothing more.
+    """Remove the number of a module whose tables are no longer packed.
+
+    Programs that were compiled with it record nothing from then on.
     """
     numbered.pop(vars(module).pop("number"), None)
 
@@ -199,8 +199,9 @@ _used_features = torch.ops.recfuse._used_features.default
 
 
 def _mask(features: Tensor, grad: Tensor, missing: Sequence[int], module: int) -> Tensor:
-    """Notes the tables that take part, and takes the features without gradients out of their matrices;
-    ``grad`` keeps it out of the forward graph.
+    """Record the tables that take part, and remove the features without gradients from their matrices.
+
+    The argument ``grad`` keeps the operator out of the forward graph.
     """
     owner = numbered.get(module)
     if owner is not None:
@@ -217,7 +218,7 @@ def _mask(features: Tensor, grad: Tensor, missing: Sequence[int], module: int) -
 
 
 def _note_one(features: Tensor, grad: Tensor, module: int, table: int) -> Tensor:
-    """Notes a table that takes part; ``grad`` keeps it out of the forward graph."""
+    """Record a table that takes part; the argument ``grad`` keeps the operator out of the forward graph."""
     owner = numbered.get(module)
     if owner is not None:
         spec = owner.layout.tables[table]
@@ -237,18 +238,20 @@ for _name, _run in (("_used_features", _mask), ("_used_table", _note_one)):
 
 
 def has_windows() -> bool:
-    """Whether ``windows`` may find any. Each step of an optimizer asks."""
+    """Return whether ``windows`` may return any. Each step of an optimizer calls this."""
     return bool(_windows or _untold)
 
 
 def may_miss_notes() -> bool:
-    """Whether an old compiler may have dropped notes of tables that take part."""
+    """Return whether an old compiler may have dropped records of tables that take part."""
     return bool(_untold)
 
 
 def windows() -> list[tuple[Tensor, set[int]]]:
-    """Parameters with a gradient of which not all tables may have taken part, and the first rows of those
-    that have: none that is known, where an old compiler may have dropped the notes.
+    """Return Parameters with a gradient in which some tables may not have taken part.
+
+    Each Parameter comes with the first rows of the tables that have taken part. The set is empty if an old
+    compiler may have dropped the records.
     """
     found = []
     for key, window in list(_windows.items()):
@@ -268,7 +271,7 @@ def windows() -> list[tuple[Tensor, set[int]]]:
 
 
 def has_rows(grad: Tensor, spec: TableSpec) -> bool:
-    """Whether a gradient has anything but zeros in the rows of a table. Waits for its device."""
+    """Return whether a gradient has a value other than 0 in the rows of a table. Waits for its device."""
     if grad.layout is torch.strided:
         return bool(grad.narrow(0, spec.first_row, spec.num_embeddings).any())
     rows = grad._indices()[0]

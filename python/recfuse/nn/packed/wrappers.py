@@ -1,4 +1,4 @@
-"""Wrappers of torch.distributed that cannot have packed tables; they are refused by name."""
+"""Refusal of wrappers of torch.distributed that do not support packed tables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from recfuse.errors import ArgumentTypeError, ArgumentValueError
 
 
 def check_attribute(module: torch.nn.Module, name: str) -> None:
-    """Raises where FullyShardedDataParallel marks a packed module as its own, before it changes anything:
-    its ``state_dict()`` expects an entry for each Parameter. ``fully_shard``, which works, sets the same
+    """Raise TypeError if FullyShardedDataParallel marks a packed module as its own, before any change.
+
+    Its ``state_dict()`` expects an entry for each Parameter. ``fully_shard``, which works, sets the same
     attribute.
     """
     if name != "_is_fsdp_managed_module":
@@ -30,8 +31,9 @@ def check_attribute(module: torch.nn.Module, name: str) -> None:
 
 
 def check_parallel(weights: Sequence[Tensor]) -> None:
-    """Raises in the forward of a DistributedDataParallel that has one of these matrices, whose gradients are
-    sparse: it would fail in ``backward()``.
+    """Raise ValueError in the forward of a DistributedDataParallel that has a matrix with sparse gradients.
+
+    It would fail in ``backward()``.
     """
     parallel = DistributedDataParallel._active_ddp_module
     if parallel is None or not torch.is_grad_enabled():

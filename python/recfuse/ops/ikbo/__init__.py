@@ -1,1 +1,1 @@
-"""What the IKBO operators share, and their gradients."""
+"""Common code of the IKBO operators, and their gradients."""

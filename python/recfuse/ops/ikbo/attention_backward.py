@@ -1,10 +1,10 @@
 """``_ikbo_attention_backward``: the gradients of attention whose queries share their users' keys and values.
 
-Queries are rows here, of candidates and of users alike: sorted by user, a user's rows are one long query.
-On the CPU users of about one size are one call of torch. On a GPU all users are one call of torch's
-variable-length backward, with the rows sorted and counted on the device: nothing waits for it. So a user's
-gradients of keys and values are sums over all of its rows in float32, and no key or value is copied for a
-row. The query heads that share a head of keys are rows as well.
+Queries of candidates and of users are rows here. Sorted by user, a user's rows form one long query. On the
+CPU a call of torch takes all users of similar size. On a GPU a call of torch's variable-length backward takes
+all users; rows are sorted and counted on the device, without a wait. So a user's gradients of keys and values
+are sums over all of its rows in float32, and no key or value is copied for a row. The query heads that share
+a head of keys are rows, too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from recfuse.ops.library import implement, library, register_fake
 
 _Gradients = tuple[Tensor, Tensor, Tensor]
 _MOST_LSE = 2**26
-"""Log-sum-exps that torch's memory-efficient backward has in a call: [sequences, heads, rows]."""
+"""The most log-sum-exps in a call of torch's memory-efficient backward: [sequences, heads, rows]."""
 _MOST_SEQUENCES = 2**16 - 1
-"""Of a call: blocks in the second dimension of a grid."""
+"""The most sequences of a call: blocks in the second dimension of a grid."""
 _MOST_FLASH = 256
-"""Dims of a head of torch's FlashAttention."""
+"""The most dims of a head in torch's FlashAttention."""
 _UNIT = 8
-"""Elements that torch's kernels have the dims of a head in multiples of."""
+"""The dims of a head in torch's kernels must be a multiple of this number of elements."""
 
 library.define(
     "_ikbo_attention_backward(Tensor? grad, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, "
@@ -44,7 +44,7 @@ def _(*arguments: Any) -> _Gradients:
 
 
 def _kernel(run: Callable[[BackwardCall], _Gradients]) -> Callable[..., _Gradients]:
-    """The operator's kernel that calls `run` where there is anything to multiply."""
+    """Return the operator's kernel, which calls `run` unless an input is empty."""
 
     def kernel(*arguments: Any) -> _Gradients:
         call = BackwardCall(*arguments)
@@ -61,7 +61,7 @@ _on_cpu = _kernel(gradients)
 
 @_kernel
 def _on_cuda(call: BackwardCall) -> _Gradients:
-    """One call of a kernel, or a few where there are very many users."""
+    """Compute the gradients in one call of a kernel, or in several calls for very many users."""
     grad, grad_lse, q, k, v, row_to_user, out, lse, scale, _, kv_offsets = call
     heads, dim = k.shape[-2:]
     keys, values = k.reshape(-1, heads, dim), v.reshape(-1, heads, dim)
@@ -76,11 +76,11 @@ def _on_cuda(call: BackwardCall) -> _Gradients:
     row_ends = torch.searchsorted(row_users, torch.arange(users + 1, device=q.device)) * share
 
     def by_head(rows: Tensor) -> Tensor:
-        """[rows * share, heads, dim] of [rows, query heads, dim], in the order of users."""
+        """Reshape [rows, query heads, dim] to [rows * share, heads, dim], in the order of users."""
         return rows[order].unflatten(1, (heads, share)).transpose(1, 2).flatten(0, 1)
 
     grad = torch.zeros_like(out) if grad is None else grad
-    # The gradient of the log-sum-exp adds to each weight's: as one more dim of `grad`, where values are 1.
+    # The gradient of the log-sum-exp adds to each weight's: a further dim of `grad`, for which values are 1.
     width = _rounded_up(dim + (grad_lse is not None))
     packed = _Packed(
         *(_padded(by_head(one), width) for one in (grad, q)),
@@ -111,8 +111,10 @@ def _on_cuda(call: BackwardCall) -> _Gradients:
 
 
 class _Packed(NamedTuple):
-    """Rows in the order of their users, [rows, heads, width], and keys and values [positions, heads, width],
-    as kernels want them: contiguous, aligned to 16 bytes, and the call's own."""
+    """The inputs of kernels: rows in the order of users, [rows, heads, width], keys and values [positions,
+    heads, width].
+
+    All tensors are contiguous, aligned to 16 bytes, and not shared with other code."""
 
     grad: Tensor
     q: Tensor
@@ -122,16 +124,19 @@ class _Packed(NamedTuple):
     lse: Tensor
     """float32 [rows, heads]."""
     longest: int
-    """No user has more keys."""
+    """The maximum number of keys of a user."""
     scale: float
 
     def most_users(self) -> int:
-        """In a call of the memory-efficient kernel, which has log-sum-exps of all rows for each."""
+        """Return the most users of a call of the memory-efficient kernel.
+
+        It stores log-sum-exps of all rows for each user.
+        """
         return max(min(_MOST_LSE // (self.lse.numel() + 32), _MOST_SEQUENCES) // 2, 1)
 
 
 def _padded(rows: Tensor, width: int) -> Tensor:
-    """A copy with zeros behind the dims of each head."""
+    """Return a copy with zeros after the dims of each head."""
     copy = rows.new_zeros((*rows.shape[:-1], width))
     copy[..., : rows.shape[-1]] = rows
     return copy
@@ -142,15 +147,17 @@ def _rounded_up(dim: int) -> int:
 
 
 def _sequences(begins: Tensor, ends: Tensor, row_ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds int32 [2 * users + 1] of rows and of positions: of a user's rows and keys, then of no row and of
-    the positions up to the next user's keys."""
+    """Return bounds of rows and of positions, int32 [2 * users + 1].
+
+    Each user has two sequences: its rows and keys, then no rows and the positions up to the next user's keys.
+    """
     of_rows = row_ends.repeat_interleave(2)[1:]
     of_keys = torch.cat((torch.stack((begins, ends), 1).flatten(), ends[-1:]))
     return of_rows.int(), of_keys.int()
 
 
 def _written(packed: _Packed, begins: Tensor, ends: Tensor, row_ends: Tensor) -> Iterator[Tensor]:
-    """Which rows, keys and values are of users with both rows and keys: no others are written."""
+    """Iterate over masks of the written rows, keys and values: those of users with both rows and keys."""
     has_both = (ends > begins) & (row_ends[1:] > row_ends[:-1])
     for count, first, last in (
         (packed.q.shape[0], row_ends[:-1], row_ends[1:]),
@@ -163,7 +170,7 @@ def _written(packed: _Packed, begins: Tensor, ends: Tensor, row_ends: Tensor) ->
 
 def _flash(packed: _Packed, of_rows: Tensor, of_keys: Tensor) -> _Gradients:
     grad, q, k, v, out, lse, longest, scale = packed
-    state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of random numbers, which no dropout needs
+    state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of random numbers, unused without dropout
     return torch.ops.aten._flash_attention_backward(
         grad, q, k, v, out, lse.t().contiguous(), of_rows, of_keys, q.shape[0], longest, 0.0, False, state,
         torch.empty(0, device=q.device), scale=scale,

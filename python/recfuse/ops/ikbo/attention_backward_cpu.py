@@ -1,8 +1,8 @@
 """The gradients of attention on the CPU: torch's flash attention over many users at once.
 
-Users with about as many rows and about as many keys are one batch. Rows and keys are views where a batch's
-lie in order, else copies. Rows and keys that pad a batch are zeros, and padding keys have no weight. What no
-query reads, keys of users without rows and keys behind a user's last, is never copied to a batch.
+Users with similar numbers of rows and keys form a batch. Rows and keys of a batch are views if they are
+equally spaced, else copies. Rows and keys that pad a batch are zeros, and padding keys have no weight. Keys
+that no query reads are never copied to a batch: keys of users without rows, and keys after a user's last.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class BackwardCall(NamedTuple):
                 )
 
     def key_ranges(self) -> tuple[Tensor, Tensor]:
-        """Where each user's keys begin and end, in k flattened to positions."""
+        """Return the begin and the end of each user's keys, in k flattened to positions."""
         return key_ranges(self.k, self.kv_lengths, self.kv_offsets)
 
 
 _MOST_ELEMENTS = 2**22
-"""Of the keys, or of the rows, of a batch."""
+"""The most elements of the keys, or of the rows, of a batch."""
 _aten = torch.ops.aten
 _forward = _aten._scaled_dot_product_flash_attention_for_cpu
 _backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-@torch.autocast("cpu", enabled=False)  # in which backward() may be called
+@torch.autocast("cpu", enabled=False)  # backward() may be called under autocast
 def gradients(call: BackwardCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v. Sums are in float32, of float64 in float64."""
+    """Return gradients of q, k and v. Sums are in float32, or in float64 for float64."""
     grad, grad_lse, q, k, v, row_to_user, out, lse, scale, *_ = call
     begins, ends = call.key_ranges()
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -73,7 +73,7 @@ def gradients(call: BackwardCall) -> tuple[Tensor, Tensor, Tensor]:
     grad = torch.zeros_like(out) if grad is None else grad
 
     def by_head(rows: Tensor) -> Tensor:
-        """[users, heads, rows * share, dim] of [users, rows, query heads, dim]."""
+        """Reshape [users, rows, query heads, dim] to [users, heads, rows * share, dim]."""
         return rows.unflatten(2, (heads, -1)).transpose(1, 2).flatten(2, 3)
 
     for chosen in _batches(active.nonzero()[:, 0], counts, sizes, q.shape[1] * dim, heads * dim):
@@ -88,9 +88,9 @@ def gradients(call: BackwardCall) -> tuple[Tensor, Tensor, Tensor]:
         if no_key is not None:
             mask = torch.zeros(no_key.shape, dtype=wide).masked_fill_(no_key, -torch.inf)[:, None, None]
         sums = of_lse[..., 0].contiguous()
-        if wide == torch.float64:  # as which the outputs' sums are not exact enough
+        if wide == torch.float64:  # the saved sums are not exact enough for float64
             of_out, sums = _forward(of_q, of_k, of_v, 0.0, False, attn_mask=mask, scale=scale)
-        if grad_lse is not None:  # adds to the slope of each weight: one more dim, where values are 1
+        if grad_lse is not None:  # adds to the slope of each weight: a further dim, for which values are 1
             more = by_head(_taken(grad_lse[..., None], rows, no_row, wide))
             of_grad, of_v = torch.cat((of_grad, more), -1), torch.nn.functional.pad(of_v, (0, 1), value=1.0)
             of_q, of_k, of_out = (torch.nn.functional.pad(one, (0, 1)) for one in (of_q, of_k, of_out))
@@ -107,13 +107,13 @@ def gradients(call: BackwardCall) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _results(like: Tensor, sizes: Tensor) -> Tensor:
-    """Room for gradients of rows, of which so many are written; zeros where some are not."""
+    """Allocate gradients of rows; with zeros if ``sizes`` does not cover all rows."""
     new = torch.empty if int(sizes.sum()) == like.shape[0] else torch.zeros
     return new(like.shape, dtype=like.dtype)
 
 
 def _batches(users: Tensor, counts: Tensor, sizes: Tensor, row: int, key: int) -> Iterator[Tensor]:
-    """The users in parts with about as many rows and keys, of `row` and `key` elements each."""
+    """Iterate over batches of users with similar numbers of rows and keys, of `row` and `key` elements."""
     of_rows, of_keys = _rounded(counts[users]), _rounded(sizes[users])
     keys_end = int(of_keys.max()) + 1 if users.numel() else 1
     kinds, kind, lengths = (of_rows * keys_end + of_keys).unique(return_inverse=True, return_counts=True)
@@ -123,21 +123,21 @@ def _batches(users: Tensor, counts: Tensor, sizes: Tensor, row: int, key: int) -
 
 
 def _rounded(sizes: Tensor) -> Tensor:
-    """Up to the next of 1, 2, 3, 4, 6, 8, 12, 16, ..."""
+    """Round up to the next of 1, 2, 3, 4, 6, 8, 12, 16, ..."""
     exponent = torch.frexp(sizes.double()).exponent.long()
     step = 1 << (exponent - 2).clamp(min=0)
     return (sizes + step - 1) // step * step
 
 
 def _places(first: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Of each user its places from the first on, [users, most]; where there is none, 0 and a mark."""
+    """Return consecutive positions of each user, [users, most], with 0 and a mark after the last."""
     at = torch.arange(int(counts.max()))
     places, marks = first[:, None] + at, at >= counts[:, None]
     return (places.masked_fill_(marks, 0), marks) if marks.any() else (places, None)
 
 
 def _taken(of: Tensor, places: Tensor, marks: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """[users, most, ...] rows at the places; zeros where marked."""
+    """Return the rows at the positions, [users, most, ...]; marked rows are zeros."""
     if marks is None and (lying := _lying(of, places)) is not None:
         return lying.to(dtype)
     found = of.index_select(0, places.flatten()).to(dtype).view(*places.shape, *of.shape[1:])
@@ -145,7 +145,7 @@ def _taken(of: Tensor, places: Tensor, marks: Tensor | None, dtype: torch.dtype)
 
 
 def _put(of: Tensor, places: Tensor, marks: Tensor | None, rows: Tensor) -> Tensor:
-    """`of` with rows [users, most, ...] at their places but where marked."""
+    """Write rows [users, most, ...] without a mark to their positions in `of`, and return it."""
     if marks is None and (lying := _lying(of, places)) is not None:
         if lying.numel() == of.numel():
             return rows.reshape(of.shape).to(of.dtype)
@@ -158,7 +158,9 @@ def _put(of: Tensor, places: Tensor, marks: Tensor | None, rows: Tensor) -> Tens
 
 
 def _lying(of: Tensor, places: Tensor) -> Tensor | None:
-    """A view [users, most, ...] of the rows at these places, where those of users are equally far apart."""
+    """Return a view [users, most, ...] of the rows at these positions, or None unless users are equally
+    spaced.
+    """
     users, most = places.shape
     first = int(places[0, 0])
     pitch = int(places[1, 0]) - first if users > 1 else most

@@ -1,4 +1,4 @@
-"""The autograd kernels of ``ikbo_attention`` and its kin: one Function for all four."""
+"""The autograd kernels of ``ikbo_attention`` and its variants: a single Function for all four."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _OPERATORS = (
 
 
 def operator_of(q_user: Tensor | None, with_lse: bool) -> Any:
-    """The operator with users' own queries or without, with log-sum-exps or without."""
+    """Return the operator with or without users' own queries, with or without log-sum-exps."""
     return _OPERATORS[int(q_user is not None)][int(with_lse)]  # int: Dynamo indexes a tuple by no bool
 
 
 class IKBOAttention(torch.autograd.Function):
-    """The operators that give log-sum-exps, which their gradients need."""
+    """The operators that return log-sum-exps, which their gradients need."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -39,7 +39,7 @@ class IKBOAttention(torch.autograd.Function):
         kv_lengths: Tensor | None,
         kv_offsets: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """Calls the operator: outputs of users' queries and of candidates', and their log-sum-exps."""
+        """Call the operator; return outputs of users' and of candidates' queries, and their log-sum-exps."""
         queries = (q,) if q_user is None else (q_user, q)
         output: tuple[Tensor, ...] = call_below_autograd(
             operator_of(q_user, True), *queries, k, v, cand_to_user, scale, kv_lengths,
@@ -53,7 +53,7 @@ class IKBOAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Gradients of queries, keys and values, all in one call: queries as rows that each have a user."""
+        """Return gradients of queries, keys and values, from a single call; each query is a user's row."""
         q_user, q, k, v, cand_to_user, kv_lengths, kv_offsets, *outputs = ctx.saved_tensors
         sides = len(outputs) // 2
         queries, owners = [q], [cand_to_user]
@@ -76,7 +76,7 @@ class IKBOAttention(torch.autograd.Function):
             kv_lengths,
             kv_offsets,
         )
-        parts = dq.split([items * rows for items, rows in sizes])  # numel() would fix them
+        parts = dq.split([items * rows for items, rows in sizes])  # numel() would make the sizes constant
         *of_users, of_candidates = (part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True))
         return None, None, *(of_users or (None,)), of_candidates, dk, dv, None, None, None
 
@@ -84,12 +84,12 @@ class IKBOAttention(torch.autograd.Function):
 
 
 def _moved(sums: Any) -> list[Tensor | None]:
-    """[items, queries, heads] of log-sum-exps, which have heads before queries."""
+    """Transpose log-sum-exps, which have heads before queries, to [items, queries, heads]."""
     return [None if one is None else one.transpose(1, 2) for one in sums]
 
 
 def _rows(given: Any, like: Any) -> Tensor | None:
-    """[rows, ...] of all sides' [items, queries, ...]; zeros for None, and None where all are."""
+    """Flatten [items, queries, ...] of all sides to [rows, ...]; zeros for None, or None if all are None."""
     if all(one is None for one in given):
         return None
     pairs = zip(given, like, strict=True)
@@ -110,7 +110,7 @@ def call_attention(
     kv_offsets: Tensor | None = None,
     **options: str,
 ) -> Any:
-    """One of the operators, with gradients where they are wanted: its autograd kernel."""
+    """Call the operator, with gradients if required: the autograd kernel of all four operators."""
     queries = (q,) if q_user is None else (q_user, q)
     if needs_derivatives((*queries, k, v)):
         given = q_user, q, k, v, cand_to_user, kv_lengths, kv_offsets

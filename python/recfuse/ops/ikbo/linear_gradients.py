@@ -1,4 +1,4 @@
-"""The gradients of ``ikbo_linear`` and ``ikbo_linear_chain``: one Function and two autograd kernels."""
+"""The gradients of ``ikbo_linear`` and ``ikbo_linear_chain``: a Function and two autograd kernels."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 class IKBOLinear(torch.autograd.Function):
     """Both operators, without an activation, with their gradients.
 
-    ``tensors``: weights, inputs and maps of `levels` levels, and the bias; each an argument, since only these
-    have gradients.
+    ``tensors`` are weights, inputs and maps of `levels` levels, and the bias. Each tensor is an argument,
+    because only arguments have gradients.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, chain: bool, levels: int, options: dict[str, str], *tensors: Tensor | None
     ) -> Tensor:
-        """Calls the operator; keeps the factors of what needs a gradient."""
+        """Call the operator, and save the factors of the required gradients."""
         *rest, bias = tensors
         lists = rest[:levels], rest[levels : 2 * levels], rest[2 * levels :]
         operator, given = (_chain, lists) if chain else (_linear, rest)
@@ -49,7 +49,7 @@ class IKBOLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Gradients of weights, inputs and bias, from the last level to the first."""
+        """Return gradients of weights, inputs and bias, computed from the last level to the first."""
         levels, needs = ctx.levels, ctx.needs_input_grad[3:]
         saved = ctx.saved_tensors
         weights, inputs, maps = saved[:levels], saved[levels : 2 * levels], saved[2 * levels :]
@@ -68,7 +68,7 @@ class IKBOLinear(torch.autograd.Function):
                 break
             items = ctx.items[level - 1]
             parent = maps[level - 1].long()
-            if ctx.checked and not parent.is_cpu:  # where the forward pass does not raise what it finds
+            if ctx.checked and not parent.is_cpu:  # the forward pass does not raise bad elements there
                 parent = good_parents(parent, items)
             if any(needs[:level]):
                 is_read = has_children(parent, items, is_read)
@@ -79,7 +79,7 @@ class IKBOLinear(torch.autograd.Function):
 
 
 def _weight_grad(grad: Tensor, given: Tensor, is_read: Tensor | None) -> Tensor:
-    """[M, K] from [items, M, N] and [items, K, N], or without N, of the items that are read."""
+    """Return [M, K] from [items, M, N] and [items, K, N], or without N, summed over items that are read."""
     if is_read is not None:
         given = torch.where(is_read.view(-1, *(1,) * (given.dim() - 1)), given, 0)
     if grad.dim() == 2:
@@ -88,15 +88,15 @@ def _weight_grad(grad: Tensor, given: Tensor, is_read: Tensor | None) -> Tensor:
 
 
 def _input_grad(grad: Tensor, weight: Tensor) -> Tensor:
-    """[items, K, N] from [items, M, N] and [M, K], or without N."""
+    """Return [items, K, N] from [items, M, N] and [M, K], or without N."""
     if grad.dim() == 2:
         return grad @ weight
-    # Not matmul: beside a weight that requires a gradient it copies `grad` transposed.
+    # Not matmul, which copies `grad` transposed if the weight requires a gradient.
     return torch.bmm(weight.t().expand(grad.shape[0], -1, -1), grad)
 
 
 def _sum_of_children(grad: Tensor, parent: Tensor, items: int) -> Tensor:
-    """[items, ...] sums of grad [children, ...] over the children of each item, in float32 or better."""
+    """Sum grad [children, ...] over the children of each item, to [items, ...], in float32 or better."""
     if grad.dtype in (torch.float16, torch.bfloat16):
         grad = grad.float()
     return grad.new_zeros((items + 1, *grad.shape[1:])).index_add(0, parent, grad)[:items]
@@ -105,17 +105,17 @@ def _sum_of_children(grad: Tensor, parent: Tensor, items: int) -> Tensor:
 def _differentiable(
     chain: bool, levels: int, tensors: Sequence[Tensor | None], options: dict[str, str]
 ) -> Any:
-    """A call of the Function, and torch's activation."""
+    """Call the Function, then torch's activation."""
     options = dict(options)
     activate = _ACTIVATIONS.get(options.get("activation", "none"))
-    if activate is None:  # none, or one that the operator refuses
+    if activate is None:  # "none", or an activation that the operator refuses
         return apply(IKBOLinear, chain, levels, options, *tensors)
     options.pop("activation")
     return activate(apply(IKBOLinear, chain, levels, options, *tensors))
 
 
 def call_linear(*tensors: Tensor | None, **options: str) -> Any:
-    """`ikbo_linear`, with gradients where they are wanted: the autograd kernel of the operator."""
+    """Call `ikbo_linear`, with gradients if required: the autograd kernel of the operator."""
     tensors = (*tensors, None)[:_LINEAR_TENSORS]  # the dispatcher leaves out a bias that is None
     if needs_derivatives(tensors):
         return _differentiable(False, 2, tensors, options)
@@ -130,7 +130,7 @@ def call_chain(
     bias: Tensor | None = None,
     **options: str,
 ) -> Any:
-    """The same for `ikbo_linear_chain`."""
+    """Call `ikbo_linear_chain`, with gradients if required: the autograd kernel of the operator."""
     tensors = *weights, *inputs, *maps, bias
     if needs_derivatives(tensors) and 2 <= len(weights) == len(inputs) == len(maps) + 1:
         return _differentiable(True, len(weights), tensors, options)

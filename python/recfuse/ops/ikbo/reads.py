@@ -1,7 +1,7 @@
-"""Which users' features and keys a call reads: what no candidate reads may be NaN, and must reach no result.
+"""The users' features and keys that a call reads; all others may be NaN, and must not affect a result.
 
 A gradient of a weight is a sum of products over all rows. Rows that no candidate reads have a gradient of
-zero, but zero times NaN or infinity is NaN: such rows must not take part in the products.
+zero, but zero times NaN or infinity is NaN. Such rows must not take part in the products.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from torch import Tensor
 
 
 def good_parents(parent: Tensor, items: int) -> Tensor:
-    """int64; bad ones, which the forward pass reports, are `items`."""
+    """Convert parents to int64; bad parents, which the forward pass reports, become `items`."""
     parent = parent.long()
     return torch.where((parent >= 0) & (parent < items), parent, items)
 
 
 def has_children(parent: Tensor, items: int, is_read: Tensor | None = None) -> Tensor:
-    """bool [items]: which are the parent of an item; with `is_read`, of one that is read itself."""
+    """Return a mask of parents, bool [items]; with `is_read`, of parents of items that are read."""
     if is_read is not None:
         parent = torch.where(is_read, parent, items)
     return parent.new_zeros(items + 1, dtype=torch.bool).index_fill(0, parent, True)[:items]
 
 
 def key_ranges(k: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Where each user's keys begin and end, int64 [users], in k [positions, ...] or flattened to that. What
-    the forward pass reports as bad counts as it does there.
+    """Return the begin and the end of each user's keys, int64 [users], in k [positions, ...] or flattened k.
+
+    Bad lengths and offsets, which the forward pass reports, count as in the forward pass.
     """
     if offsets is None:
         users, positions = k.shape[:2]
@@ -37,7 +38,7 @@ def key_ranges(k: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> tup
 
 
 def covered(begins: Tensor, ends: Tensor, chosen: Tensor, positions: int) -> Tensor:
-    """bool [positions]: which lie in a range that is chosen. Ranges do not overlap."""
+    """Return a mask of the positions in chosen ranges, bool [positions]. Ranges must not overlap."""
     step = chosen.int()
     marks = step.new_zeros(positions + 1).index_add(0, begins, step).index_add(0, ends, -step)
     return marks.cumsum(0)[:-1] > 0
@@ -46,9 +47,10 @@ def covered(begins: Tensor, ends: Tensor, chosen: Tensor, positions: int) -> Ten
 def read_histories(
     x: Tensor, cand_to_user: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
 ) -> Tensor:
-    """Histories `[users, positions, ...]`, or `[positions, ...]` with offsets, with zeros where no candidate
-    reads; where every user has queries of its own, `cand_to_user` is None. Arguments that the operator
-    refuses change nothing.
+    """Return histories with zeros at positions that no query reads.
+
+    Histories are `[users, positions, ...]`, or `[positions, ...]` with offsets. `cand_to_user` is None if
+    every user has its own queries. Returns `x` itself for arguments that the operator refuses.
     """
     if not _fit(x, cand_to_user, lengths, offsets):
         return x

@@ -1,1 +1,1 @@
-"""Parts of calls of tables that a fused optimizer updates."""
+"""Support for calls of tables that a fused optimizer updates."""

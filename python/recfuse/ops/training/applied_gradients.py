@@ -1,8 +1,8 @@
-"""``AppliedGradient``: what ``.grad`` of a Parameter holds after ``backward()`` has updated its rows.
+"""``AppliedGradient``: the value of ``.grad`` of a Parameter after ``backward()`` has updated its rows.
 
-torch's own code and a user's read ``.grad`` between ``backward()`` and ``step()``: clipping, norms, a
-GradScaler, averages over processes, a second optimizer. Without a gradient they would pass over the table and
-compute something else. So a tensor without memory stands there. It has the Parameter's shape, dtype and
+Code of torch and of users reads ``.grad`` between ``backward()`` and ``step()``: clipping, norms, a
+GradScaler, averages over processes, a second optimizer. Without a gradient it would skip the table and
+compute wrong results. So ``.grad`` is a tensor without memory. It has the Parameter's shape, dtype and
 device; each operator that reads or writes its values raises. Setting it to zeros sets ``.grad`` to None.
 """
 
@@ -23,23 +23,23 @@ _MOVES = (_aten._to_copy.default, _aten.empty_like.default)
 
 
 class AppliedGradient(Tensor):
-    """The gradient of a Parameter whose rows ``backward()`` has updated. Its values are stored nowhere."""
+    """The gradient of a Parameter whose rows ``backward()`` has updated. Its values are not stored."""
 
     _update: weakref.ref[Any]
 
     @staticmethod
     def __new__(cls, update: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Any:
-        """Of a Parameter's shape, dtype and device; ``update`` is its Update."""
+        """Create a gradient with a Parameter's shape, dtype and device; ``update`` is its Update."""
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         made._update = weakref.ref(update)
-        torch._C._set_throw_on_mutable_data_ptr(made)  # for C, as torch.utils.dlpack.to_dlpack is
+        torch._C._set_throw_on_mutable_data_ptr(made)  # for C code such as torch.utils.dlpack.to_dlpack
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Raises, except for what removes a gradient or moves a module."""
+        """Raise, except for operators that remove a gradient or move a module."""
         options = kwargs or {}
         tensors = list(_flat((*args, *options.values())))
         first, *rest = (tensor for tensor in tensors if isinstance(tensor, AppliedGradient))
@@ -47,7 +47,7 @@ class AppliedGradient(Tensor):
         if func in _ZERO:
             for gradient in (first, *rest):
                 gradient._clear()
-            for tensor in tensors:  # those of other Parameters in a list
+            for tensor in tensors:  # gradients of other Parameters in a list
                 if isinstance(tensor, Tensor) and not isinstance(tensor, AppliedGradient):
                     tensor.zero_()
             return first if func is _ZERO[0] else None
@@ -75,31 +75,31 @@ class AppliedGradient(Tensor):
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Says that there are no values."""
+        """Return shape, dtype and device, without values."""
         return f"AppliedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
 
     def data_ptr(self) -> int:
-        """Raises: there is no memory."""
+        """Raise an error: the gradient has no memory."""
         self._refuse("data_ptr()")
 
     def share_memory_(self) -> AppliedGradient:
-        """Itself: there is no memory."""
+        """Return the gradient itself, which has no memory."""
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raises: there are no values to save."""
+        """Raise an error: the gradient has no values to save."""
         self._refuse("pickle")
 
     def __dlpack__(self, **_: Any) -> Any:
-        """Raises: there is no memory."""
+        """Raise an error: the gradient has no memory."""
         self._refuse("__dlpack__()")
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Raises: there is no memory."""
+        """Raise an error: the gradient has no memory."""
         self._refuse("numpy()")
 
     def tolist(self) -> Any:
-        """Raises: there are no values."""
+        """Raise an error: the gradient has no values."""
         self._refuse("tolist()")
 
 

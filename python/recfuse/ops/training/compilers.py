@@ -1,5 +1,6 @@
-"""The torch whose compiler follows training of packed tables: an older one does not see the optimizer that a
-Parameter belongs to, nor tell which tables a loss has used.
+"""The version of torch whose compiler supports training of packed tables.
+
+An older compiler sees neither the optimizer of a Parameter nor the tables that a loss has used.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ IS_OLD = TorchVersion(torch.__version__) < FIRST
 
 
 def with_old_compiler(text: str, what: str) -> str:
-    """An error's text, and behind it, with an older torch, that compiled programs do not have ``what``."""
+    """Return an error's text; with an older torch, add that compiled programs do not support ``what``."""
     if not IS_OLD:
         return text
     return (

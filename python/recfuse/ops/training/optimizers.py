@@ -1,4 +1,4 @@
-"""The optimizers that update rows of tables, and their numbers, as the C library counts them."""
+"""The optimizers that update rows of tables, and their numbers in the C library."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def _step_tensor(steps: int) -> Tensor:
 class Kind(NamedTuple):
     """An optimizer of ``recfuse.optim``."""
 
-    name: str  # of its class
+    name: str  # of the class
     states: tuple[str, ...] = ()  # names of the tensors of a Parameter's state
-    by_row: bool = False  # those have one number a row, instead of one an element
-    counts: bool = False  # its step depends on the number of steps
-    step: Callable[[int], Any] | None = None  # makes the entry "step" of a state; None: there is none
+    by_row: bool = False  # a state per row instead of a state per element
+    counts: bool = False  # the step depends on the number of steps
+    step: Callable[[int], Any] | None = None  # creates the entry "step" of a state; None: no such entry
 
 
 KINDS = (
@@ -29,7 +29,7 @@ KINDS = (
     Kind("RowWiseAdagrad", ("sum",), by_row=True, step=_step_tensor),
     Kind("Adam", ("exp_avg", "exp_avg_sq"), counts=True, step=int),
 )
-"""By their codes, as rf_optimizer."""
+"""The optimizers in the order of their codes, as rf_optimizer."""
 STATES = tuple(len(kind.states) for kind in KINDS)
 LR, WEIGHT_DECAY, EPS, BETA1, BETA2, STEP, GRAD_SCALE, SKIP = range(8)
-"""The numbers that kernels read, as rf_update_number."""
+"""Positions of the numbers that kernels read, as rf_update_number."""

@@ -1,9 +1,9 @@
-"""Which backward passes have the scaled loss of a ``torch.amp.GradScaler``.
+"""The backward passes of scaled losses of a ``torch.amp.GradScaler``.
 
-A scaler shows itself to an optimizer in ``scaler.step()``, after ``backward()``: too late where backward()
-has updated the rows by scaled gradients. So ``GradScaler.scale`` gives the loss a gradient hook, which runs
-first in its backward pass and notes the pass. Scalers of other models note passes of other losses. A subclass
-with a ``scale`` of its own is refused later, when it reads the gradients.
+An optimizer sees a scaler only in ``scaler.step()``, after ``backward()``. This is too late if backward() has
+updated the rows with scaled gradients. So ``GradScaler.scale`` adds a gradient hook to the loss, which runs
+first in its backward pass and records the pass. Scalers of other models record passes of other losses. A
+subclass that overrides ``scale`` is refused later, when it reads the gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _scaled: collections.deque[int] = collections.deque(maxlen=16)  # the engine's n
 
 
 def watch_scalers() -> None:
-    """Has losses note that they are scaled, from now on."""
+    """Patch GradScaler to record backward passes of scaled losses, from now on."""
     scale = GradScaler.scale
     if hasattr(scale, _ATTRIBUTE):
         return
@@ -46,7 +46,7 @@ def _note(_: Tensor) -> None:
 
 
 def check_unscaled(owner: Any = None) -> None:
-    """Raises in a backward pass of a scaled loss, before it updates rows."""
+    """Raise ValueError in a backward pass of a scaled loss, before it updates rows."""
     if _scaled and torch._C._current_graph_task_id() in _scaled:
         where = "recfuse.optim" if owner is None else owner._where
         instead = "create the optimizer with deferred=True" if owner is None else owner._instead

@@ -1,4 +1,4 @@
-"""The features of a call that looks up some of its matrices, for the update of these."""
+"""The features of some matrices of a call, for the update of these matrices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torch import Tensor
 from recfuse.ops.library import implement, library, register_fake
 
 _ops = torch.ops.recfuse
-_CACHED = 256  # of the features below; more than the collections of a model
+_CACHED = 256  # the most cached features; more than the collections of a model
 _cache: dict[tuple[int, tuple[int, ...]], tuple[weakref.ref[Tensor], Tensor]] = {}
 
 
 def matrices_only(features: Tensor, numbers: Sequence[int]) -> Tensor:
-    """Features, those in the matrices ``numbers`` renumbered by their place there, the others with -1. Kept
-    for the next call of the same features, which belong to a layout and never change.
+    """Return features renumbered for the matrices ``numbers``; features of other matrices have -1.
+
+    The result is cached for the next call of the same features, which belong to a layout and never change.
     """
     key = id(features), tuple(numbers)
     found = _cache.get(key)

@@ -1,4 +1,4 @@
-"""``Updater``: the numbers by which kernels update Parameters, and the count of steps."""
+"""``Updater``: the numbers that kernels read to update Parameters, and the count of steps."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor
 from recfuse.ops.training.optimizers import GRAD_SCALE, KINDS, SKIP, STEP
 
 _WHOLE = 1 << 24
-"""float32 has every whole number up to this one."""
+"""float32 represents every whole number up to this value."""
 OPTIONS = 3
-"""Numbers that say how an updater works: kind, stochastic_rounding, seed."""
+"""The number of options of an updater: kind, stochastic_rounding, seed."""
 
 
 class Updater:
-    """What Parameters have in common that one optimizer updates in one call: the same numbers, the same step.
+    """The numbers and the step that Parameters share which an optimizer updates in one call.
 
     Attributes:
         kind: the code of the optimizer, see `KINDS`.
         numbers: float32 ``[8]`` on the Parameters' device, which the kernels read when they run; see LR and
-            those behind it. STEP is that of the next update.
-        deferred: the backward pass leaves sparse gradients, instead of updating.
-        counts_on_device: whether kernels read the number of the step.
-        owner: the optimizer; None once it is deleted.
-        device: of ``numbers``.
-        made: steps that were made, as the host has counted them.
+            the names after it. STEP is the step of the next update.
+        deferred: the backward pass leaves sparse gradients, instead of updates.
+        counts_on_device: True if kernels read the number of the step.
+        owner: the optimizer, or None after its deletion.
+        device: the device of ``numbers``.
+        made: the number of steps by the host's count.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Updater:
         stochastic_rounding: bool,
         seed: int,
     ) -> None:
-        """Numbers that change nothing: an lr of 0."""
+        """Begin with numbers that change nothing: an lr of 0."""
         self.kind, self.deferred = kind, deferred
         self.stochastic_rounding, self.seed = stochastic_rounding, seed
         self.options = kind, int(self.stochastic_rounding), self.seed
@@ -58,11 +58,11 @@ class Updater:
         return self._owner()
 
     def disown(self) -> None:
-        """Parts from the optimizer, as if it were deleted."""
+        """Detach from the optimizer, as if it were deleted."""
         self._owner = lambda: None
 
     def write(self, number: int, value: float) -> None:
-        """Writes a number, asynchronously, unless it is that already."""
+        """Write a number, asynchronously, unless it is equal already."""
         if self._written[number] != value:
             self._written[number] = value
             self._put(number, value)
@@ -72,13 +72,14 @@ class Updater:
             self.numbers[number].fill_(value)
 
     def set_steps(self, made: int) -> None:
-        """Says how many steps were made."""
+        """Set the number of steps."""
         self.made = made
         self._put(STEP, made + 1 if made < _WHOLE else _WHOLE // 2 + (made + 1) % (_WHOLE // 2))
 
     def steps_made(self) -> int:
-        """How many steps were made; waits for the device, where it counts them. Beyond 2^24 the host's
-        count, which has not those of replayed graphs.
+        """Return the number of steps; waits for the device if that counts them.
+
+        Beyond 2^24 it is the host's count, which excludes steps of replayed graphs.
         """
         if not self.counts_on_device:
             return self.made
@@ -86,7 +87,7 @@ class Updater:
         return counted if counted < _WHOLE // 2 else max(counted, self.made)
 
     def tick(self, found_inf: Tensor | None = None) -> None:
-        """Counts a step, unless ``found_inf`` says that it was none."""
+        """Count a step, unless ``found_inf`` marks it as skipped."""
         self.made += 1
         if self.counts_on_device:
             with torch.inference_mode(False), torch.no_grad():
@@ -96,13 +97,15 @@ class Updater:
                 else:
                     step.add_(found_inf.to(self.device, non_blocking=True).reshape(()) == 0)
                 if self.stochastic_rounding:
-                    # A step that stays what it is would round with the same bits for ever. Half of 2^24 steps
-                    # behind its first bits are enough, and Adam's corrections are 1 there.
+                    # A constant step would round with the same bits forever. A cycle of half of 2^24 steps is
+                    # long enough, and Adam's corrections are 1 there.
                     step.add_(step >= _WHOLE, alpha=-(_WHOLE // 2))
 
     def scale(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """What a gradient scaler has found out: gradients are divided by ``grad_scale``, and not used at all
-        where ``found_inf`` is not 0. None: neither.
+        """Set the results of a gradient scaler.
+
+        Kernels divide gradients by ``grad_scale``, and skip the update if ``found_inf`` is not 0. None
+        disables both.
         """
         device, sign = self.device, self._written[GRAD_SCALE]
         if grad_scale is not None:

@@ -1,1 +1,1 @@
-"""Optimizers' states by table, where tools save and load them: as without packed tables."""
+"""Optimizers' states by table, as without packed tables, for tools that save and load them."""

@@ -1,8 +1,8 @@
 """``state_dict()`` and ``load_state_dict()`` of optimizers, by table.
 
-A packed Parameter counts there as the Parameters of its tables would. So what one of {torch's modules, packed
-ones} saves, the other loads. Tools of ``torch.distributed`` relate the numbers in a ``state_dict`` to the
-Parameters themselves: they have it by Parameter.
+A packed Parameter has the entries of its tables, as if each table were a Parameter. So torch's modules and
+packed modules load each other's files. Tools of ``torch.distributed`` relate the numbers in a ``state_dict``
+to the Parameters themselves, so they get it by Parameter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INNER = ("torch.optim.", "torch._", "recfuse.", "contextlib")  # between a tool
 
 
 def speak_of_tables() -> None:
-    """Has the dictionaries of all optimizers speak of tables, from now on."""
+    """Patch the dictionaries of all optimizers to have entries by table, from now on."""
     save, load = Optimizer.state_dict, Optimizer.load_state_dict
     if hasattr(save, _ATTRIBUTE):
         return
@@ -46,7 +46,7 @@ def speak_of_tables() -> None:
 
 
 def _is_by_parameter() -> bool:
-    """Whether a tool of torch.distributed calls."""
+    """Return whether the caller is a tool of torch.distributed."""
     frame = sys._getframe(2)
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
@@ -57,7 +57,7 @@ def _is_by_parameter() -> bool:
 
 
 def to_tables(found: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A ``state_dict`` by Parameter as one by table, over the same memory."""
+    """Convert a ``state_dict`` by Parameter to a ``state_dict`` by table, over the same memory."""
     slots = slots_of_groups(found)
     if slots is None:
         return state_dict
@@ -97,8 +97,9 @@ def _names(slots: list[Slot], group: Mapping[str, Any], names: list[str]) -> lis
 
 
 def to_parameters(found: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A ``state_dict`` by table as one by Parameter. One that is by Parameter, or of other groups, is left:
-    torch loads or refuses it.
+    """Convert a ``state_dict`` by table to a ``state_dict`` by Parameter.
+
+    Returns a ``state_dict`` by Parameter, or with other groups, unchanged: torch loads or refuses it.
     """
     slots = slots_of_groups(found)
     saved_groups = state_dict.get("param_groups", ())

@@ -1,9 +1,10 @@
 """``torch.distributed.checkpoint.state_dict`` of optimizers, by table: ``get_state_dict``, ``set_state_dict``
-and the functions of the optimizer alone.
+and the functions for optimizers only.
 
-These name states by the Parameters of ``model.named_parameters()``. Around their inner functions the names
-and states of packed Parameters become those of the tables, and on the way back those of Parameters. Those
-that ``fully_shard`` has cut keep their own names; a whole state by table loads into them too.
+These functions name states by the Parameters of ``model.named_parameters()``. Wrappers of their inner
+functions convert names and states of packed Parameters to those of the tables when they save, and back when
+they load. Parameters that ``fully_shard`` has sharded keep their own names; a whole state by table loads into
+them too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _is_loading: contextvars.ContextVar[bool] = contextvars.ContextVar("is_loading",
 
 
 def follow_checkpoints() -> None:
-    """Has the functions speak of tables, once their module is imported."""
+    """Patch the functions to use entries by table, if their module is imported."""
     tool: Any = sys.modules.get(_MODULE)
     if tool is None or hasattr(tool, _ATTRIBUTE):
         return
@@ -59,7 +60,7 @@ def follow_checkpoints() -> None:
 
 
 class _Packed(NamedTuple):
-    """A packed Parameter, its optimizer and group, and its tables by name."""
+    """A packed Parameter with its optimizer, its group, and its tables by name."""
 
     store: PackedStore
     parameter: Tensor
@@ -68,12 +69,12 @@ class _Packed(NamedTuple):
     slots: dict[str, Slot]
 
     def is_sharded(self) -> bool:
-        """Whether ``fully_shard`` has cut it."""
+        """Return whether ``fully_shard`` has sharded the Parameter."""
         return is_sharded(self.parameter)
 
 
 class _Names:
-    """The packed Parameters of a model that optimizers have, with their tables, by the names of the tool."""
+    """The packed Parameters of a model that optimizers hold, with their tables, by the names of the tool."""
 
     def __init__(self, tool: Any, model: torch.nn.Module, optimizers: Iterable[Optimizer]) -> None:
         groups = {
@@ -104,7 +105,7 @@ class _Names:
                     self.packed[name_of(path, own)] = _Packed(store, parameter, optimizer, group, tables)
 
     def to_tables(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A dictionary by table, in the form of the tool, nested or flat."""
+        """Return a dictionary by table, in the form of the tool, nested or flat."""
         found = form_of(state_dict)
         renamed: dict[tuple[int, int], tuple[list[str], dict[str, Slot]]] = {}
         for name, packed in self.packed.items():
@@ -124,7 +125,7 @@ class _Names:
         return found.whole()
 
     def to_parameters(self, state_dict: dict[str, Any], is_whole: bool) -> dict[str, Any]:
-        """A dictionary by Parameter of one that is by table; one that is by Parameter is left."""
+        """Convert a dictionary by table to a dictionary by Parameter; keep a dictionary by Parameter."""
         if not state_dict:
             return state_dict
         found = form_of(state_dict)

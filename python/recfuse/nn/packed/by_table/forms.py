@@ -1,4 +1,4 @@
-"""The forms in which ``torch.distributed.checkpoint.state_dict`` has optimizers' states: nested and flat."""
+"""The forms of optimizers' states in ``torch.distributed.checkpoint.state_dict``: nested and flat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recfuse.errors import ArgumentValueError
 
 
 def form_of(state_dict: Mapping[str, Any]) -> Nested | Flat:
-    """A copy of a dictionary, to be changed."""
+    """Return a copy of a dictionary, which may be changed."""
     return Nested(state_dict) if "state" in state_dict else Flat(state_dict)
 
 
@@ -25,26 +25,26 @@ class Nested:
     """``{"state": {name: state}, "param_groups": [{"params": [name], ...}]}``."""
 
     def __init__(self, state_dict: Mapping[str, Any]) -> None:
-        """A copy of a dictionary."""
+        """Copy a dictionary."""
         self._whole = dict(state_dict)
         self._state = dict(state_dict["state"])
         groups = state_dict.get("param_groups", ())
         self._groups = [{**group, "params": list(group["params"])} for group in groups]
 
     def names(self) -> set[Any]:
-        """The names of Parameters."""
+        """Return the names of Parameters."""
         return {*self._state, *(name for group in self._groups for name in group["params"])}
 
     def pop_state(self, name: str) -> dict[str, Any] | None:
-        """Takes the state of a name out; None: there is none."""
+        """Remove the state of a name and return it, or None if absent."""
         return self._state.pop(name, None)
 
     def set_state(self, name: str, state: Mapping[str, Any]) -> None:
-        """Sets the state of a name."""
+        """Set the state of a name."""
         self._state[name] = dict(state)
 
     def rename(self, old: Sequence[str], new: Sequence[str]) -> None:
-        """Puts ``new`` where the first of ``old`` is in its group; raises where these are in several."""
+        """Replace ``old`` by ``new`` at the first of ``old``; raise if several groups have them."""
         own = [group for group in self._groups if any(name in old for name in group["params"])]
         if len(own) > 1:
             raise _refuse_groups(old)
@@ -54,7 +54,7 @@ class Nested:
             group["params"] = [*rest[:first], *new, *rest[first:]]
 
     def whole(self) -> dict[str, Any]:
-        """The dictionary."""
+        """Return the dictionary."""
         return {**self._whole, "state": self._state, "param_groups": self._groups}
 
 
@@ -62,24 +62,24 @@ class Flat:
     """``{"state.<name>.<entry>": value, "param_groups.<name>.<option>": value}``."""
 
     def __init__(self, state_dict: Mapping[str, Any]) -> None:
-        """A copy of a dictionary."""
+        """Copy a dictionary."""
         self._all = dict(state_dict)
 
     def names(self) -> set[Any]:
-        """The names of Parameters."""
+        """Return the names of Parameters."""
         prefix = "param_groups."
         return {key[len(prefix) :].rpartition(".")[0] for key in self._all if key.startswith(prefix)}
 
     def pop_state(self, name: str) -> dict[str, Any] | None:
-        """Takes the state of a name out; None: there is none."""
+        """Remove the state of a name and return it, or None if absent."""
         return self._pop(f"state.{name}.") or None
 
     def set_state(self, name: str, state: Mapping[str, Any]) -> None:
-        """Sets the state of a name."""
+        """Set the state of a name."""
         self._all.update({f"state.{name}.{key}": value for key, value in state.items()})
 
     def rename(self, old: Sequence[str], new: Sequence[str]) -> None:
-        """Gives ``new`` the options of ``old``; raises where these differ."""
+        """Give ``new`` the options of ``old``; raise if these differ."""
         options = [found for name in old if (found := self._pop(f"param_groups.{name}."))]
         if any(other != options[0] for other in options):
             raise _refuse_groups(old)
@@ -87,7 +87,7 @@ class Flat:
             self._all.update({f"param_groups.{name}.{key}": value for key, value in options[0].items()})
 
     def whole(self) -> dict[str, Any]:
-        """The dictionary."""
+        """Return the dictionary."""
         return self._all
 
     def _pop(self, prefix: str) -> dict[str, Any]:

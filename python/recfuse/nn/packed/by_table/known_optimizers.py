@@ -1,7 +1,7 @@
-"""Classes of optimizers that are known to treat each row of a Parameter for itself.
+"""Classes of optimizers that are known to step each row of a Parameter independently.
 
-The step of a packed Parameter is that of its tables alone with these. LAMB, LARS and Adafactor scale a step
-by norms of the whole Parameter, so packing would change it.
+With these, the step of a packed Parameter equals the separate steps of its tables. LAMB, LARS and Adafactor
+scale a step by norms of the whole Parameter, so packing would change it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from recfuse.ops.training.optimizers import KINDS
 
 
 class Known(NamedTuple):
-    """Options on which the step of a class depends. None: it always does so.
+    """Options on which the step of a class depends. None instead of options means always.
 
     Attributes:
-        moves_idle: those with which a step of zeros moves a row or changes its state.
-        counts: those with which a step depends on the number of steps.
+        moves_idle: options with which a step of zeros moves a row or changes its state.
+        counts: options with which a step depends on the number of steps.
     """
 
     moves_idle: tuple[str, ...] | None = ()
@@ -27,7 +27,7 @@ class Known(NamedTuple):
 
 
 _LR_DECAY = Known(("lr_decay", "weight_decay"), ("lr_decay",))
-_WRAPPER = Known()  # calls other optimizers, and scales all gradients by one number at most
+_WRAPPER = Known()  # calls other optimizers, and at most scales all gradients by a number
 KNOWN: dict[str, Known] = {
     "torch.optim.sgd.SGD": Known(("momentum", "weight_decay"), ("dampening",)),
     "torch.optim.adagrad.Adagrad": _LR_DECAY,
@@ -41,8 +41,8 @@ KNOWN: dict[str, Known] = {
     "torch.optim.rprop.Rprop": Known(None, ()),
     "torch.optim.asgd.ASGD": Known(None),
     "torch.optim.sparse_adam.SparseAdam": Known(None),
-    "torch.optim.lbfgs.LBFGS": Known(),  # takes all Parameters for one vector, in which None is zeros
-    **{  # step rows that were looked up alone
+    "torch.optim.lbfgs.LBFGS": Known(),  # treats all Parameters as one vector, in which None is zeros
+    **{  # step only rows that were looked up
         f"recfuse.optim.kinds.{kind.name}": Known((), None if kind.counts else ()) for kind in KINDS
     },
     "optim.rwsadagrad.RWSAdagrad": _LR_DECAY,  # of facebookresearch/dlrm
@@ -55,15 +55,15 @@ KNOWN: dict[str, Known] = {
     "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer": _WRAPPER,
     "torch.distributed.optim.post_localSGD_optimizer.PostLocalSGDOptimizer": _WRAPPER,
 }
-"""By the names of the classes."""
+"""The known optimizers, by the names of their classes."""
 
 
 def name_of(kind: type) -> str:
-    """The name of a class in the table."""
+    """Return the name of a class in `KNOWN`."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_counted(found: Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether a step with a param group depends on the number of steps."""
+    """Return whether a step with a param group depends on the number of steps."""
     known = next((KNOWN[name] for name in map(name_of, type(found).__mro__) if name in KNOWN), Known())
     return known.counts is None or any(group.get(option) for option in known.counts)

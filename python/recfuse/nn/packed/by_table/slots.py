@@ -1,4 +1,4 @@
-"""Which tables the Parameters of an optimizer have, in the order of an optimizer without packed tables."""
+"""The tables in the Parameters of an optimizer, in the order of an optimizer without packed tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recfuse.nn.packed.taking_part import numbered
 
 
 class Slot(NamedTuple):
-    """A table of a packed Parameter, or a Parameter that is not packed (then without a store)."""
+    """A table of a packed Parameter, or a Parameter that is not packed (without a store)."""
 
     parameter: Tensor
     store: PackedStore | None = None
@@ -35,18 +35,20 @@ class Slot(NamedTuple):
 
     @property
     def is_frozen_alone(self) -> bool:
-        """Whether the table is in another Parameter for now."""
+        """Return whether the table is in another Parameter at the moment."""
         return self.store is not None and self.table in self.store.homes
 
 
 def stores() -> Iterator[PackedStore]:
-    """The stores of all packed modules, each once."""
+    """Iterate over the stores of all packed modules, each once."""
     found = {id(store): store for module in list(numbered.values()) if (store := vars(module).get("_store"))}
     yield from found.values()
 
 
 def slots_of_store(store: PackedStore, names: Iterable[str]) -> list[Slot]:
-    """The tables whose rows an optimizer of the Parameters ``names`` has, in order; tied ones once."""
+    """Return the tables whose rows an optimizer of the Parameters ``names`` steps, in order, tied tables
+    once.
+    """
     own, found, places = set(names), [], set()
     for number, spec in enumerate(store.layout.tables):
         home = store.layout.parameter_names[spec.matrix], spec.first_row
@@ -59,16 +61,16 @@ def slots_of_store(store: PackedStore, names: Iterable[str]) -> list[Slot]:
 
 
 def names_of(store: PackedStore) -> dict[str, Any]:
-    """The packed Parameters of a store by name, without those that ``fully_shard`` has cut."""
+    """Return the packed Parameters of a store by name, without those that ``fully_shard`` has sharded."""
     names = (name for name in store.layout.parameter_names if name in store.parameters)
     return {name: store.parameters[name] for name in names if not is_sharded(store.parameters[name])}
 
 
 def slots_of_groups(found: Optimizer) -> list[list[Slot]] | None:
-    """The slots of each param group of an optimizer; None: no Parameter is packed.
+    """Return the slots of each param group of an optimizer, or None if no Parameter is packed.
 
-    The tables of one module stand where the first of its Parameters stands, as ``model.parameters()`` of a
-    model that was not swapped has them; or in the order that :func:`keep_order` has noted.
+    The tables of a module are at the position of the first of its Parameters, as in ``model.parameters()`` of
+    a model that was not swapped; or in the order that :func:`keep_order` has stored.
     """
     packed = {id(p): (store, name) for store in stores() for name, p in names_of(store).items()}
     result, is_packed = [], False
@@ -95,11 +97,11 @@ def slots_of_groups(found: Optimizer) -> list[list[Slot]] | None:
 
 _Places = list[tuple[Tensor, int]]
 _orders: weakref.WeakKeyDictionary[Optimizer, dict[int, _Places]] = weakref.WeakKeyDictionary()
-"""Of an optimizer, by the id of a group's list of Parameters: Parameters and first rows in their order."""
+"""By optimizer and by the id of a group's list of Parameters: Parameters and first rows in their order."""
 
 
 def order_of(found: Optimizer, params: list[Any]) -> _Places:
-    """The Parameters and first rows of the slots of a group, whose list is ``params``."""
+    """Return the Parameters and first rows of the slots of the group with the list ``params``."""
     slots = slots_of_groups(found)
     at = next((at for at, group in enumerate(found.param_groups) if group["params"] is params), None)
     if slots is None or at is None:
@@ -108,5 +110,5 @@ def order_of(found: Optimizer, params: list[Any]) -> _Places:
 
 
 def keep_order(found: Optimizer, params: list[Any], places: _Places) -> None:
-    """Notes the order of the tables of a group, which may be another than that of their modules."""
+    """Store the order of the tables of a group, which may differ from the order of their modules."""
     _orders.setdefault(found, {})[id(params)] = places

@@ -1,4 +1,4 @@
-"""The state of a packed Parameter as states of its tables, and back."""
+"""Conversion between the state of a packed Parameter and the states of its tables."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _INSTEAD = (
 
 
 def split(found: Optimizer, slot: Slot, state: State) -> dict[str, Any] | None:
-    """The state of a table, over the same memory; None: it has none. Numbers are copies.
+    """Return the state of a table, over the same memory, or None if it has no state. Numbers are copies.
 
     Raises:
-        ValueError: an entry has neither the Parameter's shape nor its rows, nor is it a number.
+        ValueError: an entry has neither the Parameter's shape nor its rows, and is no number.
     """
     store = slot.store
     numbers = noted_numbers(found, store, slot.table) if store and slot.is_frozen_alone else None
@@ -71,11 +71,11 @@ def _is_whole(slot: Slot) -> bool:
 def joined(
     found: Optimizer, group: Mapping[str, Any], slots: Sequence[Slot], states: Sequence[State | None]
 ) -> State | None:
-    """The state of a packed Parameter of the states of its tables ``slots``; None: they have none.
+    """Return the state of a packed Parameter from the states of its tables ``slots``, or None without states.
 
     Raises:
-        ValueError: one table has a state and another none, or other entries; an entry of another shape;
-            numbers of steps that differ, where a step depends on them.
+        ValueError: tables differ in having a state, or in its entries; an entry has another shape; numbers of
+            steps differ, and a step depends on them.
     """
     where = f"recfuse: load_state_dict() of {type(found).__name__}"
     counted = is_counted(found, group)
@@ -124,7 +124,7 @@ def _gathered(
 
 
 def _entries(where: str, key: str, own: Sequence[tuple[Slot, State]]) -> dict[int, Entry]:
-    """An entry of the states of all tables."""
+    """Return an entry of the states of all tables."""
     kinds: list[str] | None = None
     for slot, state in own:
         rows = slot.parameter.detach().narrow(0, slot.first_row, slot.rows)
