@@ -1,5 +1,7 @@
-"""The functions of `csrc/python`, all by position. An address is an `int`; whoever calls keeps what is there
-alive. Codes of dtypes, integer types and pooling are positions in the tuples of `recfuse._codes`.
+"""The functions of `csrc/python`, with positional arguments only.
+
+An address is an `int`; the caller keeps its memory alive. Codes of dtypes, integer types and pooling are
+positions in the tuples of `recfuse._codes`.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +24,7 @@ FusedBatch: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
 Described = NewType("Described", object)
 
 class Kernel(TypedDict):
-    """What the compiler says of a kernel."""
+    """The compiler's facts of a kernel."""
 
     registers: int
     spill_bytes: int
@@ -33,18 +35,18 @@ class Kernel(TypedDict):
     path: str
 
 class BagKernel(Kernel):
-    """Of `embedding_bag`."""
+    """A kernel of `embedding_bag`."""
 
     schedule: str
     shared_bytes: int
 
 class FusedKernel(Kernel):
-    """Of `fused_embedding_bag`."""
+    """A kernel of `fused_embedding_bag`."""
 
     classes: int
 
 class JitStatus(TypedDict):
-    """What GPU kernels would be compiled with, and what is compiled already."""
+    """The compiler of GPU kernels, and the kernel cache."""
 
     nvrtc: str | None
     builtins: str | None

@@ -1,7 +1,7 @@
 """recfuse: fast embedding operators for recommendation models in PyTorch.
 
-Importing it loads ``librecfuse.so``, which registers ``torch.ops.recfuse.*``, and the Python side of those
-operators (shapes for the compiler, gradients). The tools for data and measurement are imported at first use.
+An import loads ``librecfuse.so``, which registers ``torch.ops.recfuse.*``, and the Python side of those
+operators (shapes for the compiler, gradients). Tools for data and measurement are imported at first use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recfuse._library import VERSION as __version__
 from recfuse._library import include_dir, library_path
 
 # isort: split
-from recfuse import nn, optim  # the library is first
+from recfuse import nn, optim  # the library must be loaded first
 from recfuse.nn.pinning import PinnedRows
 from recfuse.ops import (
     check,
@@ -76,7 +76,7 @@ __all__ = [
     "workloads",
 ]
 
-_AT_FIRST_USE = {  # names above, and the module that each is, or is in
+_AT_FIRST_USE = {  # names above, each with the module that it is, or that contains it
     "CollectionPlan": "recfuse.plan.collection",
     "Plan": "recfuse.plan.table",
     "backend": "recfuse.passes.graph.compiling",
@@ -90,10 +90,10 @@ _AT_FIRST_USE = {  # names above, and the module that each is, or is in
     "workloads": "recfuse.data.workloads",
 }
 
-if not TYPE_CHECKING:  # to a checker it would make every name one of type Any
+if not TYPE_CHECKING:  # hidden from type checkers, for which every name would have type Any
 
     def __getattr__(name: str) -> Any:
-        """Imports a tool at first use."""
+        """Import a tool at first use."""
         if name not in _AT_FIRST_USE:
             raise AttributeError(f"module 'recfuse' has no attribute {name!r}")
         path = _AT_FIRST_USE[name]
@@ -102,11 +102,11 @@ if not TYPE_CHECKING:  # to a checker it would make every name one of type Any
 
 
 def __dir__() -> list[str]:
-    """Public names alone, including those that are not imported yet."""
+    """Return the public names, including names that are not imported yet."""
     return sorted({*__all__, "data", "errors"})
 
 
-if _os.environ.get("RECFUSE_CPU_ISA"):  # a name that is misspelt would make a measurement of other kernels
+if _os.environ.get("RECFUSE_CPU_ISA"):  # with a misspelt name, a measurement would use other kernels
     from recfuse.info import isa_unknown as _isa_unknown
 
     if _reason := _isa_unknown():

@@ -1,4 +1,4 @@
-"""Arguments that are numbers or tensors: checked, with errors that name them; and brought to a GPU."""
+"""Arguments that are numbers or tensors: checks with errors that name them, and copies to a GPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SHOWN_DIGITS = 40
 
 
 def integer(where: str, value: Any, least: int, most: int) -> int:
-    """A whole number from `least` to `most`, as an int; `where` names it, as in "traces: rows".
+    """Return a whole number from `least` to `most` as an int; `where` names it, as in "traces: rows".
 
     Raises:
-        TypeError: no whole number. ValueError: one outside of the bounds.
+        TypeError: no whole number. ValueError: a number outside of the bounds.
     """
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
@@ -37,7 +37,7 @@ def integer(where: str, value: Any, least: int, most: int) -> int:
 
 
 def real(where: str, value: Any) -> float:
-    """A number as a float, NaN and infinite ones too.
+    """Return a number as a float, including NaN and infinities.
 
     Raises:
         TypeError: no number.
@@ -51,12 +51,12 @@ def real(where: str, value: Any) -> float:
 
 
 def wrong_type(where: str, value: Any, needed: str) -> ArgumentTypeError:
-    """The error about a value, named by `where`, that is of another type than needed."""
+    """Return the error for a value of a wrong type; `where` names the value."""
     return ArgumentTypeError(f"{where} is {a_type(value)}, must be {needed}")
 
 
 def row_indices(where: str, values: Any) -> NDArray[np.integer]:
-    """A one-dimensional array of integers.
+    """Return a one-dimensional array of integers.
 
     Raises:
         TypeError: other values. ValueError: another number of dimensions.
@@ -73,7 +73,7 @@ def row_indices(where: str, values: Any) -> NDArray[np.integer]:
 
 
 def path_of(path: Any, function: str) -> str:
-    """The path of a file; TypeError, ValueError for what names none."""
+    """Return the path of a file; raise TypeError or ValueError for values that are no path."""
     try:
         found = os.fsdecode(path)
     except TypeError as error:
@@ -86,16 +86,16 @@ def path_of(path: Any, function: str) -> str:
 
 
 def _text(bound: int) -> str:
-    """2^64 - 1 as such, smaller ones in digits."""
+    """Return a bound as text: large bounds as 2^64 - 1, others in digits."""
     return f"2^{bound.bit_length()} - 1" if bound > 2**53 and bound & (bound + 1) == 0 else str(bound)
 
 
-# What a captured graph copies from at each of its replays.
+# Memory from which a captured graph copies in each replay.
 _captured: list[Tensor] = []
 
 
 def integers_on(values: Sequence[int], device: torch.device) -> Tensor:
-    """int64 ``[len(values)]`` on a device, with no wait for it."""
+    """Return int64 ``[len(values)]`` on a device, without a wait for the device."""
     if device.type != "cuda" or torch.compiler.is_compiling() or not torch.cuda.is_initialized():
         return torch.tensor(values, dtype=torch.int64, device=device)
     pinned = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)

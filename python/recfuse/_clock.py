@@ -1,4 +1,4 @@
-"""What time is read from: the host's clock, or events of a CUDA device; and what that device is."""
+"""Clocks of measurements: the host's clock or events of a CUDA device; and a description of the device."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ import torch
 
 
 class Clock:
-    """Marks points of time and gives the seconds between two: by the host, whose work is done at once."""
+    """The host's clock: marks points of time and returns the seconds between two marks.
+
+    The host's work is complete when a call returns.
+    """
 
     immediate = True  # seconds between marks are known without waiting for the device
 
     def mark(self) -> Any:
-        """A point of time in the order of the work asked for so far."""
+        """Return a point of time in the order of the submitted work."""
         return time.perf_counter()
 
     def finish(self) -> None:
-        """Wait until all that was asked for is done."""
+        """Wait until all submitted work is complete."""
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Seconds between two marks, after `finish`."""
+        """Return the seconds between two marks, after `finish`."""
         return end - start
 
 
 class DeviceClock(Clock):
-    """Events on the present stream of a CUDA device: they lie where the device passes them."""
+    """The clock of a CUDA device, with events on its current stream."""
 
     immediate = False
 
     def __init__(self, device: torch.device) -> None:
-        """For work on `device`."""
+        """Create a clock for work on `device`."""
         self._device = device
 
     def mark(self) -> torch.cuda.Event:
-        """An event behind the work asked for so far."""
+        """Return an event after the submitted work."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
@@ -47,18 +50,18 @@ class DeviceClock(Clock):
         torch.cuda.synchronize(self._device)
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """By the device's own counter."""
+        """Return the seconds between two events, by the device's counter."""
         return start.elapsed_time(end) / 1e3
 
 
 def clock(device: str | torch.device) -> Clock:
-    """The clock for work on `device`."""
+    """Return the clock for work on `device`."""
     device = torch.device(device)
     return DeviceClock(device) if device.type == "cuda" else Clock()
 
 
 def describe(device: str | torch.device) -> dict[str, Any]:
-    """What a CUDA device is and runs under, for the record of a measurement; {} for the CPU."""
+    """Return properties and driver of a CUDA device, for the record of a measurement; {} for the CPU."""
     device = torch.device(device)
     if device.type != "cuda":
         return {}
@@ -76,7 +79,7 @@ def describe(device: str | torch.device) -> dict[str, Any]:
 
 @functools.cache
 def _driver(uuid: str) -> dict[str, str]:
-    """Driver, clocks and power limit as nvidia-smi says; {} where it cannot be asked."""
+    """Return driver, clocks and power limit from nvidia-smi, or {} without nvidia-smi."""
     fields = ["driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit"]
     query = [
         "nvidia-smi",

@@ -1,4 +1,4 @@
-"""What the C library numbers: dtypes, integer types, ways to pool. A code is a position in its tuple."""
+"""Codes of the C library for dtypes, integer types and modes of pooling: positions in these tuples."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Literal, get_args
 import torch
 
 DType = Literal["float32", "float16", "bfloat16"]
-"""Of a table, in the order of rf_dtype."""
+"""The dtypes of a table, in the order of rf_dtype."""
 Integer = Literal["int32", "int64"]
-"""Of indices and offsets."""
+"""The dtypes of indices and offsets."""
 Mode = Literal["sum", "mean", "max"]
-"""How a bag is pooled."""
+"""The modes of pooling."""
 
 DTYPE_NAMES: tuple[DType, ...] = get_args(DType)
 INTEGER_NAMES: tuple[Integer, ...] = get_args(Integer)

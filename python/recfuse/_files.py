@@ -1,7 +1,7 @@
-"""Files from outside: read within bounds, refused by one class of error. Files of our own: written whole.
+"""Bounded reads of untrusted files, with a single class of errors, and atomic writes of recfuse's files.
 
-A reader states its bound and checks it before it allocates. `parsing` is the one place that turns exceptions
-of a parser into a `FileFormatError`, so that no reader lists the exceptions of the libraries that it calls.
+A reader states its bound and checks it before it allocates. Only `parsing` turns exceptions of a parser into
+a `FileFormatError`, so that no reader lists the exceptions of the libraries that it calls.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from recfuse.errors import (
 )
 
 TEXT_BYTES, VALUE_BYTES = 6, 384
-"""Memory that a byte of a text of JSON may take, and that a value of it may take besides, whatever it is."""
-_MOST_DIGITS = 30  # of a whole number: int() takes time that grows with the square of them
-_MOST_REAL_DIGITS = 1000  # the longest finite one that is written in full has 309 before the point
-_MOST_SHOWN = 600  # characters of an exception
+"""The most memory of a byte of a JSON text, and the most additional memory of a value of any type."""
+_MOST_DIGITS = 30  # of a whole number: the time of int() grows with their square
+_MOST_REAL_DIGITS = 1000  # the longest finite number in full has 309 digits before the point
+_MOST_SHOWN = 600  # of the characters of an exception
 
 
 @contextmanager
 def parsing(subject: str) -> Iterator[None]:
-    """Turns exceptions of a parser into a FileFormatError that begins with `subject`: reader and file.
+    """Turn exceptions of a parser into a FileFormatError that begins with `subject`: reader and file.
 
-    A FileFormatError and an OSError of the system pass as they are. Errors of recfuse's own checks keep their
-    text, which names the place in the file.
+    A FileFormatError and an OSError of the system pass unchanged. Errors of recfuse's own checks keep their
+    text, which names the position in the file.
     """
     try:
         yield
@@ -62,9 +62,9 @@ def _short(text: str) -> str:
 
 
 def read_json(path: str, function: str, most_bytes: int, most_values: int) -> Any:
-    """Contents of a file of JSON; an object that has a name twice is refused, and so are NaN and infinities.
+    """Return the contents of a JSON file; refuse duplicate names in an object, NaN and infinities.
 
-    Reading takes `TEXT_BYTES * most_bytes + VALUE_BYTES * most_values` bytes of memory at most.
+    The function needs at most `TEXT_BYTES * most_bytes + VALUE_BYTES * most_values` bytes of memory.
 
     Raises:
         OSError: the file cannot be read.
@@ -76,7 +76,7 @@ def read_json(path: str, function: str, most_bytes: int, most_values: int) -> An
         raise FileFormatError(
             f"{function}: {path} is larger than {most_bytes:,} bytes, the most that is read"
         )
-    # Each value but the first follows one of these. Those in strings count too: that is the safe side.
+    # Each value except the first follows one of these characters. Strings may only increase the count.
     values = sum(map(text.count, (b",", b"[", b"{")))
     if values > most_values:
         raise FileFormatError(
@@ -92,7 +92,7 @@ def read_json(path: str, function: str, most_bytes: int, most_values: int) -> An
                 parse_constant=_no_constant,
                 object_pairs_hook=_once,
             )
-        except ValueError as error:  # of json, of UTF-8, and those of the functions below
+        except ValueError as error:  # from json, UTF-8, or the functions below
             raise FileFormatError(f"{function}: {path} is not JSON: {_short(str(error))}") from error
 
 
@@ -115,7 +115,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; a dict alone would keep the last of two values with one name."""
+    """Return an object; raise ValueError for a duplicate name, for which a dict would keep the last value."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -125,16 +125,16 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_json(path: str, record: Any, function: str) -> None:
-    """Writes a record as JSON, by `write_whole`."""
+    """Write a record as JSON, by `write_whole`."""
     encoder = json.JSONEncoder(indent=2, allow_nan=False)
     write_whole(path, lambda: itertools.chain(encoder.iterencode(record), "\n"), function)
 
 
 def write_whole(path: str, pieces: Callable[[], Iterable[str]], function: str) -> None:
-    """Writes a text of `pieces()` whole, or leaves the file that is there as it is.
+    """Write the whole text of `pieces()`, or keep the existing file unchanged.
 
-    The text goes to a new file in the same folder, which then takes the place of the old one. A link still
-    leads to the file, which keeps its mode; a new file has the mode of the umask, as by open().
+    The text goes to a new file in the same folder, which then replaces the old file. A link stays valid, and
+    the file keeps its mode; a new file has the mode of the umask, as by open().
 
     Raises:
         OSError: it cannot be written; names `path`.
@@ -157,12 +157,12 @@ def write_whole(path: str, pieces: Callable[[], Iterable[str]], function: str) -
                 kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
                 raise kind(f"{function}: {path} is not written: {error}") from error
             file.flush()
-            os.fsync(handle)  # a full disk may show no earlier
+            os.fsync(handle)  # a full disk may raise only here
         if where.exists():
             os.chmod(temporary, stat.S_IMODE(where.stat().st_mode))
         os.replace(temporary, where)
     except BaseException as error:
         os.unlink(temporary)
-        if isinstance(error, OSError):  # of a full disk it names no file, else the temporary one
+        if isinstance(error, OSError):  # the error names no file (full disk) or the temporary file
             raise OSError(error.errno, error.strerror, path) from error
         raise

@@ -1,4 +1,4 @@
-"""``librecfuse.so``: where it is, and the registration of the operators."""
+"""``librecfuse.so``: its path, and the registration of the operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def include_dir() -> str:
     """Return the folder of ``recfuse.h``, the C API, for a compiler's ``-I``.
 
     Programs link ``librecfuse_core.so`` in the folder above, which needs no torch, or, in a process with
-    torch, ``librecfuse.so``: never both in one process.
+    torch, ``librecfuse.so``. A process must never load both.
 
     Returns:
         str: the folder.
@@ -37,10 +37,10 @@ def include_dir() -> str:
 
 
 def _load() -> str:
-    """Registers the operators; returns the library's version.
+    """Register the operators and return the library's version.
 
     Raises:
-        ImportError: the library is missing or does not load; says which file, why, and what to do.
+        ImportError: the library is missing or does not load; names the file, the reason and the remedy.
     """
     path = library_path()
     source = "named by RECFUSE_LIBRARY" if os.environ.get("RECFUSE_LIBRARY") else "part of the package"
@@ -52,7 +52,7 @@ def _load() -> str:
     try:
         in_use = torch.ops.recfuse.library_path()
     except AttributeError:
-        in_use = path  # none yet
+        in_use = path  # no operators yet
     if not os.path.samefile(in_use, path):
         raise ImportError(
             f"recfuse: {path} ({source}) would be a second copy of the library: this process has the "

@@ -1,4 +1,4 @@
-"""Whether progress bars are shown."""
+"""The condition for progress bars."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import sys
 
 
 def hidden() -> bool:
-    """True where standard error is closed or no terminal: a bar would fill a log with lines."""
+    """Return True if standard error is closed or no terminal: a bar would fill a log with lines."""
     return sys.stderr is None or not sys.stderr.isatty()

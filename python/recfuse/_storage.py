@@ -1,5 +1,6 @@
-"""Whether tensors may be looked at, and have their memory: a storage may be freed or made smaller under them,
-and torch's own functions read past its end then.
+"""Checks that the contents of tensors may be read, and that their storages are large enough.
+
+A storage may be freed or shrunk after the creation of a tensor. torch's own functions then read past its end.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from recfuse import _C
 
 
 def _find_cell() -> int:
-    """The byte of a torch.Tensor object at which its at::Tensor is."""
+    """Return the position, in bytes, of the at::Tensor in a torch.Tensor object."""
     probes = [torch.empty(shape, device="cpu") for shape in ((1,), (2, 3))]
     found = {_C.tensor_cell(one, one._cdata, Tensor.__basicsize__) for one in probes}
     if len(found) != 1 or -1 in found:
@@ -26,7 +27,7 @@ CELL = _find_cell()
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether the contents of a tensor are there to be looked at: not while a program is traced."""
+    """Return whether the contents of a tensor may be read; False while a program is traced."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
@@ -38,21 +39,24 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def check_storages(where: str, name: str, tensors: Iterable[Any]) -> None:
-    """Raises ValueError where the storage of a tensor is too small for it; ``where`` and ``name`` open the
-    text. Nothing is checked while a program is traced.
+    """Raise ValueError if the storage of a tensor is too small for it; the text begins with ``where`` and
+    ``name``.
+
+    Checks nothing while a program is traced.
     """
     if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
         _C.check_storages(Tensor, CELL, where, name, tuple(tensors))
 
 
 _MOST_JOINED = 32768
-"""Offsets that one thread joins; torch shares more than that among threads."""
+"""The most offsets that a single thread joins; torch splits more offsets between threads."""
 
 
 def join_offsets(offsets: Tensor, indices: Any) -> Tensor | None:
-    """int64 ``[tables * bags + 1]``, the offsets of the lookups of all tables; by those of each, ``[tables,
-    bags]``. ``indices``: a tensor ``[lookups of it]`` a table, or ``[tables, lookups]``. All have their
-    memory then. None: torch's functions are needed, or an error.
+    """Join the offsets of all tables, ``[tables, bags]``, to int64 ``[tables * bags + 1]``.
+
+    ``indices`` is a tensor ``[lookups of the table]`` per table, or ``[tables, lookups]``. The storages of
+    all tensors are checked. Returns None if torch's functions must join the offsets, or raise an error.
     """
     if not is_readable(offsets) or not offsets.is_cpu or offsets.is_neg() or offsets.numel() > _MOST_JOINED:
         return None

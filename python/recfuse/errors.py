@@ -1,7 +1,7 @@
-"""Exceptions of recfuse, and the way from an error of the C library to one of them.
+"""Exceptions of recfuse, and their creation from errors of the C library.
 
-torch's own ``embedding_bag`` raises ``RuntimeError`` where Python has a better name for what went wrong. Each
-class here is both, so that code written against torch and code written against the better name keep working.
+torch's own ``embedding_bag`` raises ``RuntimeError`` for errors that have a more exact class in Python. Each
+class here derives from both, so that code for torch's class and code for the exact class work.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 
 
 def a_type(value: object) -> str:
-    """The name of a value's type, with its article: for messages."""
+    """Return the name of a value's type with its article, for messages."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
 def refuse_scripting(module: object) -> NoReturn:
-    """Raises, where torch.jit.script would fail at some line of the module's class."""
+    """Raise NotImplementedError with a reason; torch.jit.script would fail at some line of the class."""
     raise NotImplementedError(
         f"recfuse: {a_type(module)} cannot be scripted; recfuse.unswap(model) gives back the modules that "
         "swap has replaced, which can, and torch.jit.trace, torch.export and torch.compile take it as it is"
@@ -31,7 +31,7 @@ class ArgumentValueError(ValueError, RuntimeError):
 
 
 class FileFormatError(ArgumentValueError):
-    """A file is damaged, or not of the form that is read; names the file and the place in it."""
+    """A file is damaged or has another format; names the file and the position in it."""
 
 
 class ArgumentTypeError(TypeError, RuntimeError):
@@ -39,7 +39,7 @@ class ArgumentTypeError(TypeError, RuntimeError):
 
 
 class NotATensorError(TypeError, AttributeError):
-    """An argument that must be a tensor is something else (torch raises AttributeError there)."""
+    """An argument that must be a tensor has another type (torch raises AttributeError)."""
 
 
 class IndexRangeError(IndexError, RuntimeError):
@@ -59,7 +59,7 @@ class NoDeviceError(NotImplementedError):
 
 
 class CudaError(RuntimeError):
-    """The CUDA driver reported a failure, of this call or of what ran before on this GPU."""
+    """The CUDA driver reported a failure of this call, or of earlier work on this GPU."""
 
 
 class CompileError(RuntimeError):
@@ -70,7 +70,7 @@ class InternalError(RuntimeError):
     """A bug of recfuse, or files of the package are missing."""
 
 
-# By the names that the C library uses; csrc/python raises by them too.
+# By the names in the C library; csrc/python uses them, too.
 BY_NAME: dict[str, type[Exception]] = {
     "ValueError": ArgumentValueError,
     "TypeError": ArgumentTypeError,
@@ -86,16 +86,16 @@ BY_NAME: dict[str, type[Exception]] = {
 
 # The C library writes "<name of the Python exception>: recfuse.<operator>: <detail>".
 _FROM_C = re.compile(r"(\w+Error): (recfuse\..*)", re.DOTALL)
-# The dispatcher's own complaint about an argument of the wrong Python type.
+# The dispatcher's own error for an argument of the wrong Python type.
 _FROM_DISPATCHER = re.compile(r"recfuse::(\w+)\(\) (Expected a value of type .*)", re.DOTALL)
 # The library cannot choose the exception's class, and torch may add a native stack below the text.
 _NATIVE_TRACE = re.compile(r"\n+(?:Exception raised from|C\+\+ CapturedTraceback).*", re.DOTALL)
 
 
 def translate(error: RuntimeError) -> Exception:
-    """The exception that ``error``, raised by an operator of recfuse, stands for.
+    """Return the exception of recfuse for ``error``, which an operator of recfuse has raised.
 
-    Returns ``error`` itself when it did not come from recfuse.
+    Returns ``error`` itself if it does not come from recfuse.
     """
     text = _NATIVE_TRACE.sub("", str(error))
     if found := _FROM_C.match(text):

@@ -1,8 +1,8 @@
-"""What recfuse runs on: versions, CPU, threads, huge pages, GPU and CUDA libraries.
+"""The environment of recfuse: versions, CPU, threads, huge pages, GPU and CUDA libraries.
 
-`environment()` is the short record that accompanies every measurement; `collect()` adds what
-`recfuse info` prints: the CUDA libraries, where each was looked for, and what is missing. Nothing
-here starts CUDA or needs a GPU.
+`environment()` is the short record that accompanies every measurement. `collect()` adds the output of
+`recfuse info`: the CUDA libraries, the folders that were searched, and missing parts. This file never starts
+CUDA and needs no GPU.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CPUINFO = Path("/proc/cpuinfo")
 STAT = Path("/proc/stat")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-CACHE_VARIABLES = "RECFUSE_CACHE_DIR", "XDG_CACHE_HOME", "HOME"  # each names a folder, the first one first
-# Which flags of /proc/cpuinfo each instruction set of the CPU kernels needs.
+CACHE_VARIABLES = "RECFUSE_CACHE_DIR", "XDG_CACHE_HOME", "HOME"  # each names a folder; the first has priority
+# The flags of /proc/cpuinfo that each instruction set of the CPU kernels needs.
 ISA_FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"},
     "avx2": {"avx2", "fma", "f16c"},
@@ -35,7 +35,7 @@ ISA_FLAGS = {
 
 
 def _read(path: Path) -> str:
-    """The text of a file of the system, "" where it is absent or not readable."""
+    """Return the text of a file of the system, or "" if it is absent or not readable."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -43,7 +43,7 @@ def _read(path: Path) -> str:
 
 
 def _cpuinfo(*keys: str) -> str:
-    """The first value in /proc/cpuinfo under one of `keys`, "" when there is none."""
+    """Return the first value in /proc/cpuinfo with a key of `keys`, or "" if absent."""
     for line in _read(CPUINFO).splitlines():
         key, _, value = line.partition(":")
         if key.strip() in keys:
@@ -52,18 +52,18 @@ def _cpuinfo(*keys: str) -> str:
 
 
 def cpu_model() -> str:
-    """Name of the processor, as the system gives it."""
+    """Return the name of the processor, from the system."""
     return _cpuinfo("model name", "Model") or platform.processor() or platform.machine()
 
 
 def isa_available() -> list[str]:
-    """Instruction sets of the CPU kernels that this processor has, best first; always "scalar"."""
+    """Return the instruction sets of the CPU kernels that this processor has, best first; always "scalar"."""
     flags = set(_cpuinfo("flags", "Features").split())
     return [name for name, needed in ISA_FLAGS.items() if needed <= flags] + ["scalar"]
 
 
 def isa_unknown() -> str | None:
-    """Why no kernels of this CPU are those that RECFUSE_CPU_ISA names; None: some are, or it names none."""
+    """Return why RECFUSE_CPU_ISA names no kernels of this CPU, or None if it does or is not set."""
     asked = os.environ.get("RECFUSE_CPU_ISA")
     if not asked or asked in isa_available():
         return None
@@ -73,7 +73,7 @@ def isa_unknown() -> str | None:
 
 
 def isa_ignored(in_use: str) -> str | None:
-    """Why the kernels are not those that RECFUSE_CPU_ISA names; None where they are, or it names none."""
+    """Return why the kernels differ from RECFUSE_CPU_ISA, or None if they agree or it is not set."""
     asked = os.environ.get("RECFUSE_CPU_ISA")
     if not asked or asked == in_use:
         return None
@@ -81,7 +81,7 @@ def isa_ignored(in_use: str) -> str | None:
 
 
 def last_level_cache_bytes() -> int:
-    """Size of the largest cache of the first core; 64 MiB where the system does not say."""
+    """Return the size of the largest cache of the first core, or 64 MiB if unknown."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = [
         int(text[:-1]) * units[text[-1]]
@@ -92,13 +92,13 @@ def last_level_cache_bytes() -> int:
 
 
 def huge_pages() -> str:
-    """The setting of transparent huge pages: "always", "madvise", "never" or "unknown"."""
+    """Return the setting of transparent huge pages: "always", "madvise", "never" or "unknown"."""
     text = _read(HUGE_PAGES)
     return text[text.index("[") + 1 : text.index("]")] if "[" in text and "]" in text else "unknown"
 
 
 def busy_seconds() -> float | None:
-    """Seconds of processor time that all processes, and a hypervisor, have used since the machine started."""
+    """Return the processor time of all processes, and of a hypervisor, since the start, in seconds."""
     fields = _read(STAT).partition("\n")[0].split()
     if len(fields) < 9 or fields[0] != "cpu":
         return None
@@ -107,7 +107,7 @@ def busy_seconds() -> float | None:
 
 
 def git_commit() -> str | None:
-    """Commit of the source tree that this package is imported from, with "+" when it has changes."""
+    """Return the commit of the source tree of this package, with "+" if the tree has changes."""
     try:
         described = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+"],
@@ -119,7 +119,7 @@ def git_commit() -> str | None:
 
 
 def package_version(name: str) -> str | None:
-    """Version of an installed distribution, None when it is not installed."""
+    """Return the version of an installed distribution, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -127,7 +127,7 @@ def package_version(name: str) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """The record that accompanies a measurement: versions, machine, threads, commit, command, time."""
+    """Return the record that accompanies a measurement: versions, machine, threads, commit, command, time."""
     import numpy
     import torch
 
@@ -153,7 +153,10 @@ def environment() -> dict[str, Any]:
 
 
 def _gpus(libcuda: str | None) -> list[str]:
-    """Names of the GPUs that the driver reports; [] without driver or GPU. Creates no CUDA context."""
+    """Return the names of the GPUs that the driver reports; [] without driver or GPU.
+
+    Creates no CUDA context.
+    """
     count, names = ctypes.c_int(0), list[str]()
     try:
         driver = None if libcuda is None else ctypes.CDLL(libcuda)
@@ -170,11 +173,12 @@ def _gpus(libcuda: str | None) -> list[str]:
 
 
 def cuda() -> dict[str, Any]:
-    """CUDA as found.
+    """Return the state of CUDA on this machine.
 
-    `gpus`; `libraries`, each with `found` and `looked_in`, NVRTC with its `version` too; `missing`;
-    `torch_cuda`; `kernel_cache` with `folder`, `entries`, `bytes`, whether compiling is `allowed`, why the
-    folder is `refused` (None: it is used) and how many files in it are `ignored`.
+    The entries are `gpus`; `libraries`, each with `found` and `looked_in`, NVRTC also with its `version`;
+    `missing`; `torch_cuda`; `kernel_cache` with `folder`, `entries`, `bytes`, `allowed` (compilation is
+    allowed), `refused` (the reason why the folder is not used, or None) and `ignored` (the number of ignored
+    files).
     """
     import torch
 
@@ -206,7 +210,7 @@ def cuda() -> dict[str, Any]:
 
 
 def describe_cache(cache: Mapping[str, Any]) -> str:
-    """The folder of compiled kernels, and why it is not used, of `recfuse._C.jit_status()`."""
+    """Describe the folder of compiled kernels, and why it is not used, from `recfuse._C.jit_status()`."""
     if cache["folder"]:
         return cache["folder"] + (f", which is not used: {cache['refused']}" if cache["refused"] else "")
     own, *others = (os.environ.get(name, "") for name in CACHE_VARIABLES)
@@ -218,7 +222,7 @@ def describe_cache(cache: Mapping[str, Any]) -> str:
 
 
 def collect() -> dict[str, Any]:
-    """Everything that `recfuse info` prints: `environment()` with paths, instruction sets and `cuda()`."""
+    """Return the record that `recfuse info` prints: `environment()`, paths, instruction sets and `cuda()`."""
     record = environment()
     isa = {"isa_available": isa_available(), "isa_ignored": isa_ignored(record["isa"])}
     return {**record, "library_path": library_path(), **isa, "cuda": cuda()}

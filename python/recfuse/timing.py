@@ -1,17 +1,17 @@
-"""One harness for benchmarks and the tuner: candidates in turns, medians, every sample kept.
+"""The harness of benchmarks and the tuner: candidates in turns, medians, and all samples.
 
-A machine drifts (frequency, neighbours, page placement), so candidates that are timed one after
-another are compared across that drift. Here every round times each candidate once, in an order that
-rotates from round to round; a comparison is then a ratio of medians over rounds.
+The speed of a machine drifts (frequency, neighbours, page placement). If candidates were timed in sequence,
+their comparison would include this drift. Here every round times each candidate once, in an order that
+rotates from round to round. A comparison is a ratio of medians over rounds.
 
 The state of caches is part of a measurement:
   "warm": each sample follows an untimed call of the same candidate on the *previous* inputs, so that
-          caches hold what a steady stream of different requests leaves there;
+          caches have the contents that a steady stream of different requests leaves;
   "cold": before each call a buffer of several times the last-level cache is read.
 
-On the CPU the host's clock is read. On CUDA a sample lies between two events of the device, around its
-back-to-back calls: what a stream of requests gets, host time included where the host is what binds.
-`graphed` takes the host out: a replay costs what the device needs.
+On the CPU samples use the host's clock. On CUDA a sample is the time between two events of the device, around
+its back-to-back calls. This is the time of a stream of requests, with host time if the host is the
+bottleneck. `graphed` excludes the host: a replay takes the time of the device.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from recfuse._progress import hidden
 
 Cache = Literal["warm", "cold"]
 
-# A run that is expected to take longer than this many seconds shows a progress bar.
+# A run with an expected time of more seconds shows a progress bar.
 PROGRESS_AFTER = 2.0
-_LEAST_LOAD = 0.1  # cores, from which on other processes disturb
+_LEAST_LOAD = 0.1  # cores; more load of other processes disturbs a measurement
 
 
 class Stages(dict[str, float]):
-    """Seconds by stage of one call. A candidate that returns one has its stages kept beside its total.
+    """Seconds by stage of a call. If a candidate returns it, the stages are stored in addition to the total.
 
     with stages("embeddings"): ...
 
@@ -48,7 +48,7 @@ class Stages(dict[str, float]):
     """
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
-        """Stages of a call whose work runs on `device`."""
+        """Create the stages of a call whose work runs on `device`."""
         super().__init__()
         self._clock = clock(device)
         self._blocks: list[tuple[str, Any, Any]] = []
@@ -73,7 +73,7 @@ class Stages(dict[str, float]):
 
 @dataclass
 class Timing:
-    """Samples of one candidate, each in seconds a call, in the order they were taken."""
+    """Samples of a candidate, each in seconds per call, in order of time."""
 
     name: str
     samples: list[float] = field(default_factory=list)
@@ -81,19 +81,19 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Median seconds of a call."""
+        """The median of the seconds of a call."""
         return statistics.median(self.samples)
 
     @property
     def iqr(self) -> float:
-        """Distance between the quartiles: the spread that half of the samples lie in."""
+        """The spread: the distance between the quartiles."""
         if len(self.samples) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
         return high - low
 
     def to_json(self) -> dict[str, Any]:
-        """Median, spread and every sample, as plain JSON values."""
+        """Return median, spread and all samples, as plain JSON values."""
         record: dict[str, Any] = {"median_s": self.median, "iqr_s": self.iqr, "samples_s": self.samples}
         if self.stages:
             record["stages"] = {name: stage.to_json() for name, stage in self.stages.items()}
@@ -102,35 +102,35 @@ class Timing:
 
 @dataclass
 class Comparison:
-    """What `compare` measured."""
+    """The result of `compare`."""
 
     timings: dict[str, Timing]
     cache: Cache
-    inputs: int  # how many different inputs were rotated through
+    inputs: int  # number of different inputs
     calls: int  # a sample is the mean of this many calls
     device: str
-    other_load: float | None  # cores that other processes kept busy meanwhile; None: not known
+    other_load: float | None  # cores that other processes kept busy; None: unknown
     environment: dict[str, Any]
 
     def __getitem__(self, name: str) -> Timing:
-        """The timing of one candidate."""
+        """Return the timing of a candidate."""
         return self.timings[name]
 
     def ratio(self, candidate: str, baseline: str) -> float:
-        """How many times faster `candidate` is than `baseline`: the ratio of their medians."""
+        """Return the speedup of `candidate` over `baseline`: the ratio of their medians."""
         return self.timings[baseline].median / self.timings[candidate].median
 
     def fastest(self, names: Iterable[str]) -> str:
-        """The one of `names` with the smallest median."""
+        """Return the name with the smallest median among `names`."""
         return min(names, key=lambda name: self.timings[name].median)
 
     @property
     def disturbance(self) -> str:
-        """A warning where other processes kept a tenth of a core or more busy meanwhile, else ""."""
+        """A warning if other processes kept a tenth of a core or more busy, else ""."""
         return disturbance(self.other_load)
 
     def to_json(self, *, environment: bool = True) -> dict[str, Any]:
-        """Every sample and what it was measured with, as plain JSON values."""
+        """Return all samples and the conditions of the measurement, as plain JSON values."""
         record = {
             "cache": self.cache,
             "inputs": self.inputs,
@@ -143,7 +143,10 @@ class Comparison:
 
 
 def _sweeper(device: str | torch.device) -> Callable[[], Any]:
-    """What empties the caches of `device` of everything measured: a read of several times their size."""
+    """Return a function that evicts measured data from the caches of `device`.
+
+    It reads a buffer of several times their size.
+    """
     if torch.device(device).type == "cuda":
         size = 4 * torch.cuda.get_device_properties(device).L2_cache_size
     else:
@@ -153,7 +156,7 @@ def _sweeper(device: str | torch.device) -> Callable[[], Any]:
 
 
 def disturbance(other_load: float | None) -> str:
-    """A warning where other processes kept a tenth of a core or more busy, of so many, else ""."""
+    """Return a warning if other processes kept a tenth of a core or more busy, else ""."""
     if (other_load or 0.0) < _LEAST_LOAD:
         return ""
     return (
@@ -163,7 +166,10 @@ def disturbance(other_load: float | None) -> str:
 
 
 def other_load_since() -> Callable[[], float | None]:
-    """What says how many cores other processes kept busy from now until it is called; None: not known."""
+    """Return a function that returns the cores that other processes keep busy from now until its call.
+
+    It returns None if the system does not report them.
+    """
     busy_before, own_before, wall_before = info.busy_seconds(), time.process_time(), time.perf_counter()
 
     def read() -> float | None:
@@ -190,11 +196,11 @@ def compare(
     """Time `candidates` in turns.
 
     candidates: name -> callable, called with one element of `inputs` as its arguments.
-    inputs: argument tuples to rotate through; every candidate sees the same ones in the same order.
+    inputs: argument tuples to rotate through; every candidate gets the same inputs in the same order.
     rounds: samples of each candidate. min_time: least seconds of a sample (more calls are averaged).
     cache, device: see the module.
     progress: show a bar; None: on a terminal, when the run is expected to take more than two seconds.
-    after: called behind each sample, untimed: undoes what a candidate leaves in the caches, say.
+    after: called after each sample, untimed, for example to evict data of a candidate from the caches.
 
     ValueError: no candidates, no inputs, rounds < 1, an unknown cache state.
     """
@@ -208,7 +214,7 @@ def compare(
     names = list(candidates)
 
     def sample(name: str, first: int, calls: int) -> tuple[float, list[Stages]]:
-        """Seconds a call of the calls from `first` on, and their stages."""
+        """Return seconds per call of the calls from `first` on, and their stages."""
         spans: list[tuple[Any, Any]] = []
         staged: list[Stages] = []
 
@@ -232,7 +238,7 @@ def compare(
             after()
         return sum(watch.seconds(*span) for span in spans) / calls, [stages.read() for stages in staged]
 
-    # The first call of each pays for one-time work; a warm sample has an untimed call of its own.
+    # The first call of each candidate includes one-time work; a warm sample begins with an untimed call.
     if cache == "cold":
         for name in names:
             sample(name, 0, 1)
@@ -263,10 +269,10 @@ def compare(
 
 
 def graphed(call: Callable[[], Any], device: str | torch.device) -> Callable[[], Any]:
-    """`call` captured as a CUDA graph: a callable that replays it and returns the output of the capture.
+    """Capture `call` as a CUDA graph; return a function that replays it and returns the captured output.
 
-    Every replay writes to the same output and reads the same inputs. The call runs a few times before,
-    so that what it compiles or caches is there. On the CPU, which has no graphs, it is `call` itself.
+    Every replay writes to the same output and reads the same inputs. The call runs a few times before the
+    capture, to compile kernels and fill caches. On the CPU, which has no graphs, the result is `call` itself.
     """
     if torch.device(device).type != "cuda":
         return call
@@ -289,15 +295,16 @@ def graphed(call: Callable[[], Any], device: str | torch.device) -> Callable[[],
 
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """`info.environment()`, and what `device` is where it is a GPU."""
+    """Return `info.environment()`, with properties of `device` if it is a GPU."""
     return {**info.environment(), **describe(device)}
 
 
 def read_bandwidth(*, size: int = 256 << 20, rounds: int = 7) -> float:
-    """Bytes a second at which the CPU reads a large array with torch's present number of threads.
+    """Measure the bytes per second at which the CPU reads a large array with torch's current threads.
 
-    The ceiling for work whose data is not in a cache: the best of `rounds` reductions of `size` bytes,
-    by two kernels that do next to no arithmetic. NumPy's memory is used because it asks for huge pages.
+    This is the ceiling for work whose data is not in a cache: the best of `rounds` reductions of `size`
+    bytes, by two kernels with almost no arithmetic. NumPy allocates the memory, because it requests huge
+    pages.
     """
     import numpy as np
 

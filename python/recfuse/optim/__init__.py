@@ -1,15 +1,15 @@
-"""Optimizers of embedding tables that update rows in one pass over the lookups of a batch.
+"""Optimizers of embedding tables that update rows in a single pass over the lookups of a batch.
 
 They are optimizers of torch: schedulers, param groups and ``state_dict`` work, and their state dicts are
 interchangeable with those of torch's optimizer of the same kind. A step touches only the looked-up rows, as
 torch's steps with sparse gradients. Sums, states and computation are in float32 for tables of any dtype. On a
-GPU the root and the quotient of a step may differ by two units in the last place.
+GPU the root and the quotient of a step may have an error of two units in the last place.
 
 **In backward**, the default: ``backward()`` updates the rows and stores no gradient. ``step()`` ends the
 step: call it after each ``backward()``.
 
-- A second ``backward()`` before ``step()`` raises. Two calls of the same tables in one ``backward()`` make
-  one step by the sum of their gradients, as in torch; in compiled programs they raise.
+- A second ``backward()`` before ``step()`` raises. Two calls of the same tables in one ``backward()`` make a
+  single step with the sum of their gradients, as in torch; in compiled programs they raise.
 - Between ``backward()`` and ``step()``, ``.grad`` is a tensor without values. Computation with it raises:
   clipping, norms, a GradScaler, another optimizer. Hooks on the Parameter raise, and so do the scaled loss of
   a GradScaler and a DistributedDataParallel that was not told to ignore the tables. Use ``deferred`` for

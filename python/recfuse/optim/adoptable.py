@@ -23,12 +23,12 @@ _WHY_NOT = {torch.optim.Adam: _DENSE_ADAM, torch.optim.AdamW: _DENSE_ADAM}
 
 
 class Form(NamedTuple):
-    """How a class of optimizers keeps what a fused one keeps.
+    """The form of the state of a class of optimizers, in comparison with a fused optimizer.
 
     Attributes:
-        fused: the class whose steps are the same.
-        dlrm: whether it is RWSAdagrad of facebookresearch/dlrm. That keeps the sums of a sparse gradient as
-            ``momentum`` [rows] in float32, and begins them anew at its first step, whatever was loaded.
+        fused: the fused class with the same steps.
+        dlrm: True for RWSAdagrad of facebookresearch/dlrm. It stores the sums of a sparse gradient as
+            ``momentum`` [rows] in float32, and resets them at its first step, even after a load.
     """
 
     fused: type[FusedOptimizer]
@@ -36,11 +36,11 @@ class Form(NamedTuple):
 
     @property
     def step_type(self) -> Callable[[int], Any] | None:
-        """Of ``step`` in a state."""
+        """The type of ``step`` in a state."""
         return int if self.dlrm else self.fused._kind.step
 
     def check(self, state: Any, parameter: Tensor, what: str) -> None:
-        """Raises unless a state of the optimizer is whole."""
+        """Raise an error unless a state of the optimizer is complete."""
         if not self.dlrm:
             check_state(state, self.fused._kind.states, parameter.shape, what)
         elif isinstance(state, Mapping) and set(state) <= {"step"}:
@@ -49,7 +49,7 @@ class Form(NamedTuple):
             check_state(state, ("momentum",), (parameter.shape[0], 1), what)
 
     def to_fused(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The state for the fused optimizer."""
+        """Return the state for the fused optimizer."""
         if not self.dlrm:
             return state
         found = {"step": state.get("step", 0)}
@@ -58,12 +58,12 @@ class Form(NamedTuple):
         return found
 
     def from_fused(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A fused optimizer's state, by the names of this one."""
+        """Return a fused optimizer's state, with this optimizer's names."""
         tensors = {name: value for name, value in state.items() if name != "step"}
         return {"momentum": tensors["sum"].view(-1)} if self.dlrm else tensors
 
     def tensors(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The tensors of a state of the optimizer, by the names of the fused one."""
+        """Return the tensors of a state of the optimizer, with the fused optimizer's names."""
         return {"sum": state.get("momentum")} if self.dlrm else state
 
 
@@ -77,7 +77,7 @@ _DLRM = Form(RowWiseAdagrad, dlrm=True)
 
 
 def form_of(optimizer: Optimizer) -> Form | None:
-    """The form of an optimizer whose steps can be fused; None: of another class."""
+    """Return the form of an optimizer whose steps can be fused, or None for other classes."""
     kind = type(optimizer)
     if f"{kind.__module__}.{kind.__qualname__}" == "optim.rwsadagrad.RWSAdagrad":
         return _DLRM
@@ -85,7 +85,7 @@ def form_of(optimizer: Optimizer) -> Form | None:
 
 
 def check_option(what: str, key: str, value: Any) -> None:
-    """Raises where a fused step would be another than that of an option of torch's."""
+    """Raise an error if a fused step would differ from torch's step with this option."""
     if key == "weight_decay" and value != 0:
         raise ArgumentValueError(
             f"{what}: weight_decay is {value!r}: torch's changes each row of a table at each step, a fused "
@@ -96,12 +96,12 @@ def check_option(what: str, key: str, value: Any) -> None:
         check_number(what, key, value)
     elif key == "betas":
         check_betas(what, value)
-    elif key not in ("dampening", "nesterov"):  # which mean nothing without momentum
+    elif key not in ("dampening", "nesterov"):  # these have no effect without momentum
         check_off(what, key, value)
 
 
 def check_group(group: Mapping[str, Any], what: str) -> None:
-    """The same of a group."""
+    """Raise an error if a fused step would differ from torch's step with the options of a group."""
     for key, value in group.items():
         if key not in ("params", "param_names"):
             check_option(what, key, value)
@@ -110,12 +110,13 @@ def check_group(group: Mapping[str, Any], what: str) -> None:
 def check_adoptable(
     optimizers: Sequence[Optimizer], weights: Iterable[Tensor], dense: Collection[int], what: str
 ) -> None:
-    """Raises, before anything changes, where the steps of an optimizer that has some of the weights cannot be
-    fused. ``dense`` are the weights, by id, that have dense gradients.
+    """Check, without changes, that the steps of optimizers with some of the weights can be fused.
+
+    ``dense`` are the ids of the weights with dense gradients.
 
     Raises:
-        ValueError, TypeError: it is of another class, or has options with which a fused step would be
-            another, or a state that is none of its class.
+        ValueError, TypeError: an optimizer has another class, options with which a fused step would differ,
+            or a state that does not fit its class.
     """
     tables = {id(weight) for weight in weights}
     for optimizer in optimizers:

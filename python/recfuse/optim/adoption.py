@@ -1,12 +1,12 @@
 """Optimizers of torch whose embedding tables are updated inside ``backward()``.
 
-The user goes on with the optimizer of torch alone. It keeps all its Parameters. A fused optimizer makes the
-steps of the tables with the same numbers (what is written to a param group reaches both) and the same state
-(the tensors are shared), driven by hooks. ``backward()`` leaves an AppliedGradient in ``.grad`` of a table,
-which is there as long as torch's gradient would be: until ``zero_grad()``. torch's own step does not see it.
+The user continues to use only the optimizer of torch. It keeps all its Parameters. A fused optimizer makes
+the steps of the tables with the same numbers (writes to a param group reach both) and the same state (the
+tensors are shared), driven by hooks. ``backward()`` sets ``.grad`` of a table to an AppliedGradient, which
+stays as long as torch's gradient would: until ``zero_grad()``. torch's own step does not see it.
 
-Nothing here refers to the optimizer of torch but weakly. With its last reference the tables have gradients
-again, so that a script may make another optimizer of them.
+This file refers to the optimizer of torch only weakly. After its deletion the tables have gradients again, so
+that a script may create another optimizer for them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ _INSTEAD = "call recfuse.swap without fuse_optimizers=True, so that torch's opti
 
 
 class Adoption:
-    """The link between an optimizer of torch and the fused one that makes steps for it."""
+    """The link between an optimizer of torch and the fused optimizer that makes its steps."""
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor], what: str) -> None:
-        """Takes over the steps of those of ``parameters`` that the optimizer has; see
-        :func:`check_adoptable`.
-        """
+        """Take over the optimizer's steps for ``parameters`` that it has; see :func:`check_adoptable`."""
         self._reference, self._what = weakref.ref(optimizer), what
         tables = {id(parameter) for parameter in parameters}
         groups = []
@@ -59,11 +57,9 @@ class Adoption:
         self.fused._adoption = weakref.ref(self)
         self.fused._where, self.fused._instead = what, _INSTEAD
         self._groups: list[ParamGroup] = []
-        self._before: list[
-            tuple[Mapping[str, Any], dict[str, Any]]
-        ] = []  # groups that were there, and copies
+        self._before: list[tuple[Mapping[str, Any], dict[str, Any]]] = []  # groups from before, and copies
         self._loaded: Mapping[Any, Any] | None = None
-        self._noted: dict[Tensor, int] = {}  # the number of the step that torch's state has
+        self._noted: dict[Tensor, int] = {}  # the number of the step in torch's state
         self._take({parameter: optimizer.state.get(parameter, {}) for parameter in self.parameters})
         self._applied: list[Tensor] = []  # Parameters whose gradients torch's step must not see
         _intercept(optimizer, "step", Adoption._order_hooks)
@@ -93,7 +89,7 @@ class Adoption:
         names = set(self.fused.defaults) if hasattr(self, "fused") else set()
         names |= {"lr", "eps", "betas", "maximize", "initial_accumulator_value"}
         found = {name: group[name] for name in names if name in group and name not in OFF}
-        if self._form.dlrm:  # which reads that of the groups nowhere
+        if self._form.dlrm:  # it ignores the groups' values
             found["initial_accumulator_value"] = self._optimizer.defaults["initial_accumulator_value"]
         return found
 
@@ -110,7 +106,7 @@ class Adoption:
     # ---- state
 
     def _take(self, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        """Takes over states, and shares its own."""
+        """Take over states, and share the tensors of the fused optimizer."""
         groups: list[dict[str, Any]] = list(self._optimizer.param_groups)
         self._groups, self._before = [], []
         for number in self._numbers:
@@ -134,7 +130,7 @@ class Adoption:
         self._note_steps(exact=False)
 
     def _note_steps(self, exact: bool) -> None:
-        """Writes the number of steps where torch has it; ``exact``: as the device has counted it."""
+        """Write the number of steps to torch's state; with ``exact``, the device's count."""
         kind = self._form.step_type
         if kind is None:
             return
@@ -151,7 +147,7 @@ class Adoption:
             self._noted[parameter] = made
 
     def check_groups(self) -> None:
-        """Raises where groups of tables were replaced, or those from before the swap were written to."""
+        """Raise ValueError if groups of tables were replaced, or groups from before the swap changed."""
         there = {id(group) for group in self._optimizer.param_groups}
         own = [group for group in self._groups if id(group) in there]
         check_groups(own, len(self._groups), self, self._what)
@@ -165,7 +161,7 @@ class Adoption:
     # ---- steps
 
     def _order_hooks(self) -> None:
-        """Hooks of the user see the gradients: this one's run next to the step."""
+        """Move this object's hooks next to the step, so that the user's hooks see the gradients."""
         before: Any = self._optimizer._optimizer_step_pre_hooks
         after: Any = self._optimizer._optimizer_step_post_hooks
         before.move_to_end(self._last.id)
@@ -191,7 +187,7 @@ class Adoption:
         return (args[0], closed, *args[2:]), {key: kwargs[key] for key in kwargs if key != "closure"}
 
     def _hide(self) -> None:
-        """Takes the gradients away from torch's step; raises where it would make another step with them."""
+        """Remove the gradients before torch's step; raise ValueError if the step would differ."""
         found = []
         for parameter in self.parameters:
             update = self._update_of(parameter)
@@ -249,7 +245,7 @@ class Adoption:
         given, self._loaded = self._loaded or {}, None
         state = (
             self._optimizer.state
-        )  # as hooks of the user have it, but torch has rounded that of half tables
+        )  # with changes by the user's hooks, but torch has rounded the states of half tables
         self._take(
             {
                 parameter: (state if parameter.dtype == torch.float32 else given).get(parameter, {})
@@ -258,7 +254,7 @@ class Adoption:
         )
 
     def release(self) -> None:
-        """Gives the steps back: the optimizer is torch's again, with a state of its own."""
+        """Return the steps to the optimizer of torch, with a separate state."""
         for parameter in self.parameters:
             if (update := update_of(parameter)) is not None:
                 update.check_finished("recfuse.unswap() or another swap")
@@ -276,7 +272,7 @@ class Adoption:
                     self._optimizer.state[parameter][name] = value.to(parameter.dtype)
 
     def _part(self) -> None:
-        """Gives the tables their gradients back."""
+        """Give the tables gradients again."""
         for parameter in self.parameters:
             update = update_of(parameter)
             if update is not None and update.updater.owner is self.fused:
@@ -288,13 +284,15 @@ class Adoption:
 
 
 def _intercept(optimizer: Optimizer, name: str, before: Callable[[Adoption], None]) -> None:
-    """Has ``before`` called in front of a method, which dynamo could not follow through groups that are no
-    plain dicts. It stays when the optimizer is torch's again, since a scheduler may have wrapped it.
+    """Wrap a method of an optimizer to call ``before`` first.
+
+    Dynamo does not trace it, because it cannot trace groups that are no plain dicts. The wrapper stays after
+    a release, because a scheduler may have wrapped it.
     """
     method = getattr(optimizer, name)
     if hasattr(method, _ATTRIBUTE):
         return
-    function = getattr(method, "__func__", method)  # that of a scheduler has none, and refers weakly
+    function = getattr(method, "__func__", method)  # a scheduler's wrapper has no __func__, and refers weakly
     is_bound = function is not method
     reference = weakref.ref(optimizer)
 
@@ -308,11 +306,11 @@ def _intercept(optimizer: Optimizer, name: str, before: Callable[[Adoption], Non
         return function(own, *arguments, **options) if is_bound else function(*arguments, **options)
 
     setattr(call, _ATTRIBUTE, True)
-    setattr(optimizer, name, types.MethodType(call, weakref.proxy(optimizer)))  # schedulers ask for __func__
+    setattr(optimizer, name, types.MethodType(call, weakref.proxy(optimizer)))  # schedulers read __func__
 
 
 def adopt(optimizer: Optimizer, parameters: Sequence[Tensor], what: str) -> FusedOptimizer | None:
-    """Makes the steps of the optimizer's tables fused ones; None: it has none of them."""
+    """Fuse the steps of the optimizer's tables; return None if it has no such table."""
     release(optimizer)
     _collect_once()
     tables = {id(parameter) for parameter in parameters}
@@ -324,14 +322,15 @@ def adopt(optimizer: Optimizer, parameters: Sequence[Tensor], what: str) -> Fuse
 
 @functools.cache
 def _collect_once() -> None:
-    """Has the first optimizer of the process go with its last reference: its constructor imports torch's
-    compiler, which leaves cycles that refer to it.
+    """Collect garbage once, so that the first optimizer of the process is deleted with its last reference.
+
+    Its constructor imports torch's compiler, which leaves reference cycles to it.
     """
     gc.collect()
 
 
 def release(optimizer: Optimizer) -> None:
-    """Undoes :func:`adopt`, if that was."""
+    """Undo :func:`adopt`, if it was called."""
     found = vars(optimizer).get(_ATTRIBUTE)
     if found is not None:
         found.release()

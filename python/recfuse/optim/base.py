@@ -1,4 +1,4 @@
-"""``FusedOptimizer``: what the optimizers of this package have in common."""
+"""``FusedOptimizer``: the base class of the optimizers of this package."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _NUMBERS = {"lr": LR, "weight_decay": WEIGHT_DECAY, "eps": EPS}
 
 
 class FusedOptimizer(Stepping):
-    """An optimizer of embedding tables, whose step a kernel makes row by row; see :mod:`recfuse.optim`."""
+    """An optimizer of embedding tables, whose step is a kernel over rows; see :mod:`recfuse.optim`."""
 
     _step_supports_amp_scaling = True  # for torch.amp.GradScaler: step() reads found_inf on the device
     _kind: Kind
     _where = "recfuse.optim"  # the subject of errors
-    _instead = ""  # how to have gradients, for errors
-    _adoption: Any = None  # a weak reference to what makes the steps of an optimizer of torch with this one
+    _instead = ""  # for errors: the way to have gradients
+    _adoption: Any = None  # a weak reference to the Adoption that uses this optimizer
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Notes its name."""
+        """Set the texts of errors, which have the name of the class."""
         super().__init_subclass__(**options)
         cls._where = f"recfuse.optim.{cls.__name__}"
         cls._instead = f"create the optimizer with deferred=True: {cls._where}(..., deferred=True)"
@@ -44,7 +44,7 @@ class FusedOptimizer(Stepping):
     def __init__(
         self, params: Any, defaults: dict[str, Any], deferred: bool, stochastic_rounding: bool, seed: int
     ) -> None:
-        """Of Parameters, param groups, or a module; see the classes."""
+        """Create an optimizer of Parameters, param groups, or a module; see the classes."""
         where = self._where
         self._settings = (
             bool(deferred),
@@ -61,21 +61,22 @@ class FusedOptimizer(Stepping):
     def _begin(self) -> None:
         self._updaters: list[tuple[Mapping[str, Any], Updater]] = []
         self._is_checked = False
-        self._wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # that do no harm
+        self._wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # checked without errors
         self._held: list[weakref.ref[Any]] = []
         self._count = 0  # of param groups
         weakref.finalize(self, _release, self._held).atexit = False
 
     @property
     def deferred(self) -> bool:
-        """Whether rows are updated in ``step()``; else in ``backward()``."""
+        """True if ``step()`` updates rows, False if ``backward()`` does."""
         return self._settings[0]
 
     # ---- groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, as of any optimizer. Its tables have the optimizer from now on, if they had
-        another.
+        """Add a group, as in every optimizer.
+
+        From then on this optimizer updates its tables, instead of an earlier optimizer.
         """
         for key, value in param_group.items():
             if key != "params":
@@ -104,7 +105,7 @@ class FusedOptimizer(Stepping):
             check_off(self._where, key, value)
 
     def _group_changed(self, group: ParamGroup) -> None:
-        """Writes what has changed to the devices of its tables."""
+        """Write changed options to the devices of the group's tables."""
         for own, updater in self._updaters:
             if own is group:
                 self._write(group, updater)
@@ -133,9 +134,10 @@ class FusedOptimizer(Stepping):
         return (parameter.shape[0], 1) if self._kind.by_row else tuple(parameter.shape)
 
     def _arrange(self, group: Mapping[str, Any], steps: Mapping[Tensor, int]) -> None:
-        """Gives each Parameter of a group its update: those with as many steps behind them share an updater,
-        so that one call makes the step of all. Numbers keep their memory where they can, for graphs that have
-        captured it.
+        """Give each Parameter of a group its update.
+
+        Parameters with the same number of steps share an updater, so that a single call makes the step of
+        all. Numbers keep their memory if possible, for graphs that have captured it.
         """
         if isinstance(group, ParamGroup):
             group.keep(group["params"])
@@ -177,7 +179,7 @@ class FusedOptimizer(Stepping):
             adoption.check_groups()
 
     def _own(self) -> Iterable[tuple[dict[str, Any], Parameter, Update]]:
-        """Each Parameter with its update, which no other optimizer has taken over."""
+        """Iterate over all Parameters with their updates; raise if another optimizer has taken over."""
         self._check_groups()
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -192,13 +194,13 @@ class FusedOptimizer(Stepping):
                 yield group, parameter, update
 
     def _check_step(self, parameter: Tensor, update: Update) -> None:
-        """Raises where the number of the step in the state was changed by hand."""
+        """Raise ValueError if the user has changed the number of the step in the state."""
         found = self.state[parameter].get("step")
         if found is not None and int(found) != update.step_in_state:
             raise step_was_set(self._where, found)
 
     def _check_shared(self, state: Mapping[str, Any], update: Update) -> None:
-        """Raises where an entry of a state is not what the kernels write to."""
+        """Raise ValueError if an entry of a state is not the tensor that kernels write to."""
         for name, own in zip(self._kind.states, update.states, strict=True):
             found = state.get(name)
             if found is not own and (found is None or found.data_ptr() != own.data_ptr()):
@@ -211,7 +213,7 @@ class FusedOptimizer(Stepping):
     # ---- steps
 
     def _before_update(self, weight: Tensor, updater: Updater) -> None:
-        """Looks, before a Parameter is updated, at what no backward pass can see."""
+        """Check, before an update of a Parameter, conditions that a backward pass cannot see."""
         if weight.device != updater.device:
             raise ArgumentValueError(
                 f"{self._where}: a Parameter is on {weight.device}, its optimizer on {updater.device}; make "
@@ -222,10 +224,10 @@ class FusedOptimizer(Stepping):
             self._is_checked = True
 
     def _pass_finished(self) -> None:
-        """Called at the end of a backward pass that has updated Parameters."""
+        """React to the end of a backward pass that has updated Parameters; does nothing here."""
 
     def _check_wrapper(self, parallel: torch.nn.Module) -> None:
-        """Looks, in its forward pass, at a DistributedDataParallel that calls the tables."""
+        """Check a DistributedDataParallel whose forward pass calls the tables."""
         if parallel not in self._wrappers:
             held = [parameter for ref in self._held if (parameter := ref()) is not None]
             check_wrapper(parallel, held, self._where, self._instead, self.deferred)
@@ -234,7 +236,7 @@ class FusedOptimizer(Stepping):
     # ---- dictionaries and copies
 
     def _before_move(self) -> None:
-        """Brings the steps' number into the state, where torch's optimizers have it."""
+        """Write the number of steps into the state, as torch's optimizers do."""
         step = self._kind.step
         if step is not None or self._settings[1]:
             for _, parameter, update in self._own():
@@ -244,17 +246,21 @@ class FusedOptimizer(Stepping):
                 update.step_in_state = made
 
     def state_dict(self) -> dict[str, Any]:
-        """As of torch's optimizer of the same name, which can load it. Waits for the tables' device."""
+        """Return a ``state_dict`` that torch's optimizer of the same name can load.
+
+        Waits for the tables' device.
+        """
         self._before_move()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a ``state_dict`` of this class, or of torch's of the same name. States keep their memory, so
-        that a CUDA graph that was captured before goes on with what is loaded.
+        """Load a ``state_dict`` of this class, or of torch's class of the same name.
+
+        States keep their memory, so that a CUDA graph that was captured before uses the loaded values.
 
         Raises:
             ValueError, TypeError: groups of other Parameters, options that must be off, states of another
-                optimizer, shape or dtype, a step that is no number of steps. Nothing was changed.
+                optimizer, shape or dtype, a step that is no number of steps. Nothing has changed then.
         """
         groups_before, state_before = self.param_groups, self.state
         before = [dict(group) for group in self.param_groups]
@@ -270,10 +276,10 @@ class FusedOptimizer(Stepping):
             for parameter in states:
                 self._check_loaded(parameter, raw.get(parameter, {}))
 
-        handle = self.register_load_state_dict_pre_hook(check)  # behind the user's, which may change it
+        handle = self.register_load_state_dict_pre_hook(check)  # after the user's hooks, which may change it
         try:
             super().load_state_dict(state_dict)
-        except BaseException:  # of a hook, once the groups are those that were loaded
+        except BaseException:  # from a hook, after the groups were loaded
             self.param_groups, self.state = groups_before, state_before
             raise
         finally:
@@ -292,9 +298,7 @@ class FusedOptimizer(Stepping):
         self._take_states(raw)
 
     def _take_states(self, states: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Copies states into the tensors that are there; of a Parameter without one, that of a new
-        optimizer.
-        """
+        """Copy states into the existing tensors; a Parameter without a state gets a new optimizer's."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._load(parameter, group, dict(self.state[parameter]), states.get(parameter, {}))
@@ -306,7 +310,7 @@ class FusedOptimizer(Stepping):
     def _load(
         self, parameter: Tensor, group: Mapping[str, Any], own: dict[str, Any], loaded: Mapping[str, Any]
     ) -> None:
-        """Copies a loaded state into the tensors that are there; without one, that of a new optimizer."""
+        """Copy a loaded state into the existing tensors; without a state, set that of a new optimizer."""
         with torch.no_grad():
             for name in self._kind.states:
                 if loaded.get(name) is not None:
@@ -316,20 +320,21 @@ class FusedOptimizer(Stepping):
         self.state[parameter] = {**own, **({"step": loaded["step"]} if "step" in loaded else {"step": 0})}
 
     def __getstate__(self) -> dict[str, Any]:
-        """With the steps' number in the state."""
+        """Return the state, with the number of steps."""
         self._before_move()
         return {**super().__getstate__(), "_settings": self._settings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy: gives its Parameters their updates."""
+        """Set the state of a copy, and give its Parameters their updates."""
         super().__setstate__(state)
         if "_settings" in state:
             self._begin()
             self._after_move()
 
     def _after_move(self, old: Iterable[Tensor] = ()) -> None:
-        """After Parameters and their state were replaced in the groups: their updates again, none for the
-        old.
+        """Create updates again after Parameters and their state were replaced in the groups.
+
+        The ``old`` Parameters have no update from then on.
         """
         for parameter in old:
             update = update_of(parameter)
@@ -344,7 +349,7 @@ class FusedOptimizer(Stepping):
 
 
 def _release(held: list[weakref.ref[Any]]) -> None:
-    """Gives Parameters of an optimizer that is gone their gradients back."""
+    """Give Parameters of a deleted optimizer gradients again."""
     for ref in held:
         parameter = ref()
         if parameter is None:
@@ -355,7 +360,7 @@ def _release(held: list[weakref.ref[Any]]) -> None:
 
 
 def step_was_set(where: str, found: Any) -> ArgumentValueError:
-    """The error for a number of the step that was written into a state by hand."""
+    """Return the error for a number of the step that the user has written into a state."""
     return ArgumentValueError(
         f"{where}: step in the state of a Parameter was set to {found} by hand, which no kernel reads: they "
         "count steps themselves; set it in a state_dict(), and call load_state_dict()"

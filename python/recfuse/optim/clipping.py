@@ -1,4 +1,4 @@
-"""``clip_grad_norm_`` for gradients of which some are sparse."""
+"""``clip_grad_norm_`` for dense and sparse gradients."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """Clip the norm of gradients, as :func:`torch.nn.utils.clip_grad_norm_`, also of sparse ones.
+    """Clip the norm of gradients, as :func:`torch.nn.utils.clip_grad_norm_`, also of sparse gradients.
 
-    It coalesces sparse gradients first, because the norm of a row is that of its sum. It waits for no device.
+    It coalesces sparse gradients first, because the norm of a row is the norm of its sum. It waits for no
+    device.
 
     Args:
         parameters: Parameters; dense and sparse gradients together have one norm.
@@ -30,7 +31,7 @@ def clip_grad_norm_(
         foreach: as in torch.
 
     Returns:
-        Tensor: the norm before.
+        Tensor: the norm before the clipping.
 
     Raises:
         ValueError: a table that is updated inside ``backward()``, and has no gradient.
@@ -54,7 +55,7 @@ def clip_grad_norm_(
             parts.append(parameter.grad)
     norm = torch.nn.utils.get_total_norm(parts, norm_type, error_if_nonfinite, foreach)
     stand_ins = []
-    for part in parts:  # Parameters that have what is to be scaled as their gradients
+    for part in parts:  # temporary Parameters, whose gradients are the tensors to scale
         stand_in = torch.nn.Parameter(part)
         stand_in.grad = part
         stand_ins.append(stand_in)

@@ -1,6 +1,4 @@
-"""Param groups that tell their optimizer what changes in them, and the options that no fused optimizer
-has.
-"""
+"""Param groups that report changes to their optimizer, and the options that fused optimizers lack."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from torch import Tensor
 from recfuse._arguments import real, wrong_type
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 
-# Options of torch's optimizers that change how a step is computed, not what it gives; a state_dict may have
+# Options of torch's optimizers that change the computation of a step, not its result; a state_dict may have
 # any value.
 HOW = ("foreach", "fused", "capturable")
-# Those that change what a step gives, and the value that means: not at all.
+# Options that change the result of a step, with the value that disables them.
 OFF: dict[str, Any] = {
     "momentum": 0,
     "dampening": 0,
@@ -28,7 +26,7 @@ OFF: dict[str, Any] = {
     "differentiable": False,
     "decoupled_weight_decay": False,
 }
-_READ = ("params", "lr", "eps", "betas", "weight_decay", "maximize")  # by kernels, of a group
+_READ = ("params", "lr", "eps", "betas", "weight_decay", "maximize")  # options of a group that kernels read
 _WHY = {
     "momentum": "momentum moves rows that a batch does not look up",
     "lr_decay": "use a scheduler of torch.optim.lr_scheduler",
@@ -39,27 +37,28 @@ _LARGEST = torch.finfo(torch.float32).max  # kernels read float32
 
 
 class ParamGroup(dict[str, Any]):
-    """A param group; what is written to it reaches the kernels at once, whoever writes it."""
+    """A param group whose changes reach the kernels immediately."""
 
     def __init__(self, group: Mapping[str, Any], watcher: Any) -> None:
-        """With the entries of ``group``; see :meth:`watch`."""
+        """Create a group with the entries of ``group``; see :meth:`watch`."""
         super().__init__(group)
         self._tables: list[tuple[int, int]] = []
         self.watch(watcher)
 
     def watch(self, watcher: Any) -> None:
-        """Says who is told of changes: ``watcher`` has ``_check_option(key, value)`` and
-        ``_group_changed(group)``. None: nobody, as of any dict.
+        """Set the object that receives changes; None makes the group a plain dict.
+
+        ``watcher`` must have ``_check_option(key, value)`` and ``_group_changed(group)``.
         """
         self._watcher: Callable[[], Any] = (lambda: None) if watcher is None else weakref.ref(watcher)
 
     def keep(self, tables: Iterable[Tensor]) -> None:
-        """Notes where in ``params`` those stand whose steps follow this group."""
+        """Record the positions in ``params`` of the tables whose steps follow this group."""
         own = {id(table) for table in tables}
         self._tables = [(at, id(p)) for at, p in enumerate(self["params"]) if id(p) in own]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Checks and sets an option."""
+        """Check and set an option."""
         watcher = self._watcher()
         if watcher is not None:
             watcher._check_option(key, value)
@@ -68,7 +67,7 @@ class ParamGroup(dict[str, Any]):
             watcher._group_changed(self)
 
     def __delitem__(self, key: str) -> None:
-        """Removes what is no option of a step."""
+        """Remove an entry; raise ValueError for an option of a step."""
         if key in _READ and self._watcher() is not None:
             raise ArgumentValueError(
                 f"recfuse.optim: {key} cannot be removed from a param group, which kernels read: set it"
@@ -76,7 +75,7 @@ class ParamGroup(dict[str, Any]):
         super().__delitem__(key)
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Removes what is no option of a step."""
+        """Remove an entry and return it; raise ValueError for an option of a step."""
         if key not in self and default:
             return default[0]
         value = self[key]
@@ -84,46 +83,47 @@ class ParamGroup(dict[str, Any]):
         return value
 
     def popitem(self) -> tuple[str, Any]:
-        """Removes the last entry, where it is no option of a step."""
+        """Remove the last entry and return it; raise ValueError for an option of a step."""
         key = next(reversed(self))
         return key, self.pop(key)
 
     def clear(self) -> None:
-        """Raises: a group has options."""
+        """Raise ValueError, because a group has options of a step."""
         for key in list(self):
             del self[key]
 
     def belongs_to(self, watcher: Any) -> bool:
-        """Whether what is written here reaches ``watcher``, and ``params`` has what it had."""
+        """Return whether changes reach ``watcher``, and the tables of ``params`` have not changed."""
         is_same, params = self._watcher() is watcher, self["params"]
-        for at, table in self._tables:  # a plain loop: each backward pass and each step come here
+        for at, table in self._tables:  # a plain loop, for speed: each backward pass and each step call this
             is_same = is_same and at < len(params) and id(params[at]) == table
         return is_same
 
     def update(self, *given: Any, **options: Any) -> None:
-        """Sets several."""
+        """Set several options."""
         for key, value in dict(*given, **options).items():
             self[key] = value
 
     def __ior__(self, other: Any) -> ParamGroup:  # type: ignore[override,misc]
-        """Sets several."""
+        """Set several options."""
         self.update(other)
         return self
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Sets one that is not there."""
+        """Set an option if it is absent, and return it."""
         if key not in self:
             self[key] = default
         return self[key]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is a plain one, which an optimizer that gets it makes its own."""
+        """Copy to a plain dict, which an optimizer converts to a ParamGroup."""
         return dict, (dict(self),)
 
 
 def refuse(where: str, options: Mapping[str, Any]) -> None:
-    """Raises for options of torch's optimizers that ask for what these have not, and for unknown ones. How
-    torch would compute a step means nothing here: one call of a kernel makes that of all tables.
+    """Raise an error for unknown options, and for options of torch's optimizers that fused optimizers lack.
+
+    Options of the computation have no effect here: a single call of a kernel makes the step of all tables.
     """
     for key, value in options.items():
         if key in HOW:
@@ -134,7 +134,7 @@ def refuse(where: str, options: Mapping[str, Any]) -> None:
 
 
 def check_off(where: str, key: str, value: Any) -> None:
-    """Raises where an option that must be off is not."""
+    """Raise ValueError if an option that must be off is on."""
     if key == "differentiable" and value is None:
         return
     if key in OFF and (isinstance(value, Tensor) or value != OFF[key]):
@@ -143,7 +143,7 @@ def check_off(where: str, key: str, value: Any) -> None:
 
 
 def check_number(where: str, key: str, value: Any) -> None:
-    """Raises unless a number of a group is one, and not negative."""
+    """Raise an error unless a value of a group is a finite number that is not negative."""
     if isinstance(value, Tensor):
         raise ArgumentTypeError(
             f"{where}: {key} is a Tensor, must be a number: each change is written to the tables' device, so "
@@ -159,7 +159,7 @@ def check_number(where: str, key: str, value: Any) -> None:
 
 
 def check_betas(where: str, value: Any) -> None:
-    """Raises unless betas are two numbers in [0, 1)."""
+    """Raise an error unless betas are two numbers in [0, 1)."""
     if isinstance(value, (str, Tensor)) or not isinstance(value, Iterable) or len(betas := list(value)) != 2:
         raise wrong_type(f"{where}: betas", value, "two numbers")
     for number, beta in enumerate(betas):
@@ -173,8 +173,9 @@ def check_betas(where: str, value: Any) -> None:
 
 
 def check_groups(groups: Sequence[Any], count: int, watcher: Any, where: str) -> None:
-    """Raises where the ``count`` param groups of tables were replaced, or their Parameters: of that nothing
-    would reach the kernels.
+    """Raise ValueError if the ``count`` param groups of tables, or their Parameters, were replaced.
+
+    Such a change would not reach the kernels.
     """
     if len(groups) == count:
         for group in groups:

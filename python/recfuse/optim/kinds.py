@@ -121,7 +121,7 @@ class Adagrad(FusedOptimizer):
 class RowWiseAdagrad(Adagrad):
     """Row-wise Adagrad: ``sum[row] += mean(g^2); w -= lr * g / (sqrt(sum[row]) + eps)``.
 
-    ``sum`` is ``[rows, 1]``, one number a row. ``state_dict`` and arguments are those of
+    ``sum`` is ``[rows, 1]``, a number per row. ``state_dict`` and arguments are those of
     ``torchrec.optim.RowWiseAdagrad``; FBGEMM's name is EXACT_ROWWISE_ADAGRAD.
 
     Args:
@@ -150,9 +150,9 @@ class RowWiseAdagrad(Adagrad):
 class Adam(FusedOptimizer):
     """Adam of the looked-up rows only, as :class:`torch.optim.SparseAdam`, whose ``state_dict`` it has.
 
-    Moments of other rows do not decay; those of torch.optim.Adam do. ``exp_avg`` and ``exp_avg_sq`` have the
-    shape of the table, in float32. A Parameter has one number of steps: tables in one packed Parameter share
-    it, also tables without a gradient in a step.
+    Moments of other rows do not decay, unlike in torch.optim.Adam. ``exp_avg`` and ``exp_avg_sq`` have the
+    shape of the table, in float32. A Parameter has a single number of steps: all tables in a packed
+    Parameter share it, also tables without a gradient in a step.
 
     Args:
         params, lr, weight_decay, maximize, deferred, stochastic_rounding, seed, options: as in :class:`SGD`.

@@ -17,15 +17,15 @@ from recfuse.optim.parameters import check_has_gradients
 def average_gradients(parameters: Iterable[Tensor], group: Any = None) -> None:
     """Average sparse gradients over processes, between ``backward()`` and ``step()`` on all of them.
 
-    DistributedDataParallel expects sparse gradients only of ``torch.nn.EmbeddingBag``, and NCCL reduces none
-    of them. So name tables that each process has a copy of in
+    DistributedDataParallel expects sparse gradients only of ``torch.nn.EmbeddingBag``, and NCCL cannot reduce
+    them. So name tables that each process has a copy of in
     ``DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)`` before it wraps the
     model, give them the same initial values, and call this function. It gathers rows and values in the order
     of ranks, so the result is bit-identical on all processes.
 
     Args:
-        parameters: Parameters, in the same order on each process. A ``grad`` of None counts as one without
-            rows.
+        parameters: Parameters, in the same order on each process. A ``grad`` of None counts as a gradient
+            without rows.
         group: a process group. Default: the default group.
 
     Raises:

@@ -23,8 +23,8 @@ from recfuse.ops.updates import update_of
 def embedding_parameters(model: torch.nn.Module) -> list[Parameter]:
     """Return the Parameters of the embedding tables of a model that optimizers of ``recfuse.optim`` accept.
 
-    Give the other Parameters to an optimizer of torch. For one table of a packed module (``model.emb_l[3]``),
-    the table moves to a Parameter of its own.
+    Give the other Parameters to an optimizer of torch. A single table of a packed module
+    (``model.emb_l[3]``) moves to a separate Parameter.
 
     Args:
         model: a module.
@@ -45,7 +45,7 @@ def embedding_parameters(model: torch.nn.Module) -> list[Parameter]:
 
 
 def dense_tables(model: torch.nn.Module) -> set[int]:
-    """The weights of a model's embedding bags, by id, that have dense gradients."""
+    """Return the ids of the weights of a model's embedding bags that have dense gradients."""
     found: set[int] = set()
     for module in model.modules():
         if isinstance(module, TableHolder):
@@ -59,10 +59,10 @@ def dense_tables(model: torch.nn.Module) -> set[int]:
 
 
 def parameters_of(params: Any, where: str) -> Any:
-    """The argument ``params`` as ``torch.optim.Optimizer`` takes it.
+    """Return the argument ``params`` as ``torch.optim.Optimizer`` takes it.
 
     Raises:
-        ValueError: a module that has Parameters of another kind, which would not be trained, or none.
+        ValueError: a module without tables, or with Parameters of another kind, which would not be trained.
     """
     if isinstance(params, PackedTable):
         return own_parameters([params.place])
@@ -88,8 +88,9 @@ def parameters_of(params: Any, where: str) -> Any:
 
 
 def without_views(params: Any) -> Any:
-    """The ``params`` of a group; weights of packed tables become Parameters that have these tables alone,
-    which stand where the first of them stood.
+    """Return the ``params`` of a group without views of packed matrices.
+
+    Weights of packed tables become Parameters with only these tables, at the position of the first weight.
     """
     entries = [params] if isinstance(params, Tensor) else list(params)
     at = next((number for number, entry in enumerate(entries) if isinstance(entry, TableWeight)), None)
@@ -101,7 +102,7 @@ def without_views(params: Any) -> Any:
 
 
 def check_parameter(parameter: Tensor, where: str) -> None:
-    """Raises unless kernels can update it."""
+    """Raise an error unless kernels can update a Parameter."""
     shape = list(parameter.shape)
     if not parameter.is_leaf or type(parameter) not in (Tensor, Parameter):
         raise ArgumentTypeError(
@@ -123,7 +124,7 @@ def check_parameter(parameter: Tensor, where: str) -> None:
 
 
 def check_has_gradients(parameters: Iterable[Tensor], where: str) -> None:
-    """Raises for Parameters that are updated inside ``backward()`` and so never have a gradient."""
+    """Raise ValueError for Parameters that are updated inside ``backward()``, which never have a gradient."""
     for parameter in parameters:
         update = update_of(parameter)
         if update is None or update.updater.deferred or not parameter.requires_grad:

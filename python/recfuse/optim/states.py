@@ -1,4 +1,4 @@
-"""The states of a ``state_dict``, checked whole before anything is changed by them."""
+"""The states of a ``state_dict``, with all checks before any change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_STEPS = 2**63 - 1
 def states_by_parameter(
     state_dict: Mapping[str, Any], groups: Iterable[Mapping[str, Any]], where: str
 ) -> dict[Any, Mapping[str, Any]]:
-    """The states in a ``state_dict`` as they are: of half-precision Parameters torch rounds them."""
+    """Return the states in a ``state_dict``, without torch's rounding for half-precision Parameters."""
     saved = state_dict.get("state", {})
     if not isinstance(saved, Mapping):
         raise wrong_type(f"{where}: state in the state_dict", saved, "a dict")
@@ -29,8 +29,9 @@ def states_by_parameter(
 
 
 def check_state(state: Any, names: Sequence[str], shape: Sequence[int], where: str) -> None:
-    """Raises unless a state of one Parameter is that of an optimizer which keeps tensors ``names`` of
-    ``shape``: has nothing, or all of them, and a number of steps. ``[rows, 1]`` may be ``[rows]``.
+    """Raise an error unless a state of a Parameter is empty, or has the tensors ``names`` of ``shape``.
+
+    A state with these tensors must also have a number of steps. ``[rows, 1]`` may be ``[rows]``.
     """
     if not isinstance(state, Mapping):
         raise wrong_type(f"{where}: the state of a Parameter", state, "a dict")
@@ -50,7 +51,7 @@ def check_state(state: Any, names: Sequence[str], shape: Sequence[int], where: s
 
 
 def check_step(value: Any, where: str) -> int:
-    """The number of steps in a state as an int; raises unless it is a whole number that can be counted."""
+    """Return the number of steps in a state as an int; raise unless it is a whole number in range."""
     where = f"{where}: step in the state of a Parameter"
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.is_complex() or value.is_meta or value.dtype == torch.bool:

@@ -1,5 +1,6 @@
-"""``step()`` and ``zero_grad()`` without what torch's record of them for its profiler costs: twenty
-microseconds a step, where there is no profiler; and without the compiler's wrapper, where it is not at work.
+"""``step()`` and ``zero_grad()`` without torch's records for its profiler and without the compiler's wrapper.
+
+The records take twenty microseconds per step, even without a profiler.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _recorded_step = Optimizer.profile_hook_step(_step)
 
 
 class Stepping(Optimizer):
-    """What is called in each step."""
+    """The methods that each step calls."""
 
     deferred: bool
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of any optimizer. Tables that ``backward()`` updates have no gradients."""
+        """Reset gradients, as every optimizer. Tables that ``backward()`` updates have no gradients."""
         if torch.compiler.is_dynamo_compiling():
             _uncompiled(Stepping.zero_grad, self, set_to_none)
             return
@@ -48,18 +49,18 @@ class Stepping(Optimizer):
                     return
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Ends a step: of tables that ``backward()`` has updated the step's number is raised; with
-        ``deferred``, it is here that their rows are updated, by ``.grad``.
+        """End a step: increment the number of steps of tables that ``backward()`` has updated.
+
+        With ``deferred``, update the rows of tables with ``.grad``.
 
         Args:
             closure: computes the loss, and calls ``backward()``.
 
         Returns:
-            What ``closure`` returns.
+            The result of ``closure``.
 
         Raises:
-            ValueError: a Parameter has a gradient that is not one of its lookups alone; see
-                :mod:`recfuse.optim`.
+            ValueError: a Parameter has a gradient of other uses than lookups; see :mod:`recfuse.optim`.
         """
         if torch.compiler.is_dynamo_compiling():
             return _uncompiled(Stepping.step, self, closure)
@@ -72,4 +73,4 @@ class Stepping(Optimizer):
             return _recorded_step(self) if closure is None else _recorded_step(self, closure)
         return _step(self, closure)
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch need not wrap it
+    step.hooked = True  # type: ignore[attr-defined]  # keeps torch from wrapping it

@@ -1,6 +1,4 @@
-"""What ``step()`` does: the end of a step whose rows ``backward()`` has updated, and the whole of a deferred
-one.
-"""
+"""The work of ``step()``: the end of a step after ``backward()`` has updated rows, and deferred steps."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from recfuse.optim.surroundings import check_scaler
 
 
 def direct_step(optimizer: Any) -> None:
-    """Checks that ``backward()`` could do all, and raises the number of the step."""
+    """Check that ``backward()`` has made the whole step, and increment the number of steps."""
     where, own = optimizer._where, list(optimizer._own())
     check_scaler(optimizer, where, optimizer._instead)
     _check_steps(optimizer, own)
@@ -37,7 +35,7 @@ def direct_step(optimizer: Any) -> None:
 
 
 def check_gradient(where: str, parameter: Tensor, update: Update) -> None:
-    """Raises where a Parameter that ``backward()`` updates has a gradient of another use."""
+    """Raise ValueError if a Parameter that ``backward()`` updates has a gradient of another use."""
     grad = parameter.grad
     if grad is not None and grad is not update.applied:
         text = (
@@ -52,7 +50,7 @@ def check_gradient(where: str, parameter: Tensor, update: Update) -> None:
 
 @torch.no_grad()
 def deferred_step(optimizer: Any) -> None:
-    """Updates rows by the sparse gradients that are there."""
+    """Update rows with the present sparse gradients."""
     where, own = optimizer._where, list(optimizer._own())
     _check_steps(optimizer, own)
     given = [
@@ -89,12 +87,14 @@ def _check_steps(optimizer: Any, own: list[tuple[Any, Any, Update]]) -> None:
 
 
 def _advance(optimizer: Any, own: list[tuple[Any, Any, Update]], found_inf: Tensor | None = None) -> None:
-    """Raises the number of the step of what was updated, as torch does, Parameter by Parameter. Where only
-    some that share an updater were updated, they part: once all others were counted, since they may join.
+    """Increment the number of steps of updated Parameters, as torch does for each Parameter.
+
+    If only some Parameters of an updater were updated, they get another updater. This happens after all
+    others were counted, because they may then share an updater.
     """
     optimizer._is_checked = False
     for _, parameter, update in own:
-        if update.step_in_state is not None:  # it is old now; state_dict() writes it again
+        if update.step_in_state is not None:  # outdated; state_dict() writes it again
             optimizer.state[parameter] = {k: v for k, v in optimizer.state[parameter].items() if k != "step"}
             update.step_in_state = None
     parted: dict[int, dict[Any, int]] = {}

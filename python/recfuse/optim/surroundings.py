@@ -1,4 +1,4 @@
-"""Wrappers and scalers that wait for gradients which tables do not have, or not as they expect them."""
+"""Checks for wrappers and scalers that expect gradients which tables do not have, or have in another form."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from recfuse.errors import ArgumentValueError
 def check_wrapper(
     parallel: torch.nn.Module, parameters: Sequence[Tensor], where: str, instead: str, deferred: bool
 ) -> None:
-    """Raises where a DistributedDataParallel, whose forward pass calls tables, waits for gradients of
-    ``parameters``: those are updated inside ``backward()``, or have sparse gradients that it does not expect.
+    """Raise ValueError if a DistributedDataParallel that calls tables waits for gradients of ``parameters``.
+
+    These are updated inside ``backward()``, or have sparse gradients that it does not expect.
     """
     if not _waits_for(parallel, {id(parameter) for parameter in parameters}, deferred):
         return
@@ -37,7 +38,7 @@ def check_wrapper(
 
 
 def check_scaler(optimizer: torch.optim.Optimizer, where: str, instead: str) -> None:
-    """Raises where a gradient scaler calls ``step()``, too late for tables that are updated already."""
+    """Raise ValueError if a gradient scaler calls ``step()``, which is too late for updated tables."""
     if hasattr(optimizer, "grad_scale"):  # set by a GradScaler around its call of step()
         raise ArgumentValueError(
             f"{where}: step() is called by a GradScaler. backward() has updated the tables' rows already: "
@@ -46,7 +47,7 @@ def check_scaler(optimizer: torch.optim.Optimizer, where: str, instead: str) -> 
 
 
 def _waits_for(parallel: torch.nn.Module, own: set[int], deferred: bool) -> bool:
-    """Whether it reduces one of the gradients, and does not know that it is sparse."""
+    """Return whether the wrapper reduces a gradient of ``own`` without support for sparse gradients."""
     sparse = [
         id(module.weight)
         for module in parallel.modules()
