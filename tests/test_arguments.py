@@ -30,26 +30,26 @@ def collection():
 @pytest.mark.parametrize(
     ("call", "words"),
     (
-        (lambda: workloads.model("A", seed="x"), "workloads: seed is a str, must be a whole number"),
+        (lambda: workloads.model("A", seed="x"), "workloads: seed is a str; expected a whole number"),
         (lambda: workloads.model("A", seed=1.5), "seed is a float"),
         (lambda: workloads.model("A", seed=None), "seed is a NoneType"),
-        (lambda: workloads.model("A", skew="x"), "skew is a str, must be a number"),
+        (lambda: workloads.model("A", skew="x"), "skew is a str; expected a number"),
         (lambda: workloads.model("A", rows_scale=1.5), "rows_scale is a float"),
         (lambda: model().batch("x", 0), "workloads: size is a str"),
         (lambda: model().batch(True, 0), "workloads: size is a bool"),
         (lambda: model().batch(1, None), "workloads: seed is a NoneType"),
-        (lambda: model().batch(1, 0, torch.int64), "dtype is torch.int64, must be NumPy's int32 or int64"),
+        (lambda: model().batch(1, 0, torch.int64), "dtype is torch.int64; expected NumPy's int32 or int64"),
         (lambda: workloads.batch_sizes(None, 0), "workloads: count is a NoneType"),
-        (lambda: workloads.batch_sizes(1, 0, "x"), "workloads: median is a str, must be a number"),
+        (lambda: workloads.batch_sizes(1, 0, "x"), "workloads: median is a str; expected a number"),
         (lambda: workloads.batch_sizes(1, 0, 1, 1, 1.5), "workloads: maximum is a float"),
         (lambda: traces.generate("high", "x"), "traces: rows is a str"),
         (lambda: traces.generate("high", 100, 1.5), "traces: lookups is a float"),
         (lambda: traces.generate("high", 100, 10, 1.5), "traces: seed is a float"),
         (lambda: traces.bags(TRACE, "x", 1), "traces: batch is a str"),
         (lambda: traces.bags(TRACE, 1, 1.5), "traces: pooling is a float"),
-        (lambda: traces.bags([1.5], 1, 1), "traces: trace is of float64, must be of integers"),
-        (lambda: traces.bags(["a"], 1, 1), "traces: trace is of <U1, must be of integers"),
-        (lambda: traces.bags(None, 1, 1), "traces: trace is a NoneType, must be an array of integers"),
+        (lambda: traces.bags([1.5], 1, 1), "traces: trace is of float64; expected integers"),
+        (lambda: traces.bags(["a"], 1, 1), "traces: trace is of <U1; expected integers"),
+        (lambda: traces.bags(None, 1, 1), "traces: trace is a NoneType; expected an array of integers"),
         (lambda: traces.hottest("x"), "traces: trace is a str"),
         (lambda: traces.hottest(TRACE, 1.5), "traces: count is a float"),
         (lambda: traces.statistics(TRACE, "x"), "traces: rows is a str"),
@@ -59,14 +59,17 @@ def collection():
         (lambda: recfuse.PinnedRows(WEIGHT, rows="x"), "PinnedRows: rows is a str"),
         (lambda: recfuse.PinnedRows(WEIGHT, rows=[1.5]), "PinnedRows: rows is of float64"),
         (lambda: recfuse.PinnedRows(WEIGHT, "x"), "PinnedRows: trace is a str"),
-        (lambda: recfuse.PinnedRows(WEIGHT, statistics="x"), "PinnedRows: statistics is a str, must be what"),
+        (
+            lambda: recfuse.PinnedRows(WEIGHT, statistics="x"),
+            "PinnedRows: statistics is a str; expected the result of recfuse.traces",
+        ),
         (lambda: recfuse.PinnedRows(WEIGHT, [1], l2_fraction="x"), "PinnedRows: l2_fraction is a str"),
         (lambda: recfuse.PinnedRows(WEIGHT, [1], every=1.5), "PinnedRows: every is a float"),
         (lambda: recfuse.tune(EmbeddingBag(9, 2), BATCHES, "x"), "recfuse.tune: budget_s is a str"),
         (lambda: recfuse.tune(EmbeddingBag(9, 2), BATCHES, 0, seed=1.5), "recfuse.tune: seed is a float"),
         (lambda: recfuse.tune(None, BATCHES), "recfuse.tune: module is a NoneType"),
-        (lambda: collection().set_plan([3, 4]), 'schedules[0] is an int, must be a text such as "kind=pool'),
-        (lambda: FusedEmbeddingBagCollection(3), "tables is an int, must be an iterable"),
+        (lambda: collection().set_plan([3, 4]), 'schedules[0] is an int; expected a text such as "kind=pool'),
+        (lambda: FusedEmbeddingBagCollection(3), "tables is an int; expected an iterable"),
         (lambda: FusedEmbeddingBagCollection([Table(3, 2, dtype="float32")]), "dtype of t0 is 'float32'"),
         (lambda: FusedEmbeddingBagCollection([Table(3, 2, dtype=torch.int32)]), "dtype of t0 is torch.int32"),
         (
@@ -85,23 +88,23 @@ def test_what_has_a_wrong_type_is_named(call, words):
 @pytest.mark.parametrize(
     ("call", "words"),
     (
-        (lambda: workloads.model(None), "workloads: name is None, allowed are A, B"),
-        (lambda: workloads.model("A", seed=-1), "workloads: seed is -1, allowed is [0, 2^64 - 1]"),
-        (lambda: workloads.model("A", seed=HUGE), "seed is over 40 digits long, allowed is [0, 2^64 - 1]"),
-        (lambda: model().batch(10**30, 0), "workloads: size is 1000000000000000000000000000000, allowed is"),
-        (lambda: model().batch(1, 0, np.float32), "dtype is float32, allowed are int32 and int64"),
+        (lambda: workloads.model(None), "workloads: name is None; expected A, B"),
+        (lambda: workloads.model("A", seed=-1), "workloads: seed is -1; expected [0, 2^64 - 1]"),
+        (lambda: workloads.model("A", seed=HUGE), "seed is over 40 digits long; expected [0, 2^64 - 1]"),
+        (lambda: model().batch(10**30, 0), "workloads: size is 1000000000000000000000000000000; expected"),
+        (lambda: model().batch(1, 0, np.float32), "dtype is float32; expected int32 or int64"),
         (lambda: workloads.batch_sizes(-1, 0), "workloads: count is -1"),
         (lambda: workloads.batch_sizes(1, 0, float("nan")), "median is nan"),
         (lambda: traces.generate(None), "traces: hotness is None"),
-        (lambda: traces.generate("high", 0), "traces: rows is 0, allowed is [1, 2147483646]"),
+        (lambda: traces.generate("high", 0), "traces: rows is 0; expected [1, 2147483646]"),
         (lambda: traces.bags(TRACE, 10**30, 1), "traces: batch is 1000"),
-        (lambda: traces.bags([], 1, 1), "must be one-dimensional and not empty"),
+        (lambda: traces.bags([], 1, 1), "expected one dimension that is not empty"),
         (lambda: traces.hottest(TRACE, -1), "traces: count is -1"),
         (lambda: traces.statistics(TRACE, -1), "traces: rows is -1"),
         (lambda: traces.statistics([[1]]), "traces: trace has the shape (1, 1)"),
         (
             lambda: recfuse.PinnedRows(WEIGHT[0], [1]),
-            "PinnedRows: weight has shape [2], must have [rows, dim]",
+            "PinnedRows: weight has shape [2]; expected [rows, dim]",
         ),
         (lambda: recfuse.PinnedRows(WEIGHT, [1], every=0), "PinnedRows: every is 0"),
         (lambda: recfuse.tune(EmbeddingBag(9, 2), BATCHES, float("nan")), "recfuse.tune: budget_s is nan"),
@@ -119,7 +122,7 @@ def test_what_has_a_wrong_value_is_named(call, words):
 def test_a_plan_says_what_it_is_for(module):
     plan = recfuse.tune(EmbeddingBag(9, 2, mode="sum"), BATCHES, 0)
     for call in (plan.apply, plan.matches, lambda given: plan.drift(BATCHES, given or 3)):
-        with pytest.raises(ArgumentTypeError, match=r"module is an? .*must be a recfuse\.nn\.EmbeddingBag"):
+        with pytest.raises(ArgumentTypeError, match=r"module is an? .*expected a recfuse\.nn\.EmbeddingBag"):
             call(module)
     assert plan.matches(EmbeddingBag(9, 2, mode="sum")) and isinstance(plan, Plan)
 

@@ -123,7 +123,7 @@ def test_two_dimensional_input():
     check(table, weight, mode="sum", per_sample_weights=torch.rand(5, 4))
     assert torch.equal(recfuse.embedding_bag(table[:, :0], weight), torch.zeros(5, 6))
     assert recfuse.embedding_bag(table[:0], weight).shape == (0, 6)
-    with pytest.raises(IndexError, match=r"input\[5\] is 30, must lie in \[0, 30\)"):
+    with pytest.raises(IndexError, match=r"input\[5\] is 30; expected \[0, 30\)"):
         recfuse.embedding_bag(torch.tensor([[1, 2, 3], [4, 5, 30]]), weight, max_norm=1.0)
 
 
@@ -136,9 +136,9 @@ def test_the_operator_without_offsets():
         ends = torch.arange(0, 201, 4)
         want = operator(weight, table.reshape(-1), ends, mode, None, True)
         assert torch.equal(operator(weight, table, None, mode), want)
-    with pytest.raises(RuntimeError, match="indices has 1 dimensions, must have 2"):
+    with pytest.raises(RuntimeError, match="indices has 1 dimensions; expected 2"):
         operator(weight, table.reshape(-1), None)
-    with pytest.raises(RuntimeError, match="include_last_offset is True without offsets, must be False"):
+    with pytest.raises(RuntimeError, match="include_last_offset is True without offsets; expected False"):
         operator(weight, table, None, "sum", None, True)
     with pytest.raises(RuntimeError, match=r"indices\[7\] is 30, for feature 0, bag 1"):
         operator(weight, torch.tensor([[1, 2, 3, 4], [5, 6, 7, 30]]), None)

@@ -245,8 +245,8 @@ def test_sparse_gradients_of_max_are_refused():
 @pytest.mark.parametrize(
     ("change", "words"),
     (
-        ({"weights": None}, "weights is a NoneType, must be a list"),
-        ({"weights": "abc"}, "weights is a str, must be a list"),
+        ({"weights": None}, "weights is a NoneType; expected a list"),
+        ({"weights": "abc"}, "weights is a str; expected a list"),
         ({"weights": [1]}, r"weights\[0\] is an int"),
         ({"features": None}, "features is a NoneType"),
         ({"indices": [1]}, "indices is a list"),

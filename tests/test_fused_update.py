@@ -348,7 +348,7 @@ WRONG = {
     "double weights": ({"weights": lambda w: [w.double()]}, TypeError, "weights is float64"),
     "half states": ({"states": lambda w: [w.half()]}, ValueError, r"states is float16.*float32 \["),
     "states of a row": ({"states": lambda w: [w[:, 0].contiguous()]}, ValueError, "states is float32"),
-    "few states": ({"states": _no}, ValueError, "0 tensors, must have 1"),
+    "few states": ({"states": _no}, ValueError, "0 tensors; expected 1"),
     "another optimizer": ({"optimizer": lambda w: 4}, ValueError, "optimizer is 4"),
     "double numbers": ({"numbers": lambda w: torch.zeros(8).double()}, ValueError, r"float32 \[8\]"),
     "few numbers": ({"numbers": lambda w: torch.zeros(7)}, ValueError, r"numbers .*float32 \[8\]"),
@@ -357,7 +357,7 @@ WRONG = {
     "factors": ({"per_sample_weights": lambda w: torch.zeros(3)}, ValueError, "per_sample_weights"),
     "winners": ({"winners": lambda w: torch.zeros(7, 3).long()}, ValueError, "winners"),
     "features": ({"features": lambda w: torch.zeros(3, 6).long()}, ValueError, "features"),
-    "too few weights": ({"weights": _no, "states": _no}, ValueError, "weight 0; there are 0"),
+    "too few weights": ({"weights": _no, "states": _no}, ValueError, "weight 0; expected one of 0"),
     "another dim": (
         {"weights": lambda w: [w.view(-1, 4)], "states": lambda w: [w.view(-1, 4)]},
         ValueError,
@@ -382,9 +382,9 @@ def test_wrong_arguments(name):
 WRONG_ROWS = {
     "strided weight": ({"weight": _wide(torch.empty(5, 4))}, "contiguous"),
     "int32 rows": ({"rows": torch.zeros(2).int()}, "rows is int32"),
-    "other sums": ({"sums": torch.zeros(3, 4)}, r"sums .*must be \[2, 4\]"),
-    "narrow sums": ({"sums": torch.zeros(2, 3)}, r"sums .*must be \[2, 4\]"),
-    "states": ({"states": [torch.zeros(5, 4)] * 2}, "2 tensors, must have 1"),
+    "other sums": ({"sums": torch.zeros(3, 4)}, r"sums .*expected \[2, 4\]"),
+    "narrow sums": ({"sums": torch.zeros(2, 3)}, r"sums .*expected \[2, 4\]"),
+    "states": ({"states": [torch.zeros(5, 4)] * 2}, "2 tensors; expected 1"),
     "a state": ({"states": [torch.zeros(5, 3)]}, r"float32 \[5, 4\]"),
     "seed": ({"optimizer": -1}, "optimizer is -1"),
 }

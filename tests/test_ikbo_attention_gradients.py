@@ -429,6 +429,9 @@ def test_torchs_kernel_takes_what_it_is_given(monkeypatch):
                 assert [one.shape for one in found] == [q.shape, keys.shape, keys.shape]
                 assert all(one.dtype == dtype for one in found)
     double = torch.zeros(2, 2, 8, dtype=torch.float64)
-    with pytest.raises(NotImplementedError, match=r"^recfuse\.ikbo_attention: gradients of float64 on a GPU"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"^recfuse\.ikbo_attention: q is float64 on a GPU, for which there are no gradients",
+    ):
         given = double, None, double, double[None], double[None], MAP[:2], double, double[..., 0]
         backward._on_cuda(*given, 1.0, None, None)

@@ -40,7 +40,7 @@ def test_concatenated_of_nothing_and_of_bad_maps():
     for features in ((5, 3), (0, 3)):
         problem = Problem(Case(n=None, features=features))
         problem.maps[0][3] = 4
-        with pytest.raises(IndexError, match=r"cand_to_user\[3\] is 4; allowed is 0 to 3"):
+        with pytest.raises(IndexError, match=r"cand_to_user\[3\] is 4; expected 0 to 3"):
             problem.run(path="concatenated")
 
 

@@ -146,47 +146,59 @@ def at(position, value, dtype=torch.int64):
 
 
 BAD_CALLS = {
-    "w_user's type": ({"w_user": WEIGHT.long()}, TypeError, "w_user is int64, must be float16, bfloat16"),
+    "w_user's type": ({"w_user": WEIGHT.long()}, TypeError, "w_user is int64; expected float16, bfloat16"),
     "w_user complex": ({"w_user": WEIGHT.cfloat()}, TypeError, "w_user is complex64"),
     "w_cand's type": (
         {"w_cand": WEIGHT.half()},
         TypeError,
-        "w_cand is float16, must be float32 as the first",
+        "w_cand is float16; expected float32 as the first",
     ),
     "x_cand's type": ({"x_cand": CANDIDATES.double()}, TypeError, "x_cand is float64"),
     "bias' type": ({"bias": torch.zeros(7).half()}, TypeError, "bias is float16"),
-    "w_user's dimensions": ({"w_user": WEIGHT[0]}, ValueError, "w_user has 1 dimensions, must have 2"),
-    "w_cand's rows": ({"w_cand": WEIGHT[:3]}, ValueError, "w_cand has 3 rows, must have 7"),
-    "x_user's dimensions": ({"x_user": USERS[0, 0]}, ValueError, r"x_user is float32 \[6\], must be \[items"),
+    "w_user's dimensions": ({"w_user": WEIGHT[0]}, ValueError, "w_user has 1 dimensions; expected 2"),
+    "w_cand's rows": ({"w_cand": WEIGHT[:3]}, ValueError, "w_cand has 3 rows; expected 7"),
+    "x_user's dimensions": (
+        {"x_user": USERS[0, 0]},
+        ValueError,
+        r"x_user is float32 \[6\]; expected \[items",
+    ),
     "x_cand's dimensions": ({"x_cand": CANDIDATES[..., 0]}, ValueError, "of as many dimensions as the first"),
     "x_user's k": (
         {"x_user": USERS[:, :3]},
         ValueError,
-        r"x_user is float32 \[4, 3, 6\], must be \[items, 5",
+        r"x_user is float32 \[4, 3, 6\]; expected \[items, 5",
     ),
     "x_cand's k": ({"x_cand": CANDIDATES[:, 1:]}, ValueError, r"x_cand .* w_cand has so many columns"),
-    "x_cand's n": ({"x_cand": CANDIDATES[..., 1:]}, ValueError, "n is one for all inputs"),
-    "map's type": ({"cand_to_user": MAP.short()}, TypeError, "cand_to_user is int16, must be int32 or int64"),
+    "x_cand's n": ({"x_cand": CANDIDATES[..., 1:]}, ValueError, "all inputs have one n"),
+    "map's type": (
+        {"cand_to_user": MAP.short()},
+        TypeError,
+        "cand_to_user is int16; expected int32 or int64",
+    ),
     "map's float": ({"cand_to_user": MAP.float()}, TypeError, "cand_to_user is float32"),
-    "map's length": ({"cand_to_user": MAP[:8]}, ValueError, "cand_to_user has 8 elements, must have one for"),
+    "map's length": (
+        {"cand_to_user": MAP[:8]},
+        ValueError,
+        "cand_to_user has 8 elements; expected an element for",
+    ),
     "map's dimensions": ({"cand_to_user": MAP[:, None]}, ValueError, "cand_to_user has 2 dimensions"),
-    "bias' length": ({"bias": torch.zeros(6)}, ValueError, "bias has 6 elements, must have the 7 rows"),
+    "bias' length": ({"bias": torch.zeros(6)}, ValueError, "bias has 6 elements; expected the 7 rows"),
     "bias' dimensions": ({"bias": torch.zeros(7, 1)}, ValueError, "bias has 2 dimensions"),
     "activation": (
         {"activation": "tanh"},
         ValueError,
-        'activation is "tanh", must be "none", "relu", "gelu"',
+        'activation is "tanh"; expected "none", "relu", "gelu"',
     ),
-    "path": ({"path": "quick"}, ValueError, 'path is "quick", must be "decomposed", "aligned", "broadcast"'),
+    "path": ({"path": "quick"}, ValueError, 'path is "quick"; expected "decomposed", "aligned", "broadcast"'),
     "fused": ({"path": "fused"}, NotImplementedError, 'path is "fused", which is a kernel of GPUs'),
     "bounds_check": ({"bounds_check": "maybe"}, ValueError, "bounds_check is"),
-    "no tensor": ({"x_cand": [1.0]}, TypeError, "x_cand is a list, must be a torch.Tensor"),
+    "no tensor": ({"x_cand": [1.0]}, TypeError, "x_cand is a list; expected a torch.Tensor"),
     "no weight": ({"w_user": None}, TypeError, "w_user is a NoneType"),
-    "index above": ({"cand_to_user": at(3, 4)}, IndexError, r"cand_to_user\[3\] is 4; allowed is 0 to 3"),
-    "index below": ({"cand_to_user": at(8, -1)}, IndexError, r"cand_to_user\[8\] is -1; allowed is 0 to 3"),
+    "index above": ({"cand_to_user": at(3, 4)}, IndexError, r"cand_to_user\[3\] is 4; expected 0 to 3"),
+    "index below": ({"cand_to_user": at(8, -1)}, IndexError, r"cand_to_user\[8\] is -1; expected 0 to 3"),
     "index int32": ({"cand_to_user": at(0, 2**31 - 1, torch.int32)}, IndexError, r"\[0\] is 2147483647"),
     "index huge": ({"cand_to_user": at(0, 2**63 - 1)}, IndexError, r"\[0\] is 9223372036854775807"),
-    "no user": ({"x_user": USERS[:0]}, IndexError, "no index is allowed, since x_user has 0 items"),
+    "no user": ({"x_user": USERS[:0]}, IndexError, "no index is valid, since x_user has 0 items"),
 }
 
 
@@ -208,7 +220,7 @@ def test_bad_contents_of_a_chain_name_their_map(path):
         problem.maps[level] = good.clone()
         problem.maps[level][position] = value
         text = (
-            rf"^recfuse\.ikbo_linear_chain: maps\[{level}\]\[{position}\] is {value}; allowed is 0 to {most},"
+            rf"^recfuse\.ikbo_linear_chain: maps\[{level}\]\[{position}\] is {value}; expected 0 to {most},"
         )
         with pytest.raises(IndexError, match=text):
             problem.run(path=path)
@@ -219,19 +231,19 @@ def test_bad_contents_of_a_chain_name_their_map(path):
 def test_bad_chains():
     weights, inputs, maps = [WEIGHT, WEIGHT], [USERS, CANDIDATES], [MAP]
     for given, words in (
-        (([WEIGHT], [USERS], []), "weights has 1 tensors, must have 2 to 4"),
-        (([], [], []), "weights has 0 tensors, must have 2 to 4"),
+        (([WEIGHT], [USERS], []), "weights has 1 tensors; expected 2 to 4"),
+        (([], [], []), "weights has 0 tensors; expected 2 to 4"),
         (([WEIGHT] * 5, [USERS] * 5, [MAP] * 4), "weights has 5 tensors"),
-        ((weights, [USERS], maps), "inputs has 1 tensors, must have 2: one for each level$"),
-        ((weights, inputs, []), "maps has 0 tensors, must have 1: one for each level but the first"),
-        ((weights, inputs, [MAP, MAP]), "maps has 2 tensors, must have 1"),
+        ((weights, [USERS], maps), "inputs has 1 tensors; expected 2, a tensor for each level$"),
+        ((weights, inputs, []), "maps has 0 tensors; expected 1, a tensor for each level but the first"),
+        ((weights, inputs, [MAP, MAP]), "maps has 2 tensors; expected 1"),
         ((weights, [USERS, CANDIDATES[:, :4]], maps), r"inputs\[1\] is float32 \[9, 4, 6\]"),
     ):
         with pytest.raises(ValueError, match=rf"^recfuse\.ikbo_linear_chain: .*{words}"):
             recfuse.ikbo_linear_chain(*given)
         with pytest.raises(ValueError, match=words):
             recfuse.ikbo_linear_chain(*given, bias=torch.zeros(7, requires_grad=True))
-    with pytest.raises(TypeError, match=r"maps\[0\] is an int, must be a torch.Tensor"):
+    with pytest.raises(TypeError, match=r"maps\[0\] is an int; expected a torch.Tensor"):
         recfuse.ikbo_linear_chain(weights, inputs, [3])
 
 
@@ -460,5 +472,5 @@ def test_fakes_raise_where_the_kernel_would():
         ):
             with pytest.raises(RuntimeError):
                 OPS.ikbo_linear(*bad)
-        with pytest.raises(RuntimeError, match="must be 2 to 4 weights"):
+        with pytest.raises(RuntimeError, match="expected 2 to 4 weights"):
             OPS.ikbo_linear_chain([weight], [users], [])

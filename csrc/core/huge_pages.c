@@ -39,7 +39,7 @@ void rf__huge_pages_ask(void *data, int64_t bytes) {
 
 rf_status rf_advise_huge_pages(void *data, int64_t bytes) {
     RF_FAIL_IF(bytes < 0 || (data == NULL && bytes > 0), RF_ERR_VALUE,
-               "recfuse.advise_huge_pages: %" PRId64 " bytes at %p; a buffer is allowed", bytes, data);
+               "recfuse.advise_huge_pages: %" PRId64 " bytes are at %p; expected a buffer", bytes, data);
 #ifdef MADV_HUGEPAGE
     uintptr_t first, end;
     if (!pages_inside(data, bytes, &first, &end)) return RF_OK;

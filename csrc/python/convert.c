@@ -34,7 +34,7 @@ PyArrayObject *rf__py_array(PyObject *object, int type, int dimensions, const ch
                      "%s: %s is of %S, which cannot be converted safely to %S", function, argument,
                      PyArray_DESCR(given), descr);
     RF__PY_REFUSE_IF(PyArray_NDIM(given) != dimensions, PyExc_ValueError,
-                     "%s: %s has %d dimensions, needed is an array of %d", function, argument,
+                     "%s: %s has %d dimensions; expected an array of %d", function, argument,
                      PyArray_NDIM(given), dimensions);
     Py_INCREF(descr); /* PyArray_FromArray takes a reference */
     array = (PyArrayObject *)PyArray_FromArray(given, descr, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);

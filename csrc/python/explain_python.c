@@ -148,7 +148,7 @@ RF__PY_METHOD(
     gpu.shared_per_sm = shared_per_sm;
     gpu.reserved_shared_per_block = reserved;
     if (registers < 1 || threads < 1)
-        return PyErr_Format(PyExc_ValueError, "occupancy: %d registers and %d threads; expected 1 or more",
+        return PyErr_Format(PyExc_ValueError, "occupancy: registers is %d and threads %d; expected 1 or more",
                             registers, threads);
     return PyLong_FromLongLong(rf__occupancy(&gpu, registers, (threads + 31) / 32 * 32, shared));
 }

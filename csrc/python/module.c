@@ -14,9 +14,10 @@ static PyMethodDef methods[] = {
 static int module_exec(PyObject *module) {
     (void)module;
     if (strcmp(rf_version(), RECFUSE_VERSION) != 0) {
-        PyErr_Format(PyExc_ImportError,
-                     "recfuse._C is of version %s, librecfuse.so of %s; install one package", RECFUSE_VERSION,
-                     rf_version());
+        PyErr_Format(
+            PyExc_ImportError,
+            "recfuse._C is of version %s, librecfuse.so of %s; expected one version. Install one package.",
+            RECFUSE_VERSION, rf_version());
         return -1;
     }
     import_array1(-1);

@@ -8,7 +8,7 @@ RF__PY_METHOD(permutation,
     unsigned long long seed;
     if (!PyArg_ParseTuple(arguments, "LK:permutation", &count, &seed)) return NULL;
     if (count < 0 || count > INT32_MAX)
-        return PyErr_Format(PyExc_ValueError, "permutation: count is %lld, allowed is [0, 2^31)", count);
+        return PyErr_Format(PyExc_ValueError, "permutation: count is %lld; expected [0, 2^31)", count);
     PyArrayObject *order = rf__py_new(NPY_INT64, (npy_intp)count, -1);
     if (order == NULL) return NULL;
     rf__random random = rf__random_stream(seed, RF__FOR_PERMUTATION, 0);
@@ -22,7 +22,7 @@ RF__PY_METHOD(uniform, "uniform(count: int, bound: int, seed: int) -> int64 [cou
     if (!PyArg_ParseTuple(arguments, "LLK:uniform", &count, &bound, &seed)) return NULL;
     if (count < 0 || bound < 1 || bound > INT32_MAX)
         return PyErr_Format(PyExc_ValueError,
-                            "uniform: count is %lld and bound is %lld, allowed are >= 0 and [1, 2^31)", count,
+                            "uniform: count is %lld and bound is %lld; expected >= 0 and [1, 2^31)", count,
                             bound);
     PyArrayObject *numbers = rf__py_new(NPY_INT64, (npy_intp)count, -1);
     if (numbers == NULL) return NULL;

@@ -17,8 +17,8 @@ RF__PY_METHOD(trace_curve,
         goto out;
     const npy_intp points = PyArray_DIM(ranks, 0), count = PyArray_DIM(positions, 0);
     RF__PY_REFUSE_IF(points != PyArray_DIM(counts, 0), PyExc_ValueError,
-                     "trace_curve: %zd ranks and %zd counts, needed are as many", (Py_ssize_t)points,
-                     (Py_ssize_t)PyArray_DIM(counts, 0));
+                     "trace_curve: %zd ranks and %zd counts are given; expected equal numbers",
+                     (Py_ssize_t)points, (Py_ssize_t)PyArray_DIM(counts, 0));
     if ((values = rf__py_new(NPY_DOUBLE, count, -1)) == NULL) goto out;
     status = rf__trace_curve(PyArray_DATA(ranks), PyArray_DATA(counts), points, PyArray_DATA(positions),
                              count, PyArray_DATA(values));
@@ -45,7 +45,7 @@ RF__PY_METHOD(trace_times, "trace_times(counts: int64 [rows], length: float, bur
     npy_intp total = 0;
     for (npy_intp row = 0; row < n_rows; row++) {
         RF__PY_REFUSE_IF(counts[row] < 0 || counts[row] > NPY_MAX_INTP / 16 - total, PyExc_ValueError,
-                         "trace_times: counts[%zd] is %lld, allowed is >= 0, and a sum that memory holds",
+                         "trace_times: counts[%zd] is %lld; expected >= 0, and a sum that memory holds",
                          (Py_ssize_t)row, (long long)counts[row]);
         total += (npy_intp)counts[row];
     }
@@ -68,7 +68,7 @@ RF__PY_METHOD(trace_reuse,
     PyArrayObject *array = rf__py_array(object, NPY_INT64, 1, function, "rows");
     if (array == NULL) return NULL;
     const npy_intp lookups = PyArray_DIM(array, 0);
-    RF__PY_REFUSE_IF(n_rows < 0, PyExc_ValueError, "trace_reuse: n_rows is %lld, allowed is >= 0", n_rows);
+    RF__PY_REFUSE_IF(n_rows < 0, PyExc_ValueError, "trace_reuse: n_rows is %lld; expected >= 0", n_rows);
     gaps = rf__py_new(NPY_INT64, lookups, -1);
     distances = rf__py_new(NPY_INT64, lookups, -1);
     if (gaps == NULL || distances == NULL) goto out;

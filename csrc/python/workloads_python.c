@@ -9,7 +9,7 @@ static const rf__workload_group *as_groups(PyObject *object, const char *functio
     *array = rf__py_array(object, NPY_DOUBLE, 2, function, "groups");
     if (*array == NULL) return NULL;
     if (PyArray_DIM(*array, 1) == fields) return PyArray_DATA(*array);
-    PyErr_Format(PyExc_ValueError, "%s: groups has %zd columns, needed are %zd", function,
+    PyErr_Format(PyExc_ValueError, "%s: groups has %zd columns; expected %zd", function,
                  (Py_ssize_t)PyArray_DIM(*array, 1), (Py_ssize_t)fields);
     return NULL;
 }
@@ -25,7 +25,7 @@ RF__PY_METHOD(workload_lengths,
     if (!PyArg_ParseTuple(arguments, "OLK:workload_lengths", &object, &batch, &seed)) return NULL;
     const rf__workload_group *groups = as_groups(object, function, &array);
     if (groups == NULL) goto out;
-    RF__PY_REFUSE_IF(batch < 0, PyExc_ValueError, "workload_lengths: batch is %lld, allowed is >= 0", batch);
+    RF__PY_REFUSE_IF(batch < 0, PyExc_ValueError, "workload_lengths: batch is %lld; expected >= 0", batch);
     const npy_intp n_groups = PyArray_DIM(array, 0);
     if ((lengths = rf__py_new(NPY_INT32, n_groups, (npy_intp)batch)) == NULL) goto out;
     RF__PY_UNLOCKED(status = rf__workload_lengths(groups, n_groups, batch, seed, PyArray_DATA(lengths)));
@@ -53,7 +53,7 @@ RF__PY_METHOD(workload_indices,
     if (length_array == NULL) goto out;
     const npy_intp n_groups = PyArray_DIM(group_array, 0), batch = PyArray_DIM(length_array, 1);
     RF__PY_REFUSE_IF(PyArray_DIM(length_array, 0) != n_groups, PyExc_ValueError,
-                     "workload_indices: lengths has %zd rows, there are %zd groups",
+                     "workload_indices: lengths has %zd rows; expected %zd, as groups has",
                      (Py_ssize_t)PyArray_DIM(length_array, 0), (Py_ssize_t)n_groups);
     const int32_t *lengths = PyArray_DATA(length_array);
     double total = 0; /* in double: a sum that no array can hold must not wrap */
@@ -79,8 +79,7 @@ RF__PY_METHOD(
     unsigned long long seed;
     if (!PyArg_ParseTuple(arguments, "ddLKL:batch_sizes", &median, &spread, &maximum, &seed, &count))
         return NULL;
-    if (count < 0)
-        return PyErr_Format(PyExc_ValueError, "batch_sizes: count is %lld, allowed is >= 0", count);
+    if (count < 0) return PyErr_Format(PyExc_ValueError, "batch_sizes: count is %lld; expected >= 0", count);
     PyArrayObject *sizes = rf__py_new(NPY_INT64, (npy_intp)count, -1);
     if (sizes == NULL) return NULL;
     const rf_status status =

@@ -24,7 +24,7 @@ rf_status rf__call_host_tensor(rf__call *call, int argument, int64_t dim, rf__te
 
 static rf_status temporary_slot(rf__call *call, AtenTensorHandle **slot) {
     RF_FAIL_IF(call->n_temporaries == RF__MAX_TEMPORARIES, RF_ERR_INTERNAL,
-               "more than %d copies of arguments", RF__MAX_TEMPORARIES);
+               "a call has more than %d copies of arguments", RF__MAX_TEMPORARIES);
     *slot = &call->temporaries[call->n_temporaries++];
     return RF_OK;
 }
@@ -85,7 +85,7 @@ static rf_status integers_read(rf__call *call, const char *argument, AtenTensorH
     RF_CHECK(rf__tensor_read(argument, handle, dim, call->device, &tensor));
     *type = tensor.dtype == aoti_torch_dtype_int64() ? RF_INT64 : RF_INT32;
     RF_FAIL_IF(*type == RF_INT32 && tensor.dtype != aoti_torch_dtype_int32(), RF_ERR_TYPE,
-               "%s is %s, must be int32 or int64", tensor.argument, rf__torch_dtype_name(tensor.dtype));
+               "%s is %s; expected int32 or int64", tensor.argument, rf__torch_dtype_name(tensor.dtype));
     RF_CHECK(rf__call_contiguous(call, &tensor, tensor.dtype));
     *data = tensor.data;
     memcpy(sizes, tensor.sizes, (size_t)dim * sizeof *sizes);
@@ -113,7 +113,8 @@ rf_status rf__call_text(rf__call *call, int argument, const char **text) {
     RF__TORCH_CHECK(torch_string_c_str(string, text));
     RF__TORCH_CHECK(torch_string_length(string, &length));
     RF_FAIL_IF(strlen(*text) != length, RF_ERR_VALUE,
-               "%s is \"%s\" with a zero byte behind it, must have none", name_of(call, argument), *text);
+               "%s is \"%s\" with a zero byte after it; expected no zero byte", name_of(call, argument),
+               *text);
     return RF_OK;
 }
 
@@ -132,7 +133,7 @@ rf_status rf__call_choice(rf__call *call, int argument, const char *const *choic
                                    : choices[i + 1] == NULL ? " or "
                                                             : ", ",
                                    choices[i]);
-    return rf__fail(RF_ERR_VALUE, "%s is \"%s\", must be %s", name_of(call, argument), text, allowed);
+    return rf__fail(RF_ERR_VALUE, "%s is \"%s\"; expected %s", name_of(call, argument), text, allowed);
 }
 
 rf_status rf__call_bounds_check(rf__call *call, int argument, bool *check) {
@@ -145,20 +146,20 @@ rf_status rf__call_bounds_check(rf__call *call, int argument, bool *check) {
 
 rf_status rf__dtype_read(const rf__tensor *tensor, bool first, const char *like, rf_dtype *dtype) {
     if (!first && tensor->dtype == rf__torch_dtype(*dtype)) return RF_OK;
-    RF_FAIL_IF(!first, RF_ERR_TYPE, "%s is %s, must be %s as %s", tensor->argument,
+    RF_FAIL_IF(!first, RF_ERR_TYPE, "%s is %s; expected %s as %s", tensor->argument,
                rf__torch_dtype_name(tensor->dtype), rf__torch_dtype_name(rf__torch_dtype(*dtype)), like);
     for (*dtype = RF_FLOAT32; *dtype <= RF_FLOAT64; ++*dtype)
         if (tensor->dtype == rf__torch_dtype(*dtype)) return RF_OK;
-    return rf__fail(RF_ERR_TYPE, "%s is %s, must be float16, bfloat16, float32 or float64", tensor->argument,
+    return rf__fail(RF_ERR_TYPE, "%s is %s; expected float16, bfloat16, float32 or float64", tensor->argument,
                     rf__torch_dtype_name(tensor->dtype));
 }
 
 rf_status rf__call_prefetch_distance(rf__call *call, int argument, int32_t *distance) {
     const int64_t value = call->values[argument].integer;
-    RF_FAIL_IF(value < -1 || value > INT32_MAX, RF_ERR_VALUE,
-               "prefetch_distance is %lld, must be -1 (a good default), 0 (no prefetching) or a number of "
-               "lookups",
-               (long long)value);
+    RF_FAIL_IF(
+        value < -1 || value > INT32_MAX, RF_ERR_VALUE,
+        "prefetch_distance is %lld; expected -1 (a good default), 0 (no prefetching) or a number of lookups",
+        (long long)value);
     *distance = (int32_t)value;
     return RF_OK;
 }
@@ -171,7 +172,7 @@ rf_status rf__call_sample_weights(rf__call *call, int argument, int64_t lookups,
     RF_CHECK(rf__call_tensor(call, argument, 1, &tensor));
     RF_CHECK(rf__tensor_dtype(&tensor, &dtype));
     RF_FAIL_IF(tensor.sizes[0] != lookups, RF_ERR_VALUE,
-               "%s has %lld elements, must have one for each of the %lld indices", tensor.argument,
+               "%s has %lld elements; expected a weight for each of the %lld indices", tensor.argument,
                (long long)tensor.sizes[0], (long long)lookups);
     RF_CHECK(rf__call_contiguous(call, &tensor, aoti_torch_dtype_float32()));
     *weights = tensor.data;

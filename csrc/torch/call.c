@@ -138,7 +138,7 @@ static rf_status none_refuse(const rf__call *call, rf_status status) {
         bool is_defined = true;
         if (type.kind == RF__TENSOR && !type.list && call->values[i].given)
             aoti_torch_is_defined(call->values[i].tensor, &is_defined);
-        RF_FAIL_IF(!is_defined, RF_ERR_TYPE, "%s is None, must be a tensor", signature->names[i]);
+        RF_FAIL_IF(!is_defined, RF_ERR_TYPE, "%s is None; expected a tensor", signature->names[i]);
     }
     return status;
 }

@@ -39,9 +39,9 @@ static rf_status torch_cuda_get(const torch_cuda **cuda) {
     RF_FAIL_IF(all.current_stream == NULL || all.create_stream_guard == NULL ||
                    all.delete_stream_guard == NULL,
                RF_ERR_UNSUPPORTED,
-               "this torch has no CUDA streams that recfuse can find (libtorch_cuda.so "
-               "with aoti_torch_get_current_cuda_stream); install a CUDA build of "
-               "torch 2.11 or newer, or move the tensors to the CPU");
+               "this torch has no CUDA streams that recfuse can find (libtorch_cuda.so with "
+               "aoti_torch_get_current_cuda_stream). Install a CUDA build of torch 2.11 or newer, or move "
+               "the tensors to the CPU.");
     pthread_mutex_lock(&finding);
     if (!atomic_load_explicit(&found, memory_order_relaxed)) functions = all;
     atomic_store_explicit(&found, true, memory_order_release);
@@ -75,7 +75,7 @@ rf_status rf__call_efficient_attention(aoti_torch_cuda__efficient_attention_forw
     RF_CHECK(torch_cuda_get(&cuda));
     RF_FAIL_IF(cuda->efficient_attention == NULL, RF_ERR_UNSUPPORTED,
                "this torch has no memory-efficient attention that recfuse can find (libtorch_cuda.so with "
-               "aoti_torch_cuda__efficient_attention_forward); use float16 or bfloat16, or the CPU");
+               "aoti_torch_cuda__efficient_attention_forward). Use float16 or bfloat16, or the CPU.");
     *function = cuda->efficient_attention;
     return RF_OK;
 }

@@ -4,8 +4,8 @@
 
 static rf_status check(rf__call *call) {
     const int64_t device = call->values[0].integer;
-    RF_FAIL_IF(device < 0 || device > INT32_MAX, RF_ERR_VALUE, "device is %lld, must be the ordinal of a GPU",
-               (long long)device);
+    RF_FAIL_IF(device < 0 || device > INT32_MAX, RF_ERR_VALUE,
+               "device is %lld; expected the ordinal of a GPU", (long long)device);
     return rf_cuda_check((int32_t)device);
 }
 

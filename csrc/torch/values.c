@@ -109,8 +109,8 @@ static rf_status memory_check(const rf__tensor *tensor, bool has_data) {
         return RF_OK; /* not strided */
     needs = (first + last + 1) * (int64_t)aoti_torch_dtype_element_size(tensor->dtype);
     RF_FAIL_IF(!has_data || needs > has, RF_ERR_VALUE,
-               "%s has no memory for its elements: they need %lld bytes of its storage, which has %lld; was "
-               "the storage freed or resized?",
+               "%s has no memory for its elements, which need %lld bytes of its storage, but it has %lld. "
+               "Keep the storage until the call, and do not resize it.",
                tensor->argument, (long long)needs, (long long)has);
     return RF_OK;
 }
@@ -148,14 +148,14 @@ rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t
     tensor->argument = argument;
     RF_CHECK(rf__tensor_device(handle, &tensor->device));
     RF_FAIL_IF(tensor->device.type != device.type || tensor->device.index != device.index, RF_ERR_VALUE,
-               "%s is %s, other arguments are %s; move all tensors to one device", argument,
+               "%s is %s, other arguments are %s. Move all tensors to one device.", argument,
                rf__device_is_cpu(tensor->device)    ? "on the CPU"
                : tensor->device.type == device.type ? "on another GPU"
                                                     : "not on the CPU",
                rf__device_is_cpu(device) ? "on the CPU" : "on a GPU");
     RF_CHECK(tensor_look(handle, tensor));
     RF_FAIL_IF(dim != RF__ANY_DIM && tensor->dim != dim, RF_ERR_VALUE,
-               "%s has %lld dimensions, must have %lld", argument, (long long)tensor->dim, (long long)dim);
+               "%s has %lld dimensions; expected %lld", argument, (long long)tensor->dim, (long long)dim);
     return memory_check(tensor, tensor->data != NULL);
 }
 
@@ -229,7 +229,7 @@ rf_status rf__tensor_refuse(const rf__tensor *tensor, rf_status code, const char
     va_start(arguments, format);
     vsnprintf(must, sizeof must, format, arguments);
     va_end(arguments);
-    return rf__fail(code, "%s is %s [%s], must be %s", tensor->argument, rf__torch_dtype_name(tensor->dtype),
+    return rf__fail(code, "%s is %s [%s]; expected %s", tensor->argument, rf__torch_dtype_name(tensor->dtype),
                     sizes, must);
 }
 
@@ -251,6 +251,6 @@ const char *rf__torch_dtype_name(int32_t dtype) {
 rf_status rf__tensor_dtype(const rf__tensor *tensor, rf_dtype *dtype) {
     for (*dtype = RF_FLOAT32; *dtype <= RF_BFLOAT16; ++*dtype)
         if (tensor->dtype == rf__torch_dtype(*dtype)) return RF_OK;
-    return rf__fail(RF_ERR_TYPE, "%s is %s, must be float32, float16 or bfloat16", tensor->argument,
+    return rf__fail(RF_ERR_TYPE, "%s is %s; expected float32, float16 or bfloat16", tensor->argument,
                     rf__torch_dtype_name(tensor->dtype));
 }

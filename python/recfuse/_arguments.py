@@ -29,10 +29,10 @@ def integer(where: str, value: Any, least: int, most: int) -> int:
     except TypeError:
         number = None
     if number is None:
-        raise ArgumentTypeError(f"{where} is {a_type(value)}, must be a whole number")
+        raise ArgumentTypeError(f"{where} is {a_type(value)}; expected a whole number")
     if not least <= number <= most:
         shown = str(number) if abs(number) < 10**_SHOWN_DIGITS else f"over {_SHOWN_DIGITS} digits long"
-        raise ArgumentValueError(f"{where} is {shown}, allowed is [{_text(least)}, {_text(most)}]")
+        raise ArgumentValueError(f"{where} is {shown}; expected [{_text(least)}, {_text(most)}]")
     return number
 
 
@@ -43,7 +43,7 @@ def real(where: str, value: Any) -> float:
         TypeError: no number.
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ArgumentTypeError(f"{where} is {a_type(value)}, must be a number")
+        raise ArgumentTypeError(f"{where} is {a_type(value)}; expected a number")
     try:
         return float(value)
     except OverflowError:
@@ -52,7 +52,7 @@ def real(where: str, value: Any) -> float:
 
 def wrong_type(where: str, value: Any, needed: str) -> ArgumentTypeError:
     """Return the error for a value of a wrong type; `where` names the value."""
-    return ArgumentTypeError(f"{where} is {a_type(value)}, must be {needed}")
+    return ArgumentTypeError(f"{where} is {a_type(value)}; expected {needed}")
 
 
 def row_indices(where: str, values: Any) -> NDArray[np.integer]:
@@ -64,11 +64,11 @@ def row_indices(where: str, values: Any) -> NDArray[np.integer]:
     check_storages(*where.rsplit(": ", 1), (values,))
     found = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if found.ndim == 0:
-        raise ArgumentTypeError(f"{where} is {a_type(values)}, must be an array of integers")
+        raise ArgumentTypeError(f"{where} is {a_type(values)}; expected an array of integers")
     if found.ndim != 1:
-        raise ArgumentValueError(f"{where} has the shape {found.shape}, must be one-dimensional")
+        raise ArgumentValueError(f"{where} has the shape {found.shape}; expected one dimension")
     if found.size and found.dtype.kind not in "iu":
-        raise ArgumentTypeError(f"{where} is of {found.dtype}, must be of integers")
+        raise ArgumentTypeError(f"{where} is of {found.dtype}; expected integers")
     return found if found.dtype.kind in "iu" else found.astype(np.int64)
 
 
@@ -78,7 +78,7 @@ def path_of(path: Any, function: str) -> str:
         found = os.fsdecode(path)
     except TypeError as error:
         raise ArgumentTypeError(
-            f"{function}: path is {a_type(path)}, must be a str or an os.PathLike"
+            f"{function}: path is {a_type(path)}; expected a str or an os.PathLike"
         ) from error
     if "\0" in found:
         raise ArgumentValueError(f"{function}: path {found[:100]!r} has a NUL character")

@@ -80,8 +80,7 @@ def read_json(path: str, function: str, most_bytes: int, most_values: int) -> An
     values = sum(map(text.count, (b",", b"[", b"{")))
     if values > most_values:
         raise FileFormatError(
-            f"{function}: {path} has {values:,} commas and opening brackets; must have "
-            f"{most_values:,} at most"
+            f"{function}: {path} has {values:,} commas and opening brackets; expected {most_values:,} at most"
         )
     with parsing(f"{function}: {path}"):
         try:
@@ -98,20 +97,20 @@ def read_json(path: str, function: str, most_bytes: int, most_values: int) -> An
 
 def _whole(text: str) -> int:
     if len(text) > _MOST_DIGITS:
-        raise ValueError(f"it has a number of {len(text):,} digits, must have {_MOST_DIGITS} at most")
+        raise ValueError(f"a number has {len(text):,} digits; expected {_MOST_DIGITS} at most")
     return int(text)
 
 
 def _real(text: str) -> float:
     if len(text) > _MOST_REAL_DIGITS:
-        raise ValueError(f"it has a number of {len(text):,} digits, must have {_MOST_REAL_DIGITS} at most")
+        raise ValueError(f"a number has {len(text):,} digits; expected {_MOST_REAL_DIGITS} at most")
     if not math.isfinite(value := float(text)):
-        raise ValueError(f"it has {text[:_MOST_DIGITS]}, which is beyond float64")
+        raise ValueError(f"a number is {text[:_MOST_DIGITS]}; expected a finite float64")
     return value
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"it has {name}, must have finite numbers")
+    raise ValueError(f"a number is {name}; expected finite numbers")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,7 +142,9 @@ def write_whole(path: str, pieces: Callable[[], Iterable[str]], function: str) -
     """
     where = Path(os.path.realpath(path))
     if where.exists() and not (where.is_file() or where.is_dir()):
-        raise ArgumentValueError(f"{function}: {path} is no regular file, must be one or not be there yet")
+        raise ArgumentValueError(
+            f"{function}: {path} is no regular file; expected a regular file or a new path"
+        )
     temporary = where.with_name(f".{where.name[:100]}.{secrets.token_hex(8)}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

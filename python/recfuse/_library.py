@@ -46,8 +46,8 @@ def _load() -> str:
     source = "named by RECFUSE_LIBRARY" if os.environ.get("RECFUSE_LIBRARY") else "part of the package"
     if not os.path.isfile(path):
         raise ImportError(
-            f"recfuse: {path} ({source}) does not exist; install the package (pip install .) or build it in "
-            "place (python setup.py build_ext --inplace), or unset RECFUSE_LIBRARY"
+            f"recfuse: {path} ({source}) does not exist. Install the package (pip install .) or build it in "
+            "place (python setup.py build_ext --inplace), or unset RECFUSE_LIBRARY."
         )
     try:
         in_use = torch.ops.recfuse.library_path()
@@ -55,17 +55,17 @@ def _load() -> str:
         in_use = path  # no operators yet
     if not os.path.samefile(in_use, path):
         raise ImportError(
-            f"recfuse: {path} ({source}) would be a second copy of the library: this process has the "
+            f"recfuse: {path} ({source}) would be a second copy of the library, since this process has the "
             f"operators of {in_use} already. Set RECFUSE_LIBRARY={in_use}, or load no other file before the "
-            "package"
+            "package."
         )
     try:
         torch.ops.load_library(path)
         return str(torch.ops.recfuse.library_version())
     except (OSError, AttributeError, RuntimeError) as error:
         raise ImportError(
-            f"recfuse: {path} ({source}) does not load beside torch {torch.__version__}: {error}. recfuse "
-            "needs torch >= 2.11 on Linux and a library built for this kind of machine; reinstall it"
+            f"recfuse: {path} ({source}) does not load with torch {torch.__version__} ({error}); expected "
+            "torch >= 2.11 on Linux and a library built for this kind of machine. Reinstall recfuse."
         ) from error
 
 

@@ -21,8 +21,8 @@ def a_type(value: object) -> str:
 def refuse_scripting(module: object) -> NoReturn:
     """Raise NotImplementedError with a reason; torch.jit.script would fail at some line of the class."""
     raise NotImplementedError(
-        f"recfuse: {a_type(module)} cannot be scripted; recfuse.unswap(model) gives back the modules that "
-        "swap has replaced, which can, and torch.jit.trace, torch.export and torch.compile take it as it is"
+        f"recfuse: {a_type(module)} cannot be scripted. Call recfuse.unswap(model), which restores the "
+        "modules that swap has replaced, or use torch.jit.trace, torch.export or torch.compile."
     )
 
 

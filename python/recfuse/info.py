@@ -68,8 +68,8 @@ def isa_unknown() -> str | None:
     if not asked or asked in isa_available():
         return None
     if asked in ISA_FLAGS:
-        return f"RECFUSE_CPU_ISA={asked} is ignored: this CPU does not have it"
-    return f"RECFUSE_CPU_ISA={asked!a} is ignored: it must be one of {', '.join(ISA_FLAGS)}, scalar"
+        return f"RECFUSE_CPU_ISA={asked} is ignored, since this CPU does not have it"
+    return f"RECFUSE_CPU_ISA={asked!a} is ignored; expected {', '.join(ISA_FLAGS)} or scalar"
 
 
 def isa_ignored(in_use: str) -> str | None:

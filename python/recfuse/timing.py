@@ -207,7 +207,7 @@ def compare(
     if not candidates or not inputs or rounds < 1 or cache not in ("warm", "cold"):
         raise ValueError(
             f"timing.compare: found {len(candidates)} candidates, {len(inputs)} inputs, rounds={rounds}, "
-            f"cache={cache!r}; needs at least one of each and cache 'warm' or 'cold'"
+            f"cache={cache!r}; expected at least one of each and cache 'warm' or 'cold'"
         )
     watch = clock(device)
     sweep = _sweeper(device) if cache == "cold" else None

@@ -42,7 +42,7 @@ def test_devices_are_described(cuda_program: Program, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ordinal", ["-1", "2", "63", "64", "2000000000"])
 def test_a_device_that_is_not_there(cuda_program: Program, tmp_path: Path, ordinal: str) -> None:
     line = cuda_program.run("device", ordinal, cache=tmp_path, gpu=True)
-    assert line.startswith(f"ValueError: there is no GPU {ordinal};")
+    assert line.startswith(f"ValueError: no GPU has the number {ordinal};")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_many_threads_compile_each_kernel(cuda_program: Program, tmp_path: Path)
 @pytest.mark.parametrize(
     ("failure", "words"),
     [
-        ("cuModuleLoadData:209", "loading the GPU kernel rf_scale of scale.cu for sm_90a"),
+        ("cuModuleLoadData:209", "the GPU kernel rf_scale of scale.cu for sm_90a with"),
         ("cuModuleGetFunction:500", "cuModuleGetFunction"),
         ("cuFuncSetAttribute:1", "1024 bytes of dynamic shared memory"),
         ("cuFuncGetAttribute:2", "CUDA_ERROR_OUT_OF_MEMORY"),

@@ -397,7 +397,9 @@ def test_memory_for_a_mapping_is_the_callers() -> None:
         lambda rows: np.zeros((8, rows), np.int32).T,
         lambda rows: bytearray(rows * 32),
     ):
-        with pytest.raises(TypeError, match=r"memory must give an int32 array \[\d+, 8\]"):
+        with pytest.raises(
+            TypeError, match=r"memory has another form; expected a writable int32 array \[\d+, 8\]"
+        ):
             _C.fused_embedding_bag_map(described, work.offsets, 132, True, wrong)
     with pytest.raises(ValueError, match="PyCapsule"):
         _C.fused_embedding_bag_map(work.call, work.offsets)

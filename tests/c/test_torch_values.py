@@ -40,7 +40,7 @@ def test_scalars_options_and_lists(ops: Any) -> None:
     assert ops.describe(x[0, 0, 0, 0, 0], -1e9, False, 1 << 40, list=[x, x], **given) == (
         "0 -1e+09 0 1099511627776 [2] 2.5 False text 2"
     )
-    with pytest.raises(RuntimeError, match='describe: mode is "tanh", must be "none", "gelu" or "relu"'):
+    with pytest.raises(RuntimeError, match='describe: mode is "tanh"; expected "none", "gelu" or "relu"'):
         ops.describe(x, 1.0, list=[], mode="tanh")
 
 
@@ -54,7 +54,7 @@ def test_outputs_of_any_rank(ops: Any, shape: tuple[int, ...], third: bool) -> N
 
 
 def test_failures(ops: Any) -> None:
-    text = r"ValueError: recfuse\.copies: x is float32 \[2, 3\], must be another one"
+    text = r"ValueError: recfuse\.copies: x is float32 \[2, 3\]; expected another one"
     with pytest.raises(RuntimeError, match=text):
         ops.copies(torch.zeros(2, 3), True, True)
     with pytest.raises(RuntimeError, match="at most 8 are supported"):

@@ -227,9 +227,9 @@ def test_a_storage_that_shrank_is_refused(name, elements):
         freed_tensor = given["a"] if name == "a view" else SHRUNK[name](given)
         freed_tensor.untyped_storage().resize_(elements * freed_tensor.itemsize)
         for call in (module, module.pack, module.requires_grad_(True)):
-            with pytest.raises(ValueError, match=r"has no memory for its elements: they need \d+ bytes"):
+            with pytest.raises(ValueError, match=r"has no memory for its elements, which need \d+ bytes"):
                 call(given)
-    with pytest.raises(ValueError, match=r"has no memory for its elements: they need \d+ bytes"):
+    with pytest.raises(ValueError, match=r"has no memory for its elements, which need \d+ bytes"):
         module(given)
 
 
@@ -290,7 +290,9 @@ def test_packing_takes_no_more_than_there_is():
     found = EmbeddingColumns(SPECS)._reader.addresses(batch())
     groups = np.array([0, 0, 1, 2], np.int32)  # numbers, rows of c, and of b
     size, _ = _C.embedding_columns_pack(found.owner, groups, 3, 0, 0)
-    with pytest.raises(ValueError, match=f"needs {size} bytes, there are {size - 1}"):
+    with pytest.raises(
+        ValueError, match=f"needs {size} bytes; expected the {size - 1} of the buffer at most"
+    ):
         _C.embedding_columns_pack(found.owner, groups, 3, found.forms.ctypes.data, size - 1)
     with pytest.raises(ValueError, match="PyCapsule"):
         _C.embedding_columns_pack(found.forms, groups, 3, 0, 0)
@@ -298,7 +300,7 @@ def test_packing_takes_no_more_than_there_is():
         _C.embedding_columns_pack(found.owner, groups, 2, 0, 0)
     with pytest.raises(ValueError, match="inputs of group 0 differ"):
         _C.embedding_columns_pack(found.owner, groups * 0, 3, 0, 0)
-    with pytest.raises(ValueError, match="groups are of 3 inputs, must be of 4"):
+    with pytest.raises(ValueError, match="groups are of 3 inputs; expected of 4"):
         _C.embedding_columns_pack(found.owner, groups[:3], 3, 0, 0)
 
 

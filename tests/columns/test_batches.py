@@ -60,7 +60,7 @@ def test_mappings(columns, batch):
     "entry", (["Oslo", "Lima"], np.array(["Oslo", "Lima"]), [torch.ones(2), [0, 1]]), ids=str
 )
 def test_what_is_no_entry_says_what_is(columns, entry):
-    words = r"'place' of column 'city' is .*, must be a tensor, .* recfuse\.data\.hash_strings"
+    words = r"'place' of column 'city' is .*; expected a tensor, .* recfuse\.data\.hash_strings"
     with pytest.raises(TypeError, match=words):
         columns({**mapping(parts()), "place": entry})
 
@@ -122,7 +122,7 @@ def test_types_without_loss():
         assert torch.equal(columns({**whole, "c": whole["c"].to(dtype)}), want)
         assert torch.equal(columns(columns.pack({**whole, "c": whole["c"].to(dtype)})), want)
     for dtype in (torch.float64, torch.complex64, torch.uint64):
-        with pytest.raises(TypeError, match="must be float32, int32 or int64"):
+        with pytest.raises(TypeError, match="expected float32, int32 or int64"):
             columns({**whole, "c": whole["c"].to(dtype)})
 
 
@@ -161,7 +161,7 @@ def test_packed_batches(columns):
     other = EmbeddingColumns(COLUMNS[:2])
     with pytest.raises(ValueError, match="packed for other columns"):
         other(packed)
-    with pytest.raises(ValueError, match="dense must be None with a packed batch"):
+    with pytest.raises(ValueError, match="dense is given with a packed batch; expected None"):
         columns(packed, {"age": given["age"]})
 
 
@@ -193,7 +193,7 @@ def test_values_behind_the_last_offset_are_not_read(columns):
 
 
 BAD_BATCHES = {
-    "no batch": (lambda plain: 3, TypeError, "batch is an int, must be a mapping of names"),
+    "no batch": (lambda plain: 3, TypeError, "batch is an int; expected a mapping of names"),
     "missing": (
         lambda plain: {name: one for name, one in plain.items() if name != "age"},
         ValueError,
@@ -211,11 +211,15 @@ BAD_BATCHES = {
     ),
     "weights' size": (lambda plain: {**plain, "w": plain["w"][1:]}, ValueError, "weights"),
     "a string": (lambda plain: {**plain, "age": "x"}, TypeError, "feature 'age' of column 'age' is a str"),
-    "a triple": (lambda plain: {**plain, "age": (1, 2, 3)}, TypeError, "is a tuple with an int, must be a"),
+    "a triple": (lambda plain: {**plain, "age": (1, 2, 3)}, TypeError, "is a tuple with an int; expected a"),
     "dimensions": (lambda plain: {**plain, "age": torch.ones(6, 1, 1)}, ValueError, r"'age' is \[6, 1, 1\]"),
     "a scalar": (lambda plain: {**plain, "age": torch.ones(())}, ValueError, r"'age' is \[\]"),
     "sparse": (lambda plain: {**plain, "age": torch.ones(6).to_sparse()}, TypeError, "'age' is a torch"),
-    "a mapping": (lambda plain: {**plain, "place": {"values": plain["age"]}}, ValueError, "must have"),
+    "a mapping": (
+        lambda plain: {**plain, "place": {"values": plain["age"]}},
+        ValueError,
+        '; expected "values"',
+    ),
     "samples": (lambda plain: {**plain, "age": plain["age"][1:]}, ValueError, "samples|batch|must"),
     "width": (lambda plain: {**plain, "price": plain["age"]}, ValueError, "column 'price'"),
     "offsets": (

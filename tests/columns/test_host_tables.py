@@ -393,6 +393,6 @@ def test_page_locked_memory(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", fail)
     with pytest.warns(
-        UserWarning, match=r"could not be page-locked \(CUDA error: out of memory\); CPU threads"
+        UserWarning, match=r"could not be page-locked \(CUDA error: out of memory\), so CPU threads"
     ):
         assert page_locked(table) is table

@@ -140,22 +140,26 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "an index": (
         replaced("program", program(rows=2)),
         IndexError,
-        r"columns: column 1: index \d, of value \d of sample \d; allowed is 0 to 1, less than the 2",
+        r"columns: column 1: the index is \d, of value \d of sample \d; expected 0 to 1, less than the 2",
     ),
     "a table": (
         replaced("program", program(offset=1)),
         ValueError,
-        "column 1: its table is 7 x 4 at element 1; it must lie in buffer 0, which has 28",
+        "column 1: its table is 7 x 4 at element 1; expected buffer 0, which has 28",
     ),
     "weights": (replaced("program", program(weighted=1)), ValueError, "it is weighted, and input 1 has no"),
     "words": (replaced("program", program()[:-1]), ValueError, "is no whole program of this version"),
     "program type": (replaced("program", program().int()), TypeError, "program is int32"),
-    "output_dim": (replaced("output_dim", 7), ValueError, "output_dim is 7; the program's columns write 8"),
-    "negative": (replaced("output_dim", -1), ValueError, "output_dim is -1, must be >= 0"),
-    "batch": (replaced("batch", 3), ValueError, r"dense is float32 \[6, 3\], must be \[3\] or \[3, "),
-    "negative batch": (replaced("batch", -1), ValueError, "batch is -1, must be >= 0"),
+    "output_dim": (
+        replaced("output_dim", 7),
+        ValueError,
+        "output_dim is 7; expected the 8 columns of the program",
+    ),
+    "negative": (replaced("output_dim", -1), ValueError, "output_dim is -1; expected >= 0"),
+    "batch": (replaced("batch", 3), ValueError, r"dense is float32 \[6, 3\]; expected \[3\] or \[3, "),
+    "negative batch": (replaced("batch", -1), ValueError, "batch is -1; expected >= 0"),
     "dense type": (replaced("dense", [torch.zeros(BATCH, 3).double()]), TypeError, "dense is float64"),
-    "dense dims": (replaced("dense", [torch.zeros(BATCH, 3, 1)]), ValueError, r"\[6, 3, 1\], must be \[6\]"),
+    "dense dims": (replaced("dense", [torch.zeros(BATCH, 3, 1)]), ValueError, r"\[6, 3, 1\]; expected \[6\]"),
     "dense width": (
         replaced("dense", [torch.zeros(BATCH)]),
         ValueError,
@@ -167,24 +171,28 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "offsets": (
         replaced("offsets", [torch.zeros(12, dtype=torch.int64)]),
         ValueError,
-        r"offsets has 12 elements, must have features \* batch \+ 1 with a batch of 6 \(tensor 0 of",
+        r"offsets has 12 elements; expected features \* batch \+ 1 with a batch of 6 \(tensor 0 of",
     ),
     "bad offsets": (
         lambda given: given["offsets"][0].__setitem__(8, 99),
         ValueError,
-        r"column 1: offsets\[8\] of input 1 is 99; allowed is",
+        r"column 1: offsets\[8\] of input 1 is 99; expected",
     ),
     "strides": (
         lambda given: given.__setitem__("values", [given["values"][0].repeat(2)[::2]]),
         ValueError,
-        "values has stride 2, must be contiguous",
+        "values has stride 2; expected contiguous",
     ),
-    "weights' strides": (replaced("weights", [torch.zeros(DIM, ROWS).t()]), ValueError, "be contiguous"),
+    "weights' strides": (
+        replaced("weights", [torch.zeros(DIM, ROWS).t()]),
+        ValueError,
+        "expected contiguous",
+    ),
     "weights' type": (replaced("weights", [torch.zeros(28).double()]), TypeError, "weights is float64"),
     "value_weights": (
         replaced("value_weights", [torch.zeros(1)]),
         ValueError,
-        r"value_weights is float32 \[1\], must be float32 \[\d+\], one for each value, or empty",
+        r"value_weights is float32 \[1\]; expected float32 \[\d+\], a weight for each value, or an empty",
     ),
     "bounds_check": (replaced("bounds_check", "maybe"), ValueError, 'bounds_check is "maybe"'),
 }
@@ -222,7 +230,7 @@ def test_a_program_that_changes_is_checked_again():
     assert refused > (steps_at - columns_at) // 2
     given["program"].copy_(good)
     torch.testing.assert_close(embedding_columns(**given), expected(given))
-    with pytest.raises(ValueError, match="it must lie in buffer 0, which has 27"):
+    with pytest.raises(ValueError, match="expected buffer 0, which has 27"):
         embedding_columns(**{**given, "weights": [given["weights"][0].flatten()[:27]]})
 
 

@@ -26,11 +26,11 @@ def ones(module):
 WRONG = {
     "beside dense": (
         {"a": torch.zeros(2, dtype=torch.long), "b": jagged(4)},
-        "'b'.*offsets .5., must be .3.",
+        "'b'.*offsets .5.; expected .3.",
     ),
-    "beside jagged": ({"a": jagged(2), "b": jagged(4)}, "'b'.*offsets .5., must be .3."),
-    "beside one": ({"a": torch.zeros(1, dtype=torch.long), "b": jagged(4)}, "'b'.*offsets .5., must be .2."),
-    "fewer": ({"a": jagged(4), "b": jagged(2)}, "'b'.*offsets .3., must be .5."),
+    "beside jagged": ({"a": jagged(2), "b": jagged(4)}, "'b'.*offsets .5.; expected .3."),
+    "beside one": ({"a": torch.zeros(1, dtype=torch.long), "b": jagged(4)}, "'b'.*offsets .5.; expected .2."),
+    "fewer": ({"a": jagged(4), "b": jagged(2)}, "'b'.*offsets .3.; expected .5."),
     "dense": ({"a": torch.zeros(4, dtype=torch.long), "b": torch.zeros(2, dtype=torch.long)}, "'b'"),
     "no width": ({"a": torch.zeros(2, 0, dtype=torch.long), "b": jagged(2)}, r"'a'.*\[2, 0\]"),
     "two dimensions": ({"a": (torch.zeros(2, 2), torch.arange(3)), "b": jagged(2)}, r"'a'.*values \[2, 2\]"),
@@ -164,7 +164,7 @@ def test_training_on_the_meta_device():
 
 
 def test_bounds_check_is_looked_at_at_once():
-    with pytest.raises(ValueError, match='bounds_check is \'maybe\', must be "on" or "off"'):
+    with pytest.raises(ValueError, match=('bounds_check is \'maybe\'; expected "on" or "off"')):
         EmbeddingColumns(PAIR, bounds_check="maybe")
 
 

@@ -36,7 +36,7 @@ from recfuse.nn.columns import (
 from support.columns.random_programs import random_case
 
 BAD_COLUMNS = {
-    "no name": (lambda: Numeric(3), TypeError, "name is an int, must be a str"),
+    "no name": (lambda: Numeric(3), TypeError, "name is an int; expected a str"),
     "empty name": (lambda: Numeric(""), ValueError, "name is empty"),
     "rows": (lambda: Identity("a", -1, 4), ValueError, "'a': num_embeddings is -1"),
     "rows' type": (lambda: Identity("a", 2.5, 4), TypeError, "'a': num_embeddings is a float"),
@@ -44,7 +44,10 @@ BAD_COLUMNS = {
     "pooling": (
         lambda: Identity("a", 5, 4, pooling="avg"),
         ValueError,
-        r"'a': pooling is 'avg', must be \"sum\"",
+        (
+            r"'a': pooling is 'avg'; expected "
+            r"\"sum\""
+        ),
     ),
     "invalid": (lambda: Identity("a", 5, 4, invalid="no"), ValueError, "'a': invalid is 'no'"),
     "invalid row": (lambda: Identity("a", 5, 4, invalid=5), ValueError, "'a': invalid is 5"),
@@ -54,7 +57,7 @@ BAD_COLUMNS = {
     "fill": (lambda: Identity("a", 5, 4, fill_value=math.nan), ValueError, "'a': fill_value is nan"),
     "scale": (lambda: Identity("a", 5, 4, scale=1e39), ValueError, r"'a': scale is 1e\+39"),
     "slice": (lambda: Identity("a", 5, 4, slice=(2, 5)), ValueError, "'a': slice's stop is 5"),
-    "slice's type": (lambda: Identity("a", 5, 4, slice=3), TypeError, "'a': slice must be"),
+    "slice's type": (lambda: Identity("a", 5, 4, slice=3), TypeError, "'a': slice has another form"),
     "dot": (lambda: Identity("a.b", 5, 4), ValueError, "'a.b': the table's name"),
     "dtype": (lambda: Identity("a", 5, 4, dtype=torch.float64), TypeError, "'a': dtype is torch.float64"),
     "weights and weighted": (
@@ -71,14 +74,22 @@ BAD_COLUMNS = {
     "step": (lambda: Identity("a", 5, 4, preprocess=[3]), TypeError, "'a': a step of preprocess is an int"),
     "boundaries fall": (lambda: Bucketize("a", [1, 3, 2], 4), ValueError, r"'a': boundaries\[2\] is 2"),
     "boundary NaN": (lambda: Bucketize("a", [1, math.nan], 4), ValueError, r"'a': boundaries\[1\] is nan"),
-    "boundaries' shape": (lambda: Bucketize("a", [[]], 4), TypeError, "'a': boundaries must be a sequence"),
-    "words' shape": (lambda: Vocabulary("a", [[]], 4), TypeError, "'a': vocabulary must be a sequence"),
+    "boundaries' shape": (
+        lambda: Bucketize("a", [[]], 4),
+        TypeError,
+        "'a': boundaries has another form; expected a sequence",
+    ),
+    "words' shape": (
+        lambda: Vocabulary("a", [[]], 4),
+        TypeError,
+        "'a': vocabulary has other values; expected a sequence",
+    ),
     "boundaries' type": (lambda: Bucketize("a", "123", 4), TypeError, "'a': boundaries is a str"),
     "words": (lambda: Vocabulary("a", [1, 2, 1], 4), ValueError, "'a': vocabulary has 1 twice"),
     "words' type": (
         lambda: Vocabulary("a", ["x"], 4),
         TypeError,
-        "'a': vocabulary must be a sequence of int",
+        "'a': vocabulary has other values; expected a sequence of int",
     ),
     "large word": (
         lambda: Vocabulary("a", [2**63], 4),
@@ -89,7 +100,7 @@ BAD_COLUMNS = {
     "no buckets": (lambda: Hash("a", 5, 4, num_buckets=0), ValueError, "'a': num_buckets is 0"),
     "many buckets": (lambda: Hash("a", 2**31, 4), ValueError, "'a': num_embeddings is 2147483648"),
     "seed": (lambda: Hash("a", 5, 4, seed=-1), ValueError, "'a': seed is -1"),
-    "keys": (lambda: Cross("a", ("b",), 5, 4), TypeError, "'a': keys must be two"),
+    "keys": (lambda: Cross("a", ("b",), 5, 4), TypeError, "'a': keys has another form; expected two"),
     "key": (lambda: Cross("a", ("b", 3), 5, 4), TypeError, "'a': a key is an int"),
     "width": (lambda: Numeric("a", 0), ValueError, "'a': width is 0"),
     "affine": (lambda: Affine(math.inf), ValueError, "Affine: scale is inf"),
@@ -119,9 +130,9 @@ BAD_MODULES = {
     "no column": ([Numeric("a"), "b"], TypeError, r"columns\[1\] is a str"),
     "twice": ([Numeric("a"), Identity("a", 3, 4)], ValueError, "two columns are named 'a'"),
     "rows": (two(num_embeddings=6), ValueError, "'a' and 'b' share table 't', but num_embeddings is 5"),
-    "dims": (two(embedding_dim=3), ValueError, "share table 't', but embedding_dim is 4 of one and 3"),
-    "dtypes": (two(dtype=torch.float16), ValueError, "but dtype is None of one and torch.float16"),
-    "trainable": (two(trainable=False), ValueError, "but trainable is True of one and False"),
+    "dims": (two(embedding_dim=3), ValueError, "share table 't', but embedding_dim is 4 in the first and 3"),
+    "dtypes": (two(dtype=torch.float16), ValueError, "but dtype is None in the first and torch.float16"),
+    "trainable": (two(trainable=False), ValueError, "but trainable is True in the first and False"),
 }  # fmt: skip
 
 
@@ -134,7 +145,7 @@ def test_bad_lists_say_what_is_wrong(name):
 
 @pytest.mark.parametrize(("rows", "dim"), [(2**44, 64), (2**48, 2**24)])
 def test_tables_that_no_memory_holds_are_named(rows, dim):
-    words = r"need \d[\d,]+ bytes of memory, which are not free; the largest is table 'big' with"
+    words = r"need \d[\d,]+ bytes of memory, which are not free, and the largest is table 'big' with"
     columns = [Identity(name, size, dim, placement="host") for name, size in (("a", 3), ("big", rows))]
     with pytest.raises(MemoryError, match=rf"EmbeddingColumns: 2 tables of dim {dim} .* {words}") as error:
         EmbeddingColumns(columns)
@@ -190,10 +201,10 @@ NUMERIC = {"kind": "numeric", "name": "n"}
 BAD_JSON = {
     "no list": (3, TypeError, "columns is an int"),
     "no mapping": ([3], TypeError, r"columns\[0\] is an int"),
-    "no kind": ([{"name": "a"}], ValueError, r"columns\[0\] \('a'\): kind is None, must be one of identity"),
+    "no kind": ([{"name": "a"}], ValueError, r"columns\[0\] \('a'\): kind is None; expected one of identity"),
     "kind": ([{"kind": "text", "name": "a"}], ValueError, r"\('a'\): kind is 'text'"),
-    "kinds": ([{"kind": ["hash"], "name": "a"}], ValueError, r"\('a'\): kind is \['hash'\], must be one of"),
-    "unknown": ([{"kind": "numeric", "name": "a", "dim": 3}], ValueError, "there is no field 'dim'"),
+    "kinds": ([{"kind": ["hash"], "name": "a"}], ValueError, r"\('a'\): kind is \['hash'\]; expected one of"),
+    "unknown": ([{"kind": "numeric", "name": "a", "dim": 3}], ValueError, "has no field 'dim'"),
     "missing": ([{"kind": "hash", "name": "a"}], TypeError, r"\('a'\): .*missing 2 required"),
     "value": (
         [{**NUMERIC}, {"kind": "hash", "name": "a", "num_embeddings": 0, "embedding_dim": 1}],
@@ -203,12 +214,12 @@ BAD_JSON = {
     "dtype": (
         [{"kind": "identity", "name": "a", "num_embeddings": 2, "embedding_dim": 4, "dtype": "half"}],
         ValueError,
-        "dtype is 'half', must be one of float32",
+        "dtype is 'half'; expected one of float32",
     ),
     "step": (
         [{"kind": "numeric", "name": "a", "preprocess": [{"step": "sqrt"}]}],
         ValueError,
-        r"\('a'\): step is 'sqrt', must be one of affine",
+        r"\('a'\): step is 'sqrt'; expected one of affine",
     ),
     "step's field": (
         [{"kind": "numeric", "name": "a", "preprocess": [{"step": "modulo", "divisor": 0}]}],
@@ -245,7 +256,7 @@ def test_infinite_numbers_have_a_form_in_json(tmp_path):
         assert EmbeddingColumns.from_json(given).specs == columns
     for text in ("Infinity", "NaN", "1e999"):
         path.write_text(f'[{{"kind": "bucketize", "name": "a", "embedding_dim": 1, "boundaries": [{text}]}}]')
-        with pytest.raises(FileFormatError, match="is not JSON: it has"):
+        with pytest.raises(FileFormatError, match="is not JSON: a number is"):
             EmbeddingColumns.from_json(path)
 
 
@@ -267,9 +278,9 @@ def test_a_list_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[" + "0," * 4_000_001 + "0]", "has 4,000,002 commas and opening brackets; must have 4,000,000"),
+        ("[" + "0," * 4_000_001 + "0]", "has 4,000,002 commas and opening brackets; expected 4,000,000"),
         (" " * ((64 << 20) + 1), "is larger than 67,108,864 bytes, the most that is read"),
-        ("[" + "9" * 10**6 + "]", "it has a number of 1,000,000 digits"),
+        ("[" + "9" * 10**6 + "]", "a number has 1,000,000 digits"),
         ('[{"kind": "%s"}]' % ("x" * 10**6), r"columns\[0\]: kind is 'xxx"),
     ],
 )

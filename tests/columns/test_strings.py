@@ -119,7 +119,7 @@ def test_missing_strings_are_empty_samples():
     for array in forms:
         assert is_lists(hash_string_lists(array), lists)
         with pytest.raises(
-            ValueError, match=r"strings\[1\] is missing \(2 of 5 are\); use hash_string_lists"
+            ValueError, match=r"strings\[1\] is missing \(2 of 5 are\). Use hash_string_lists"
         ):
             hash_strings(array)
     for nothing in ([None, None], pa.nulls(2), pa.array([None, None], pa.string()).dictionary_encode()):
@@ -147,7 +147,7 @@ def test_lists_of_strings():
     forms += [pa.chunked_array([given_lists[:1], given_lists[1:]], kind) for kind in kinds[:2]]
     for array in forms:
         assert is_lists(hash_string_lists(array), lists)
-        with pytest.raises(ValueError, match="strings are lists; use hash_string_lists"):
+        with pytest.raises(ValueError, match=r"strings are lists\. Use hash_string_lists"):
             hash_strings(array)
     pairs = pa.array([["abc", "a"], None, ["", None]], pa.list_(pa.string(), 2))
     assert is_lists(hash_string_lists(pairs), [["abc", "a"], [], [""]])
@@ -228,15 +228,15 @@ def test_pandas_series():
 @pytest.mark.parametrize(
     ("strings", "error", "text"),
     [
-        ("abc", TypeError, "strings is a str, must be a pyarrow array"),
-        (5, TypeError, "strings is an int, must be"),
+        ("abc", TypeError, "strings is a str; expected a pyarrow array"),
+        (5, TypeError, "strings is an int; expected"),
         (torch.arange(3), TypeError, "NumPy array of int64"),
         (np.arange(3), TypeError, "NumPy array of int64"),
         (np.array([["a"]]), ValueError, r"the shape \(1, 1\)"),
         (np.array("a"), ValueError, r"the shape \(\)"),
-        (["a", 3], TypeError, r"strings\[1\] is of <class 'int'>, allowed are str, bytes and None"),
+        (["a", 3], TypeError, r"strings\[1\] is of <class 'int'>; expected a str, bytes or None"),
         (["a", ["b"]], TypeError, r"strings\[1\] is of <class 'list'>"),
-        ([["b"], "a"], TypeError, r"strings\[1\] is a str beside lists"),
+        ([["b"], "a"], TypeError, r"strings\[1\] is a str among lists"),
         (["a", "\ud800"], ValueError, r"strings\[1\] has a surrogate"),
         (np.array(["a", "b\udfff"]), ValueError, r"strings\[1\] has the code point 0xdfff"),
     ],
@@ -251,7 +251,7 @@ def test_other_arrow_arrays_are_refused():
     pa = pytest.importorskip("pyarrow")
     for array in (pa.array([1, 2]), pa.array([[1], [2]]), pa.array([["a"]]).cast(pa.list_(pa.string())).type):
         with pytest.raises(
-            TypeError, match=r"^hash_strings: strings is a .* must be a pyarrow array of strings"
+            TypeError, match=r"^hash_strings: strings is a .* expected a pyarrow array of strings"
         ):
             hash_string_lists(array)
     with pytest.raises(TypeError, match="lists of lists"):
@@ -262,7 +262,7 @@ def test_other_arrow_arrays_are_refused():
 
 @pytest.mark.parametrize(("name", "value"), [("seed", -1), ("seed", 2**64), ("threads", 0), ("threads", 257)])
 def test_numbers_out_of_range_are_refused(name, value):
-    with pytest.raises(ValueError, match=rf"^hash_strings: {name} is {value}, allowed is \["):
+    with pytest.raises(ValueError, match=rf"^hash_strings: {name} is {value}; expected \["):
         hash_strings(["a"], **{name: value})
     with pytest.raises(TypeError, match=f"^hash_strings: {name} is a float"):
         hash_strings(["a"], **{name: 1.5})

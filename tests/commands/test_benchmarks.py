@@ -91,7 +91,7 @@ WRONG = [
     ),
     ("ikbo_attention, GPU", ["--plots", "/nowhere"], "/nowhere is not a folder"),
     ("training, GPU", ["--subjects", "A"], "subject is 'A', must be NAME-SIZE"),
-    ("training, GPU", ["--subjects", "Q-3"], "loads: name is 'Q', allowed are A, B, C"),
+    ("training, GPU", ["--subjects", "Q-3"], "loads: name is 'Q'; expected A, B, C"),
     ("training, GPU", ["--subjects", ""], "--subjects: found '', needs one at least"),
     ("training, GPU", ["--optimizers", "lamb"], "--optimizers: found 'lamb', allowed are sgd"),
     ("training, GPU", ["--sides", "torch"], "--sides: needs recfuse among them"),

@@ -16,8 +16,8 @@ ABSENT = next(name for name in info.ISA_FLAGS if name not in info.isa_available(
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("foo", "RECFUSE_CPU_ISA='foo' is ignored: it must be one of avx512, avx2, neon, scalar"),
-        (ABSENT, f"RECFUSE_CPU_ISA={ABSENT} is ignored: this CPU does not have it"),
+        ("foo", "RECFUSE_CPU_ISA='foo' is ignored; expected avx512, avx2, neon or scalar"),
+        (ABSENT, f"RECFUSE_CPU_ISA={ABSENT} is ignored, since this CPU does not have it"),
         ("scalar", ""),
         ("", ""),
     ],

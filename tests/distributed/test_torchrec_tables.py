@@ -266,7 +266,7 @@ def test_column_shards_of_a_table_lie_under_each_other():
         ({"weights_precision": SparseType.INT8}, ["weights_precision", "INT8", "FP16"]),
         ({"output_dtype": SparseType.INT8}, ["output_dtype", "INT8"]),
         ({"pooling_mode": PoolingMode.NONE}, ["pooling_mode", "NONE", "SUM"]),
-        ({"weight_decay": 0.1}, ["weight_decay", "EXACT_SGD", "set it to 0"]),
+        ({"weight_decay": 0.1}, ["weight_decay", "EXACT_SGD", "Set it to 0"]),
         (
             {"weight_decay": 0.1, "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD},
             ["weight_decay", "NONE", "WeightDecayMode.L2"],

@@ -102,7 +102,7 @@ def test_a_bad_index_among_bags_of_one_lookup(value: int) -> None:
             bad = indices.clone()
             bad[position] = value
             got = one.run(bad, offsets)
-            text = rf"indices\[{position}\] is {value}, for feature {feature}, bag {bag}; allowed is 0 to 22"
+            text = rf"indices\[{position}\] is {value}, for feature {feature}, bag {bag}; expected 0 to 22"
             with pytest.raises(IndexError, match=text):
                 recfuse.check()
             recfuse.check()

@@ -95,7 +95,7 @@ def test_a_bad_index_is_named_once_and_counts_as_no_row(dtype: torch.dtype, mode
         rows = ROWS[feature]
         text = (
             rf"^recfuse\.fused_embedding_bag: indices\[{position}\] is {value}, for feature {feature}, bag "
-            rf"{bag}; allowed is 0 to {rows - 1}, less than the {rows} rows of its table \(found on the GPU"
+            rf"{bag}; expected 0 to {rows - 1}, less than the {rows} rows of its table \(found on the GPU"
         )
         with pytest.raises(IndexError, match=text) as raised:
             recfuse.check()
@@ -108,10 +108,10 @@ def test_a_bad_index_is_named_once_and_counts_as_no_row(dtype: torch.dtype, mode
 
 
 BAD_OFFSETS = {
-    "first": ({0: 1}, {(0, 0)}, r"offsets\[0\] is 1; the first bag must begin at 0"),
-    "first negative": ({0: -3}, {(0, 0)}, r"offsets\[0\] is -3; the first bag must begin at 0"),
-    "falls": ({4: 2}, {(1, 1)}, r"offsets\[4\] is 2, for feature 1, bag 1; allowed is 3 .* to 10 "),
-    "beyond": ({6: 11}, {(2, 1)}, r"offsets\[6\] is 11, for feature 2, bag 1; allowed is 8 .* to 10 "),
+    "first": ({0: 1}, {(0, 0)}, r"offsets\[0\] is 1; expected 0, where the first bag begins"),
+    "first negative": ({0: -3}, {(0, 0)}, r"offsets\[0\] is -3; expected 0, where the first bag begins"),
+    "falls": ({4: 2}, {(1, 1)}, r"offsets\[4\] is 2, for feature 1, bag 1; expected 3 .* to 10 "),
+    "beyond": ({6: 11}, {(2, 1)}, r"offsets\[6\] is 11, for feature 2, bag 1; expected 8 .* to 10 "),
     "between features": ({2: 77}, {(0, 1), (1, 0)}, r"offsets\[2\] is 77, for feature [01], bag [01]; "),
     "below": ({3: -2}, {(1, 0), (1, 1)}, r"offsets\[3\] is -2, for feature 1, bag [01]; "),
     "huge": ({5: 2**31 - 1}, {(2, 0), (2, 1)}, r"offsets\[5\] is 2147483647, for feature 2, bag [01]; "),

@@ -249,5 +249,7 @@ def test_a_callers_mapping_cannot_do_harm() -> None:
 
 def test_what_cannot_be_staged_is_refused() -> None:
     problem = Problem([(512, 64, FLOAT32)], lead=32)
-    with pytest.raises(ValueError, match="kind is 3 \\(staged\\) for a table that cannot be"):
+    with pytest.raises(
+        ValueError, match="kind is 3 \\(staged\\); expected another kind for a table that is not"
+    ):
         _C.fused_embedding_bag_describe(staged(problem).call(), staged(problem).sets()[0], 0)

@@ -239,7 +239,7 @@ def test_the_same_bits_from_run_to_run() -> None:
 
 
 def raises(name: str, position: int, value: int, parents: int) -> Any:
-    allowed = f"allowed is 0 to {parents - 1}, less than the {parents} items"
+    allowed = f"expected 0 to {parents - 1}, less than the {parents} items"
     return pytest.raises(IndexError, match=rf"^recfuse\.{name}\[{position}\] is {value}; {allowed}")
 
 
@@ -302,7 +302,7 @@ def test_no_users() -> None:
     problem.inputs[0] = problem.inputs[0][:0]
     for path in paths_of(problem):
         got = problem.run(path=path)
-        with pytest.raises(IndexError, match="x_user has no items, which allows no index"):
+        with pytest.raises(IndexError, match="x_user has no items, so no index is valid"):
             recfuse.check()
         want = problem.weights[1].double() @ problem.inputs[1].double()
         assert_close_to_reference(got.cpu(), want.cpu(), 0.1)

@@ -45,7 +45,7 @@ BAD_INDICES = {
     "least": ([0, 1, -(2**63), 3], [0, 3], (2, -(2**63), 0)),
 }
 INDEX_TEXT = (
-    r"^recfuse\.embedding_bag: indices\[{}\] is {}, for bag {}; allowed is 0 to 9, less than the 10 rows of "
+    r"^recfuse\.embedding_bag: indices\[{}\] is {}, for bag {}; expected 0 to 9, less than the 10 rows of "
     r"its table \(found on the GPU"
 )
 
@@ -74,12 +74,12 @@ def test_a_bad_index_is_named_once_and_counts_as_no_row(name: str, dtype: torch.
 
 
 BAD_OFFSETS = {
-    "first": ([1, 2], False, r"offsets\[0\] is 1; the first bag must begin at 0"),
-    "first negative": ([-3, 2], False, r"offsets\[0\] is -3; the first bag must begin at 0"),
-    "decreasing": ([0, 3, 2], False, r"offsets\[2\] is 2, for bag 1; allowed is 3 .* to 4 \(the number of"),
-    "beyond": ([0, 5], False, r"offsets\[1\] is 5, for bag [01]; allowed is 0 .* to 4 "),
-    "last": ([0, 2, 9], True, r"offsets\[2\] is 9, for bag 1; allowed is 2 .* to 4 "),
-    "below": ([0, -2], False, r"offsets\[1\] is -2, for bag [01]; allowed is 0 .* to 4 "),
+    "first": ([1, 2], False, r"offsets\[0\] is 1; expected 0, where the first bag begins"),
+    "first negative": ([-3, 2], False, r"offsets\[0\] is -3; expected 0, where the first bag begins"),
+    "decreasing": ([0, 3, 2], False, r"offsets\[2\] is 2, for bag 1; expected 3 .* to 4 \(the number of"),
+    "beyond": ([0, 5], False, r"offsets\[1\] is 5, for bag [01]; expected 0 .* to 4 "),
+    "last": ([0, 2, 9], True, r"offsets\[2\] is 9, for bag 1; expected 2 .* to 4 "),
+    "below": ([0, -2], False, r"offsets\[1\] is -2, for bag [01]; expected 0 .* to 4 "),
 }
 
 
@@ -147,7 +147,7 @@ def test_a_good_call_of_another_table_runs() -> None:
     recfuse.embedding_bag(indices + 9, other, mode="sum")
     gpu.synchronize()
     with pytest.raises(
-        IndexError, match=r"is 99, for bag 0.*; calls with other tables left 1 more|is 10, .*1 more"
+        IndexError, match=r"is 99, for bag 0.*since calls with other tables left 1 more|is 10, .*1 more"
     ):
         recfuse.check()
     with pytest.raises(IndexError, match=r"is (99|10), for bag 0") as raised:
@@ -195,7 +195,7 @@ def test_a_run_of_bad_calls_without_waiting() -> None:
         try:
             call([0, 1, 100 + number], [0])
         except IndexError as error:
-            assert ", for bag 0; allowed is 0 to 9" in str(error)
+            assert ", for bag 0; expected 0 to 9" in str(error)
             raised += 1
     with pytest.raises(IndexError):  # of the last ones, or a new one
         for _ in range(2):
@@ -303,15 +303,15 @@ def test_tensors_on_different_devices() -> None:
 
 BAD_SCHEDULES = {
     "unknown": ("nonsense=1", {}, 'found "nonsense=1"'),
-    "threads": ("threads=16", {}, "threads is 16, must be at least the 32 that read one row of 512 bytes"),
-    "block": ("threads=128 block=64", {}, "block is 64, must be at least threads, 128"),
-    "warps": ("warps=1 block=64 threads=32", {}, "warps is 1, must be at least the 2 of one block"),
+    "threads": ("threads=16", {}, "threads is 16; expected at least the 32 that read one row of 512 bytes"),
+    "block": ("threads=128 block=64", {}, "block is 64; expected at least threads, 128"),
+    "warps": ("warps=1 block=64 threads=32", {}, "warps is 1; expected at least the 2 of one block"),
     "shared": (
         "station=shared distance=64 block=1024 threads=32",
         {},
         "distance 64 and segment [0-9]+ with blocks of 1024 threads need [0-9]+ bytes of shared memory, a ",
     ),
-    "alignment": ("station=shared", {"dim": 7, "dtype": torch.float16}, 'station is "shared", which'),
+    "alignment": ("station=shared", {"dim": 7, "dtype": torch.float16}, 'station is "shared", but'),
 }
 
 
@@ -353,7 +353,7 @@ def test_pinning_rows_that_do_not_exist() -> None:
         ([2**40], 0, 2**40),
     ):
         recfuse.pin_rows(table, rows)
-        text = rf"^recfuse\.pin_rows: rows\[{position}\] is {value}; allowed is 0 to 9"
+        text = rf"^recfuse\.pin_rows: rows\[{position}\] is {value}; expected 0 to 9"
         with pytest.raises(IndexError, match=text):
             recfuse.check()
         recfuse.unpin(table, rows)

@@ -154,20 +154,20 @@ def test_another_form_is_refused_in_words(gpu, form, other):
     if form == other or (form, other) in (("keyed", "tuple"), ("torchrec", "keyed")):
         return
     if (form, other) == ("tuple", "keyed"):
-        words, kind = "a KeyedJaggedTensor with no key 't0'", ValueError
+        words, kind = "has no key 't0'", ValueError
     else:
         words = {
-            "tuple": "must be a tuple (indices, offsets)",
-            "list": "must be a tuple (offsets, indices)",
+            "tuple": "expected a tuple (indices, offsets)",
+            "list": "expected a tuple (offsets, indices)",
             "keyed": "or a KeyedJaggedTensor",
-            "torchrec": "must be a KeyedJaggedTensor",
+            "torchrec": "expected a KeyedJaggedTensor",
         }[form]
         kind = (TypeError, ValueError)
     module, batch, _ = made(form)
     plan = plan_of(module, FusedProblem.of(module, [batch(0)]))
     wrong = made(other)[1](0)
     if (form, other) == ("list", "tuple"):  # two tensors: one a table, by their form
-        words = "offsets and"
+        words = "one tensor of each a table"
     name = f"recfuse.nn.{type(module).__name__}"
     for function, call in (
         ("recfuse.tune: batches[1]", lambda: recfuse.tune(module, [batch(0), wrong], 0)),
@@ -186,21 +186,21 @@ INTEGERS = torch.zeros(2, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("batch", "kind", "words"),
     (
-        (3, TypeError, "is an int, must be a tuple (indices, offsets)"),
-        ("ab", TypeError, "is a str, must be"),
-        ((), TypeError, "is a tuple of nothing, must be"),
-        (INTEGERS[:1], TypeError, "is a tuple of Tensor, must be"),
-        ((*INTEGERS, 3), TypeError, "is a tuple of Tensor, Tensor, int, must be"),
-        (([0], [0]), TypeError, "is a tuple of list, list, must be"),
+        (3, TypeError, "is an int; expected a tuple (indices, offsets)"),
+        ("ab", TypeError, "is a str; expected"),
+        ((), TypeError, "is a tuple of nothing; expected"),
+        (INTEGERS[:1], TypeError, "is a tuple of Tensor; expected"),
+        ((*INTEGERS, 3), TypeError, "is a tuple of Tensor, Tensor, int; expected"),
+        (([0], [0]), TypeError, "is a tuple of list, list; expected"),
         ((torch.zeros(2), INTEGERS[1]), TypeError, "has torch.float32 indices and torch.int64 offsets"),
-        ((INTEGERS[0], INTEGERS[1].short()), TypeError, "torch.int16 offsets, must have int32 or int64"),
-        ((*INTEGERS, INTEGERS[0]), TypeError, "has torch.int64 per_sample_weights, must have a floating"),
+        ((INTEGERS[0], INTEGERS[1].short()), TypeError, "torch.int16 offsets; expected int32 or int64"),
+        ((*INTEGERS, INTEGERS[0]), TypeError, "has torch.int64 per_sample_weights; expected a floating"),
         (
             (*INTEGERS, torch.ones(3)),
             ValueError,
-            "has per_sample_weights [3], must have one for",
+            "has per_sample_weights [3]; expected a weight for",
         ),
-        ((INTEGERS[0], INTEGERS[1][:3]), ValueError, "and offsets [3], must have [lookups] and"),
+        ((INTEGERS[0], INTEGERS[1][:3]), ValueError, "and offsets [3]; expected [lookups] and"),
         ((INTEGERS[0][None], INTEGERS[1]), ValueError, "has indices [1, 2]"),
         ((INTEGERS[0], INTEGERS[1][:0]), ValueError, "offsets [0]"),
     ),
@@ -216,13 +216,19 @@ def test_bad_batches_of_a_collection(gpu, batch, kind, words):
 @pytest.mark.parametrize(
     ("batch", "words"),
     (
-        ((3, 4), "is a tuple of int, int, must be a tuple (offsets, indices)"),
+        ((3, 4), "is a tuple of int, int; expected a tuple (offsets, indices)"),
         (([torch.zeros(1)], [3]), "is a tuple of list, list"),
-        (([], []), "is a tuple of list, list, must be"),
-        (([torch.zeros(1).long()], [torch.zeros(1).long()]), "1 offsets and 1 indices for 2 tables"),
-        (([torch.zeros(1).long()] * 2, [torch.zeros(1).long()] * 2, [None]), "1 row_weights for 2 tables"),
+        (([], []), "is a tuple of list, list; expected"),
+        (
+            ([torch.zeros(1).long()], [torch.zeros(1).long()]),
+            "offsets has 1 tensors and indices 1 for 2 tables",
+        ),
+        (
+            ([torch.zeros(1).long()] * 2, [torch.zeros(1).long()] * 2, [None]),
+            "row_weights has 1 elements for 2 tables",
+        ),
         (([torch.zeros(1).long()] * 2, [torch.zeros(1)] * 2), "has torch.float32 indices"),
-        (([torch.zeros(1)] * 2, [torch.zeros(1).long()] * 2), "offsets are torch.float32, must be int32 or"),
+        (([torch.zeros(1)] * 2, [torch.zeros(1).long()] * 2), "offsets are torch.float32; expected int32 or"),
         (([torch.ones(1).long()] * 2, [torch.zeros(1).long()] * 2), "offsets of table 0 begin with 1"),
     ),
 )
@@ -237,9 +243,9 @@ def test_bad_batches_of_a_list(batch, words):
     (
         ((torch.rand(3), torch.tensor([0])), TypeError, "has torch.float32 input and torch.int64 offsets"),
         ((torch.tensor([1, 2]).short(), torch.tensor([0])), TypeError, "torch.int16 input"),
-        ((INTEGERS[0], torch.tensor([0.0])), TypeError, "torch.float32 offsets, must have int32 or int64"),
+        ((INTEGERS[0], torch.tensor([0.0])), TypeError, "torch.float32 offsets; expected int32 or int64"),
         ((INTEGERS[0], torch.tensor([0]), INTEGERS[0]), TypeError, "torch.int64 per_sample_weights"),
-        ((INTEGERS[0], torch.tensor([0]), torch.rand(3)), ValueError, "per_sample_weights [3], must have"),
+        ((INTEGERS[0], torch.tensor([0]), torch.rand(3)), ValueError, "per_sample_weights [3]; expected"),
         (torch.tensor(3), ValueError, "an input of 0 dimensions without offsets"),
     ),
 )
@@ -265,7 +271,7 @@ def test_a_keyed_batch_of_a_table_has_one_key():
     assert plan.drift([batch], bag).now == plan.drift([(indices, offsets[:-1])], bag).now
     two = torchrec.KeyedJaggedTensor(["f", "g"], indices, offsets=offsets)
     for call in (lambda: recfuse.tune(bag, [two], 0), lambda: plan.drift([two], bag)):
-        with pytest.raises(ValueError, match=r"batches\[0\] has the keys \['f', 'g'\], must have one"):
+        with pytest.raises(ValueError, match=r"batches\[0\] has the keys \['f', 'g'\]; expected one"):
             call()
 
 
@@ -278,13 +284,13 @@ def test_one_batch_is_no_list_of_batches(gpu, batches):
         lambda: collection.calibrate(batches),
         lambda: bag_plan.plan_for(bag).drift(batches),
     ):
-        with pytest.raises(TypeError, match=r"batches is an? \w+, must be an iterable of batches"):
+        with pytest.raises(TypeError, match=r"batches is an? \w+; expected an iterable of batches"):
             call()
 
 
 def test_a_keyed_batch_is_no_list_of_batches(gpu):
     module, batch, _ = made("torchrec")
-    with pytest.raises(TypeError, match="batches is a KeyedJaggedTensor, must be an iterable"):
+    with pytest.raises(TypeError, match="batches is a KeyedJaggedTensor; expected an iterable"):
         module.calibrate(batch(0))
 
 

@@ -256,7 +256,7 @@ def test_a_table_that_was_changed_by_hand_is_as_its_calls_are():
     assert torch.equal(collection(torch.tensor([15, 19]), torch.tensor([0, 2])), want)
     assert collection.state_dict()["embedding_bags.t0.weight"].shape == (20, 4)
     wrong.padding_idx, weight = 20, wrong.weight
-    with pytest.raises(ValueError, match="padding_idx is 20, must lie in"):
+    with pytest.raises(ValueError, match="padding_idx is 20; expected"):
         FusedEmbeddingBagCollection.from_embedding_bags([nn.EmbeddingBag(3, 4), wrong])
     assert wrong.weight is weight
 
@@ -346,7 +346,7 @@ def test_large_buffers_ask_for_huge_pages_once_before_they_are_filled(monkeypatc
         (
             lambda: collection_of().double()(torch.zeros(8, dtype=torch.int64), torch.arange(1, 8)),
             ValueError,
-            "first bag must begin at 0",
+            "expected 0, where the first bag begins",
         ),
     ),
 )
@@ -368,7 +368,7 @@ def test_an_error_with_gradients_is_translated_too():
 @pytest.mark.parametrize("tables, offsets", ((1, [0, 2, 4]), (2, [0, 2, 4]), (2, [0])))
 def test_lookups_of_no_bag_are_refused(requires_grad, dtype, tables, offsets):
     collection = FusedEmbeddingBagCollection([(20, 4)] * tables).to(dtype).requires_grad_(requires_grad)
-    end = f"offsets\\[{len(offsets) - 1}\\], the last one, is {offsets[-1]}; it must be 10"
+    end = f"offsets\\[{len(offsets) - 1}\\], the last offset, is {offsets[-1]}; expected 10"
     with pytest.raises((ValueError, IndexError), match=end):
         collection(torch.arange(10), torch.tensor(offsets))
     out = collection(torch.arange(offsets[-1]), torch.tensor(offsets))

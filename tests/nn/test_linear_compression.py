@@ -169,7 +169,7 @@ def test_more_levels():
             wide = torch.cat((wide[found], more), 1)
         want = layer.weight @ wide if tail else F.linear(wide, layer.weight, layer.bias)
         torch.testing.assert_close(layer(given, maps), want)
-        with pytest.raises(TypeError, match="the layer has 3; pass two lists"):
+        with pytest.raises(TypeError, match=r"the layer has 3\. Pass two lists"):
             layer(given[0], given[1], maps[0])
 
 
@@ -185,9 +185,9 @@ def test_from_linear():
             torch.testing.assert_close(layer(users, candidates, found), want)
             with torch.no_grad():
                 linear.weight.mul_(2)
-    with pytest.raises(ValueError, match=r"in_features is \(2, 3\), 5 in all, must be the 16 of linear"):
+    with pytest.raises(ValueError, match=r"in_features is \(2, 3\), 5 in all; expected the 16 of linear"):
         IKBOLinear.from_linear(linear, (2, 3))
-    with pytest.raises(TypeError, match=r"linear is a Conv1d, must be a torch\.nn\.Linear"):
+    with pytest.raises(TypeError, match=r"linear is a Conv1d; expected a torch\.nn\.Linear"):
         IKBOLinear.from_linear(torch.nn.Conv1d(1, 1, 1), (2, 3))
     torch.nn.utils.parametrizations.weight_norm(linear)
     with pytest.raises(TypeError, match="computed from other parameters"):
@@ -219,8 +219,8 @@ def test_printing_and_copies():
 
 def test_bad_layers_and_calls():
     for make, kind, words in (
-        (lambda: IKBOLinear(16, M), TypeError, "in_features is an int, must be a tuple"),
-        (lambda: IKBOLinear((16,), M), ValueError, "in_features has 1 levels, must have 2 to 4"),
+        (lambda: IKBOLinear(16, M), TypeError, "in_features is an int; expected a tuple"),
+        (lambda: IKBOLinear((16,), M), ValueError, "in_features has 1 levels; expected 2 to 4"),
         (lambda: IKBOLinear((1,) * 5, M), ValueError, "in_features has 5 levels"),
         (lambda: IKBOLinear((1, -1), M), ValueError, r"in_features\[1\] is -1"),
         (lambda: IKBOLinear((1, 2.5), M), TypeError, r"in_features\[1\] is a float"),
@@ -228,7 +228,7 @@ def test_bad_layers_and_calls():
         (
             lambda: IKBOLinear((1, 1), M, activation="tanh"),
             ValueError,
-            "activation is 'tanh', must be one of",
+            "activation is 'tanh'; expected one of",
         ),
     ):
         with pytest.raises(kind, match=words):
@@ -239,7 +239,9 @@ def test_bad_layers_and_calls():
         layer(users, candidates, found)
     with pytest.raises(TypeError, match="cand_to_user is None"):
         layer(users, candidates)
-    with pytest.raises(TypeError, match="x_user and x_cand must be tensors"):
+    with pytest.raises(
+        TypeError, match="x_user or x_cand is no tensor, but cand_to_user is given; expected tensors"
+    ):
         layer([users], [candidates], found)
     with pytest.raises(recfuse.errors.IndexRangeError, match=r"cand_to_user\[0\] is 4"):
         IKBOLinear((KU, KC), M)(users, candidates, torch.full((CANDIDATES,), USERS))

@@ -272,7 +272,7 @@ def test_modules_made_by_hand_ask_for_optimizers_too(make):
     optimizer = optim.Adagrad([bag.weight for bag in bags], lr=0.1)
     with pytest.raises(ValueError, match=r"Adagrad.*optimizers="):
         make(bags)
-    with pytest.raises(TypeError, match=r"recfuse\.nn\.Fused.*must be a sequence of optimizers"):
+    with pytest.raises(TypeError, match=r"recfuse\.nn\.Fused.*expected a sequence of optimizers"):
         make(bags, optimizers=optimizer)
     module = make(bags, optimizers=iter([optimizer]))
     assert optimizer.param_groups[0]["params"] == module.packed_weights()
@@ -381,11 +381,11 @@ def test_wrong_arguments():
     model = Net()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     for action in (recfuse.swap, recfuse.unswap):
-        with pytest.raises(TypeError, match="must be a sequence of optimizers"):
+        with pytest.raises(TypeError, match="expected a sequence of optimizers"):
             action(model, optimizers=optimizer)
-        with pytest.raises(TypeError, match=r"must be torch\.optim\.Optimizer"):
+        with pytest.raises(TypeError, match=r"expected torch\.optim\.Optimizer"):
             action(model, optimizers=[model])
-    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
         recfuse.unswap([])
 
 

@@ -114,7 +114,7 @@ def test_calibrating_learns_from_several_in_any_order(collection):
     collection.calibrate([(i.numpy(), o.numpy().astype(np.int32), None) for i, o in reversed(batches)])
     assert torch.equal(collection.schedules, found)
     nothing = torch.zeros(0, dtype=torch.int64), torch.zeros(7, dtype=torch.int64)
-    with pytest.raises(ValueError, match="none of the 2 batches"):
+    with pytest.raises(ValueError, match="no batch of 2"):
         collection.calibrate([nothing, nothing])
     assert torch.equal(collection.schedules, found)
 
@@ -166,7 +166,7 @@ def test_other_dtypes_forget_the_plan(collection):
             torch.zeros(6, 6, dtype=torch.int32),
             0,
             ValueError,
-            r"\[6, 6\], must have \[6, 5\]: .* split, expected",
+            r"\[6, 6\]; expected \[6, 5\], .* split, expected lookups",
         ),
         (torch.zeros(6, 5), 0, TypeError, "float32"),
         (torch.full((6, 5), -2), 0, ValueError, "-2"),
@@ -284,7 +284,7 @@ def test_a_mapping_of_something_else_is_refused(collection, maps):
         (np.zeros(0, np.int64), ValueError, "0"),
         (np.zeros(7), TypeError, "float64"),
         ([0] * 7, TypeError, "list"),
-        (torch.zeros(7, dtype=torch.int64, device="meta"), ValueError, "must be on the CPU"),
+        (torch.zeros(7, dtype=torch.int64, device="meta"), ValueError, "expected the CPU"),
     ),
 )
 def test_bad_offsets_of_a_mapping(collection, maps, offsets, kind, words):

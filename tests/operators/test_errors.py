@@ -82,7 +82,7 @@ def test_a_call_by_the_name_of_the_operator():
         for gradients in (torch.enable_grad, torch.inference_mode):
             with gradients(), pytest.raises(IndexError, match=r"^recfuse\.embedding_bag: indices\[1\] is 9"):
                 operator(torch.rand(5, 4), BAD, OFFSETS, "sum")
-        with pytest.raises(TypeError, match=r"^recfuse\.embedding_bag: weight is None, must be a tensor"):
+        with pytest.raises(TypeError, match=r"^recfuse\.embedding_bag: weight is None; expected a tensor"):
             operator(None, GOOD, OFFSETS)
 
 

@@ -56,7 +56,7 @@ def test_a_meta_tensor_is_refused_or_makes_all_outputs_meta(name, place):
         found = run(name, with_tensor(call, place, meta))
     except (ValueError, NotImplementedError) as error:
         if not isinstance(error, NotImplementedError):  # torch's, of an operator without a fake
-            assert "move all tensors to one device" in str(error) and "recfuse._" not in str(error)
+            assert "Move all tensors to one device." in str(error) and "recfuse._" not in str(error)
     else:
         assert all(one.is_meta for one in found) or place[0] in UNREAD
 

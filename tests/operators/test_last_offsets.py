@@ -11,7 +11,7 @@ from recfuse.nn import EmbeddingColumns, FusedEmbeddingBagCollection, FusedEmbed
 from recfuse.nn.columns import Identity
 
 INDICES, OFFSETS = torch.arange(10), torch.tensor([0, 2, 4])
-REFUSED = r"offsets\[2\], the last one, is 4; it must be 10"
+REFUSED = r"offsets\[2\], the last offset, is 4; expected 10"
 close = torch.testing.assert_close
 
 
@@ -71,5 +71,5 @@ def test_a_list_does_not_take_offsets_with_a_last_one():
     close(tables[1](INDICES, OFFSETS), want)
     batch = [OFFSETS] * 2, [INDICES] * 2
     for call in (lambda: tables.pool(*batch), lambda: tables.map(batch)):
-        with pytest.raises(ValueError, match="include_last_offset of table 1 is True, must be False"):
+        with pytest.raises(ValueError, match="include_last_offset of table 1 is True; expected False"):
             call()

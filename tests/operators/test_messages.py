@@ -12,7 +12,7 @@ from recfuse.nn.columns import Identity, Numeric
 from support.operators import calls, overload, run
 
 OFFSETS, INDICES = [torch.tensor([0, 1])] * 2, [torch.tensor([0, 1, 2]), torch.tensor([1, 2])]
-ORDER = r"pool takes \(offsets, indices\), in this order"
+ORDER = r"Pass \(offsets, indices\) in this order"
 
 
 def tables(device="cpu"):
@@ -22,12 +22,12 @@ def tables(device="cpu"):
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     (
-        ((INDICES, OFFSETS), ValueError, rf"offsets\[1\] has 2 bags, offsets\[0\] has 3, .*{ORDER}"),
+        ((INDICES, OFFSETS), ValueError, rf"offsets\[1\] has 2 bags, offsets\[0\] has 3; .*{ORDER}"),
         (([OFFSETS[0], OFFSETS[0][:1]], INDICES), ValueError, rf"offsets\[1\] has 1 bags, .*{ORDER}"),
-        ((torch.tensor([[0, 3], [1, 4]]), INDICES), IndexError, rf"table 1 begin with 1, .*{ORDER}"),
+        ((torch.tensor([[0, 3], [1, 4]]), INDICES), IndexError, rf"table 1 begin with 1; .*{ORDER}"),
         ((OFFSETS, [torch.zeros(2, 2).long(), INDICES[1]]), ValueError, r"indices\[0\] has 2 dimensions"),
-        ((None, INDICES), TypeError, "offsets is a NoneType, must be a tensor or a list of tensors"),
-        ((OFFSETS, INDICES, [torch.rand(3), None]), ValueError, r"row_weights\[0\] is \[3\], must be \[5\]"),
+        ((None, INDICES), TypeError, "offsets is a NoneType; expected a tensor or a list with one tensor"),
+        ((OFFSETS, INDICES, [torch.rand(3), None]), ValueError, r"row_weights\[0\] is \[3\]; expected \[5\]"),
         ((OFFSETS, INDICES, [None, torch.rand(5, 1)]), ValueError, r"row_weights\[1\] is \[5, 1\]"),
     ),
 )
@@ -54,12 +54,12 @@ def test_pool_on_meta():
 @pytest.mark.parametrize(
     ("indices", "offsets", "text"),
     (
-        ([0, 1, 2, 9], [0, 1, 2, 3, 4], r"indices\[3\] is 9, for feature 1, bag 1; allowed is 0 to 4, less"),
-        ([0, 1, 2, -1], [0, 1, 2, 3, 4], r"indices\[3\] is -1, for feature 1, bag 1; allowed is 0 to 4"),
-        ([0, 1, 2, 3], [0, 1, 2, 3, 9], r"offsets\[4\] is 9, for feature 1, bag 1; allowed is 3 .* to 4 "),
-        ([0, 1, 2, 3], [0, 1, 9, 3, 4], r"offsets\[2\] is 9, for feature 0, bag 1; allowed is 1 .* to 4 "),
-        ([0, 1, 2, 3], [0, 2, 1, 3, 4], r"offsets\[2\] is 1, for feature 0, bag 1; allowed is 2 .* to 4 "),
-        ([0, 1, 2, 3], [1, 1, 2, 3, 4], r"offsets\[0\] is 1; the first bag must begin at 0"),
+        ([0, 1, 2, 9], [0, 1, 2, 3, 4], r"indices\[3\] is 9, for feature 1, bag 1; expected 0 to 4, less"),
+        ([0, 1, 2, -1], [0, 1, 2, 3, 4], r"indices\[3\] is -1, for feature 1, bag 1; expected 0 to 4"),
+        ([0, 1, 2, 3], [0, 1, 2, 3, 9], r"offsets\[4\] is 9, for feature 1, bag 1; expected 3 .* to 4 "),
+        ([0, 1, 2, 3], [0, 1, 9, 3, 4], r"offsets\[2\] is 9, for feature 0, bag 1; expected 1 .* to 4 "),
+        ([0, 1, 2, 3], [0, 2, 1, 3, 4], r"offsets\[2\] is 1, for feature 0, bag 1; expected 2 .* to 4 "),
+        ([0, 1, 2, 3], [1, 1, 2, 3, 4], r"offsets\[0\] is 1; expected 0, where the first bag begins"),
     ),
 )
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
@@ -74,7 +74,7 @@ def test_collections_of_every_dtype_say_the_same(dtype, indices, offsets, text):
 def test_from_embedding_bags_of_what_is_no_list():
     bag = torch.nn.EmbeddingBag(5, 4)
     for given in ({"a": bag}, torch.nn.ModuleDict({"a": bag})):
-        with pytest.raises(TypeError, match=r"embedding_bags is a \w+, must be .*: pass its values\(\)"):
+        with pytest.raises(TypeError, match=r"embedding_bags is a \w+; expected .*. Pass its values\(\)"):
             FusedEmbeddingBagCollection.from_embedding_bags(given)
     with pytest.raises(TypeError, match="embedding_bags is a NoneType"):
         FusedEmbeddingBagCollection.from_embedding_bags(None)

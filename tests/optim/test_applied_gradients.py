@@ -188,23 +188,26 @@ def without_gradient(model, _):
 
 
 BETWEEN = {
-    "zero_grad": (lambda _, optimizer: optimizer.zero_grad(), r"zero_grad\(\) between"),
+    "zero_grad": (lambda _, optimizer: optimizer.zero_grad(), r"zero_grad\(\) came between"),
     "module.zero_grad": (lambda model, optimizer: (model.zero_grad(), optimizer.step()), "is set to None"),
     "grad = None": (lambda m, o: (without_gradient(m, o), o.step()), "is set to None"),
-    "zeros": (lambda model, _: model.zero_grad(set_to_none=False), r"zero_grad\(\) between"),
-    "evaluation": (evaluate, "a call of tables between"),
-    "training": (lambda model, _: loss_of(model), "a call of tables between"),
+    "zeros": (lambda model, _: model.zero_grad(set_to_none=False), r"zero_grad\(\) came between"),
+    "evaluation": (evaluate, "a call of tables came between"),
+    "training": (lambda model, _: loss_of(model), "a call of tables came between"),
     "bags by offsets": (
         lambda model, _: model[0](torch.arange(4), torch.tensor([0, 2])),
-        "a call of tables between",
+        "a call of tables came between",
     ),
-    "unswap": (lambda model, optimizer: recfuse.unswap(model, optimizers=[optimizer]), "unswap.* between"),
+    "unswap": (
+        lambda model, optimizer: recfuse.unswap(model, optimizers=[optimizer]),
+        "unswap.* came between",
+    ),
     "swap": (
         lambda model, optimizer: recfuse.swap(model, optimizers=[optimizer], fuse_optimizers=True),
-        "another swap between",
+        "another swap came between",
     ),
-    "the optimizer's state": (lambda _, optimizer: optimizer.state_dict(), r"state_dict\(\) between"),
-    "the model's state": (lambda model, _: model.state_dict(), r"state_dict\(\) between"),
+    "the optimizer's state": (lambda _, optimizer: optimizer.state_dict(), r"state_dict\(\) came between"),
+    "the model's state": (lambda model, _: model.state_dict(), r"state_dict\(\) came between"),
 }
 
 
@@ -226,9 +229,9 @@ def test_a_collection_between_backward_and_step_is_refused():
     recfuse.swap(nn.Sequential(tables), optimizers=[optimizer], fuse_optimizers=True)
     given = torch.arange(8), torch.arange(0, 9, 2)
     tables(*given).sum().backward()
-    with torch.no_grad(), pytest.raises(ValueError, match="a call of tables between"):
+    with torch.no_grad(), pytest.raises(ValueError, match="a call of tables came between"):
         tables(*given)
-    with pytest.raises(ValueError, match=r"state_dict\(\) between"):
+    with pytest.raises(ValueError, match=r"state_dict\(\) came between"):
         tables.state_dict()
     optimizer.step()
     with torch.no_grad():
@@ -240,7 +243,7 @@ def test_without_zero_grad_is_refused_before_it_does_harm():
     loss_of(model).backward()
     optimizer.step()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=r"backward\(\) without zero_grad\(\) since the last one"):
+    with pytest.raises(ValueError, match=r"backward\(\) came without zero_grad\(\) since the last backward"):
         loss_of(model).backward()
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     optimizer.zero_grad()
@@ -253,7 +256,7 @@ def test_a_second_step_of_one_backward_is_refused():
     loss_of(model).backward()
     optimizer.step()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=r"a second step\(\) by the gradients of one backward\(\)"):
+    with pytest.raises(ValueError, match=r"a second step\(\) came for the gradients of one backward\(\)"):
         optimizer.step()
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
@@ -294,7 +297,7 @@ def test_another_optimizer_of_tables_that_have_one_is_refused():
     second = torch.optim.SGD(model.parameters(), lr=0.5)
     second.zero_grad()
     loss_of(model).backward()
-    with pytest.raises(ValueError, match="other optimizers must have it"):
+    with pytest.raises(ValueError, match="another optimizer or another use of the Parameter"):
         second.step()
     assert first.param_groups
 

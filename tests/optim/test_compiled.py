@@ -264,7 +264,7 @@ def test_a_second_backward_before_step_is_noticed():
     optimizer = optim.SGD(bag, lr=0.1)
     compiled = torch.compile(bag, backend="aot_eager", fullgraph=True)
     compiled(torch.tensor([[1, 2]])).sum().backward()
-    with pytest.raises(ValueError, match=r"a second backward\(\) before step"):
+    with pytest.raises(ValueError, match=r"a second backward\(\) came before step"):
         compiled(torch.tensor([[1, 2]])).sum().backward()
     optimizer.step()
 

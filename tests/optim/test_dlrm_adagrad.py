@@ -148,5 +148,5 @@ def test_tables_with_dense_gradients_are_refused(dlrm):
 def test_a_class_of_another_place_is_refused():
     model = DLRM_Net(sparse=True)
     other = type("RWSAdagrad", (RWSAdagrad,), {"__module__": "mine"})
-    with pytest.raises(ValueError, match="RWSAdagrad has no fused step"):
+    with pytest.raises(ValueError, match="RWSAdagrad cannot be fused, since it has no fused step"):
         recfuse.swap(model, optimizers=[other(model.parameters())], fuse_optimizers=True)

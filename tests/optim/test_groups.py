@@ -259,7 +259,7 @@ def test_groups_are_added(collection):
     step(collection, optimizer, lookups_of(collection))
     assert second.grad is None and [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2]
     assert [state["step"] for state in optimizer.state_dict()["state"].values()] == [2, 1]
-    with pytest.raises(ValueError, match=r"must be an embedding table"):
+    with pytest.raises(ValueError, match=r"expected an embedding table"):
         optimizer.add_param_group({"params": [("c", nn.Parameter(torch.zeros(3)))]})
     assert len(optimizer.param_groups) == 2
 
@@ -278,16 +278,16 @@ def test_a_closure(collection):
 
 
 REFUSED = {
-    "momentum": ("SGD", {"momentum": 0.9}, "momentum is 0.9, must be 0: momentum moves rows"),
+    "momentum": ("SGD", {"momentum": 0.9}, "momentum is 0.9; expected 0, since momentum moves rows"),
     "nesterov": ("SGD", {"nesterov": True}, "nesterov is True"),
-    "lr_decay": ("Adagrad", {"lr_decay": 0.1}, "lr_decay is 0.1, must be 0: use a scheduler"),
+    "lr_decay": ("Adagrad", {"lr_decay": 0.1}, "lr_decay is 0.1; expected 0. Use a scheduler"),
     "amsgrad": ("Adam", {"amsgrad": True}, "amsgrad is True"),
-    "betas": ("Adam", {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0, must be a number in \[0, 1\)"),
+    "betas": ("Adam", {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0; expected a number in \[0, 1\)"),
     "one beta": ("Adam", {"betas": 0.9}, "betas is a float"),
-    "lr": ("SGD", {"lr": -1}, "lr is -1, must be >= 0"),
-    "no lr": ("SGD", {"lr": math.nan}, "lr is nan, must be >= 0"),
-    "a text": ("SGD", {"lr": "fast"}, "lr is a str, must be a number"),
-    "a tensor": ("SGD", {"lr": torch.tensor(0.1)}, "lr is a Tensor, must be a number"),
+    "lr": ("SGD", {"lr": -1}, "lr is -1; expected >= 0"),
+    "no lr": ("SGD", {"lr": math.nan}, "lr is nan; expected >= 0"),
+    "a text": ("SGD", {"lr": "fast"}, "lr is a str; expected a number"),
+    "a tensor": ("SGD", {"lr": torch.tensor(0.1)}, "lr is a Tensor; expected a number"),
     "eps": ("Adagrad", {"eps": -1e-3}, "eps is -0.001"),
     "seed": ("SGD", {"seed": -1}, "seed is -1"),
     "unknown": ("RowWiseAdagrad", {"tables": 3}, "there is no option 'tables'"),

@@ -40,7 +40,7 @@ def test_the_largest_beta_moves_rows():
 @pytest.mark.parametrize("key", ("lr", "eps", "weight_decay"))
 @pytest.mark.parametrize("value", (1e39, float("inf")))
 def test_numbers_beyond_float32_are_refused(key, value):
-    with pytest.raises(ValueError, match=f"{key} is .*, must be a finite float32"):
+    with pytest.raises(ValueError, match=f"{key} is .*; expected a finite float32"):
         optim.Adam(collection_of([(20, 4)]), **{key: value})
 
 

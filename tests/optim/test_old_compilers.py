@@ -17,7 +17,7 @@ from recfuse.nn.packed import taking_part
 from recfuse.ops.training import compilers
 
 OFFSETS = torch.tensor([0, 2])
-NAMED = rf"Found torch {torch.__version__.split('+')[0]}.*must be 2.13 or later"
+NAMED = rf"Update torch {torch.__version__.split('+')[0]}.*to 2.13 or later"
 
 
 @pytest.fixture(autouse=True)

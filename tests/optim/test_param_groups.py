@@ -91,7 +91,7 @@ def test_a_group_from_before_the_swap_that_is_written_to():
     assert changes(bags, optimizer) == [1.0]
     kept["lr"] = 0.25
     before = bags[0].weight.detach().clone()
-    with pytest.raises(ValueError, match=r"from before the swap was written to.*param_groups anew"):
+    with pytest.raises(ValueError, match=r"from before the swap was written to.*param_groups again"):
         bags[0](INDICES).sum().backward()
     assert torch.equal(before, bags[0].weight)
 

@@ -52,18 +52,18 @@ def of_another(state_dict):
 
 
 WRONG = {
-    "NaN": (changed(step=float("nan")), "step in the state of a Parameter is nan, must be a whole number"),
-    "2**70": (changed(step=2**70), "step in the state of a Parameter is 1180591620717411303424, allowed"),
+    "NaN": (changed(step=float("nan")), "step in the state of a Parameter is nan; expected a whole number"),
+    "2**70": (changed(step=2**70), "step in the state of a Parameter is 1180591620717411303424; expected"),
     "float 2**70": (changed(step=torch.tensor(2.0**70)), "step in the state"),
-    "a string": (changed(step="3"), "step in the state of a Parameter is a str, must be a number"),
-    "half a step": (changed(step=1.5), r"step in the state of a Parameter is 1\.5, must be a whole number"),
-    "negative": (changed(step=-1), "step in the state of a Parameter is -1, allowed"),
+    "a string": (changed(step="3"), "step in the state of a Parameter is a str; expected a number"),
+    "half a step": (changed(step=1.5), r"step in the state of a Parameter is 1\.5; expected a whole number"),
+    "negative": (changed(step=-1), "step in the state of a Parameter is -1; expected"),
     "bool": (changed(step=True), "step in the state of a Parameter is a bool"),
     "infinite": (changed(step=torch.tensor(torch.inf)), "step in the state of a Parameter is inf"),
-    "complex step": (changed(step=torch.tensor(1j)), "must be one real number"),
-    "two steps": (changed(step=torch.ones(2)), "must be one real number"),
-    "another optimizer": (of_another, "it is that of another optimizer"),
-    "more": (changed(max_exp_avg_sq=torch.zeros(1)), "it is that of another optimizer"),
+    "complex step": (changed(step=torch.tensor(1j)), "expected one real number"),
+    "two steps": (changed(step=torch.ones(2)), "expected one real number"),
+    "another optimizer": (of_another, "since this is the state of another optimizer"),
+    "more": (changed(max_exp_avg_sq=torch.zeros(1)), "since this is the state of another optimizer"),
     "no dict": (lambda given: given["state"].update({0: 3}), "the state of a Parameter is an int"),
     "no states": (lambda given: given.update(state=[]), "state in the state_dict is a list"),
 }

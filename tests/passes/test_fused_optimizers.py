@@ -171,15 +171,15 @@ def test_states_of_half_tables_are_float32_meanwhile():
 
 
 REFUSED = {
-    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "momentum is 0.9, must be 0"),
+    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "momentum is 0.9; expected 0"),
     "weight_decay": (
         lambda p: torch.optim.Adagrad(p, weight_decay=0.1),
-        "weight_decay is 0.1: torch's changes",
+        "weight_decay is 0.1, by which torch changes",
     ),
-    "lr_decay": (lambda p: torch.optim.Adagrad(p, lr_decay=0.1), "lr_decay is 0.1, must be 0"),
-    "Adam": (lambda p: torch.optim.Adam(p), "Adam moves each row of a table at each step"),
-    "AdamW": (lambda p: torch.optim.AdamW(p), "AdamW moves each row of a table at each step"),
-    "RMSprop": (lambda p: torch.optim.RMSprop(p), "RMSprop has no fused step"),
+    "lr_decay": (lambda p: torch.optim.Adagrad(p, lr_decay=0.1), "lr_decay is 0.1; expected 0"),
+    "Adam": (lambda p: torch.optim.Adam(p), "Adam cannot be fused, since it moves each row"),
+    "AdamW": (lambda p: torch.optim.AdamW(p), "AdamW cannot be fused, since it moves each row"),
+    "RMSprop": (lambda p: torch.optim.RMSprop(p), "RMSprop cannot be fused, since it has no fused step"),
     "lr": (lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1)), "lr is a Tensor"),
 }
 
@@ -224,7 +224,7 @@ def test_two_backward_passes_before_step_are_refused():
     recfuse.swap(model, optimizers=[optimizer], fuse_optimizers=True)
     losses = [model(*batch_of(model)).sum() for _ in range(2)]
     losses[0].backward()
-    with pytest.raises(ValueError, match=r"a second backward\(\) before step"):
+    with pytest.raises(ValueError, match=r"a second backward\(\) came before step"):
         losses[1].backward()
     optimizer.step()
 

@@ -73,7 +73,7 @@ def test_bad_offsets_of_one_table_do_not_reach_another():
     lS_o[2, 0] = 1
     with pytest.raises(IndexError, match="table 2 begin with 1"):
         model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
-    with pytest.raises(ValueError, match="must be one of each a table"):
+    with pytest.raises(ValueError, match="expected one tensor of each a table"):
         model.apply_emb(good[:3], lS_i, model.emb_l, model.v_W_l)
     good[1, 5] = 10**6
     with pytest.raises(ValueError, match="feature 1"):
@@ -393,7 +393,7 @@ def test_huge_pages_are_asked_for_once_a_matrix(monkeypatch):
 
 
 def test_wrong_argument():
-    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
         recfuse.swap([nn.EmbeddingBag(3, 2)])
 
 

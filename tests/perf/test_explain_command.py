@@ -51,10 +51,10 @@ def test_an_unknown_architecture_is_noted(capsys):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ([], "nothing to explain"),
+        ([], "no call to explain is named"),
         ([*CALL, "--gpu", "H900"], 'gpu is "H900"; expected one of A100'),
         (["--dim", "0"], "--dim is 0"),
-        (["--ikbo-linear", "1:2:3"], "'1:2:3' is not M:KU:KC:N, 4 integers from 1 on"),
+        (["--ikbo-linear", "1:2:3"], "'1:2:3' is not M:KU:KC:N; expected 4 integers from 1 on"),
         (["--ikbo-linear", "1:2:3:4", "--users", "0"], "--users is 0"),
     ],
 )

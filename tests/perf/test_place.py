@@ -94,9 +94,9 @@ def test_training_costs_more():
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        ([], {}, "there is no table"),
+        ([], {}, "no table is given"),
         ([Table("a", 10, 8), Table("a", 20, 8)], {}, "two tables are named 'a'"),
-        ([{"name": "a", "rows": 10}], {}, "must have name, rows and dim"),
+        ([{"name": "a", "rows": 10}], {}, "expected name, rows and dim"),
         ([{"name": "a", "rows": 0, "dim": 8}], {}, "rows of 'a' is 0"),
         ([Table("a", 10**9, 100)], {"memory": 1e9}, "even parts of its 100 columns do not fit in 1.0 GB"),
         (
@@ -126,7 +126,7 @@ def test_the_command(tmp_path, capsys):
     path.write_text('{"name": 3}')
     with pytest.raises(SystemExit):
         main(["place", str(path)])
-    assert "must be a list of objects" in capsys.readouterr().err
+    assert "expected a list of objects" in capsys.readouterr().err
 
 
 def test_torchrec_takes_it():

@@ -220,7 +220,7 @@ def test_sparse_gradients_are_coalesced_where_a_real_step_does():
 @pytest.mark.parametrize(
     ("model", "inputs", "error", "message"),
     [
-        (3, None, TypeError, "model is an int, must be a module, an exported program or a callable"),
+        (3, None, TypeError, "model is an int; expected a module, an exported program or a callable"),
         (nn.EmbeddingBag(3, 4), (torch.arange(0), torch.arange(0)), ValueError, "launches no kernel"),
         (lambda: None, None, ValueError, "launches no kernel"),
     ],
@@ -231,7 +231,7 @@ def test_bad_arguments(model, inputs, error, message):
 
 
 def test_unknown_gpu():
-    with pytest.raises(ValueError, match="gpu is 'H101'; known are A100"):
+    with pytest.raises(ValueError, match="gpu is 'H101'; expected A100"):
         recfuse.predict(nn.Linear(4, 4), torch.randn(2, 4), gpu="H101")
 
 

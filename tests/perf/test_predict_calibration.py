@@ -38,7 +38,9 @@ def test_a_file_keeps_everything(tmp_path):
 def test_merging():
     merged = small().merge(small())
     assert merged.count == 8 and len(merged.probes) == 2
-    with pytest.raises(ValueError, match=r"one is of H100 and torch 2\.11, the other of A100"):
+    with pytest.raises(
+        ValueError, match=r"the first calibration is of H100 and torch 2\.11, the second of A100"
+    ):
         small().merge(Calibration("A100", "2.11"))
 
 
@@ -65,7 +67,9 @@ def test_points_that_cannot_be(tmp_path, row):
     record = json.loads(path.read_text())
     record["points"]["pointwise_1"].append(row)
     path.write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="points of 'pointwise_1' must be rows of 3 positive numbers"):
+    with pytest.raises(
+        ValueError, match="points of 'pointwise_1' have another form; expected rows of 3 positive numbers"
+    ):
         Calibration.load(path)
 
 
@@ -100,7 +104,9 @@ def test_other_gpus_are_scaled_and_said():
 
 def test_no_calibration_of_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
-    with pytest.raises(ValueError, match=r"no calibration of cpu; there are: H100.*--calibrate --device cpu"):
+    with pytest.raises(
+        ValueError, match=r"gpu is cpu, which has no calibration; expected H100.*--calibrate --device cpu"
+    ):
         choose("cpu")
 
 
@@ -129,12 +135,12 @@ def test_a_run_is_resumed(tmp_path):
     )
     found = recfuse.predict(torch.nn.Linear(8, 8), torch.randn(4, 8), gpu="cpu", calibration=path)
     assert found.graph is None and found.eager.seconds > 0
-    with pytest.raises(ValueError, match="do not stand for each other"):
+    with pytest.raises(ValueError, match="expected both of a CPU or both of a GPU"):
         choose("H100", path)
 
 
 def test_a_file_of_another_device_is_refused(tmp_path):
     path = tmp_path / "h100.json"
     small().save(path)
-    with pytest.raises(ValueError, match="give another --calibration FILE"):
+    with pytest.raises(ValueError, match="Give another --calibration FILE"):
         Calibrator("cpu", Path(path), tiny=True)

@@ -59,17 +59,17 @@ def test_training_steps(model, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{}:nothing"], "make(2048) returns a int, must return (model, inputs)"),
+        (["{}:nothing"], "make(2048) returns a int; expected (model, inputs)"),
         (["{}:number"], "has no function 'number'"),
         (["{}:other"], "has no function 'other'"),
         (["missing.py:make"], "missing.py is no file"),
-        (["no_module_of_this:make"], "there is no module 'no_module_of_this'"),
+        (["no_module_of_this:make"], "no module 'no_module_of_this'"),
         (["{}"], "is no FILE:FUNCTION"),
-        ([], "there is no FILE:FUNCTION"),
-        (["{}:make", "--batch", "0"], "--batch is 0, must be >= 1"),
-        (["{}:make", "--gpu", "h101"], "gpu is 'h101'; known are A100"),
+        ([], "FILE:FUNCTION is missing. Pass"),
+        (["{}:make", "--batch", "0"], "--batch is 0; expected >= 1"),
+        (["{}:make", "--gpu", "h101"], "gpu is 'h101'; expected A100"),
         (["{}:make", "--calibration", "{}"], "is not JSON"),
-        (["--calibrate", "--device", "tpu"], "--device is 'tpu', must be cpu or cuda"),
+        (["--calibrate", "--device", "tpu"], "--device is 'tpu'; expected cpu or cuda"),
     ],
 )
 def test_bad_input_is_one_line(model, capsys, words, message):
@@ -95,7 +95,7 @@ def test_swap_reports_the_gain():
     low, high = report.gain.interval("graph")
     assert low < report.gain.ratios["graph"] < high and report.gain.ratios["graph"] > 1
     assert "predicted on H100" in str(report)
-    with pytest.raises(ValueError, match=r"pass check=\[batch\]"):
+    with pytest.raises(ValueError, match=r"Pass check=\[batch\]"):
         recfuse.swap(model, predict=True)
 
 

@@ -124,14 +124,14 @@ def test_malformed_tuples(tmp_path: Path) -> None:
     indices, offsets, lengths = tuple_of([[1, 2], [0, 3]])
     cases = {
         "holds a tuple of 2": (indices, offsets),
-        "holds a tensor, needed": indices,
-        "holds an int, needed": 5,
-        "indices is of float, needed": (indices.float(), offsets, lengths),
-        "lengths is a list, needed": (indices, offsets, [1, 2]),
-        "needed are 5 offsets": (indices, offsets[:-1], lengths),
+        "holds a tensor; expected": indices,
+        "holds an int; expected": 5,
+        "indices is of float; expected": (indices.float(), offsets, lengths),
+        "lengths is a list; expected": (indices, offsets, [1, 2]),
+        "expected 5 offsets": (indices, offsets[:-1], lengths),
         r"indices \[1, 6\]": (indices[None], offsets, lengths),
-        "offsets end at 6, must end at the 5 indices": (indices[:-1].clone(), offsets, lengths),
-        r"offsets\[0\] is 1, must be 0": (indices, offsets + 1, lengths),
+        "offsets end at 6; expected the 5 indices": (indices[:-1].clone(), offsets, lengths),
+        r"offsets\[0\] is 1; expected 0": (indices, offsets + 1, lengths),
         r"lengths\[1\] is -1": (indices[:3], torch.tensor([0, 2, 1]), torch.tensor([[2, -1]])),
         r"indices\[2\] is -1": (torch.tensor([0, 3, -1, 2, 1, 1]), offsets, lengths),
         "holds no row ids": (indices[:0], torch.tensor([0, 0]), torch.tensor([[0]])),
@@ -158,7 +158,7 @@ def test_a_line_without_an_end_is_refused_at_once(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(
-            FileFormatError, match=r"line 2: found '1+', [\d,]+ bytes and more; needed"
+            FileFormatError, match=r"line 2: found '1+', [\d,]+ bytes and more; expected"
         ) as error:
             traces.read(path)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20  # a chunk or two, not the line
@@ -173,7 +173,9 @@ def test_what_unpacks_to_more_than_the_bound_is_refused(tmp_path: Path, name: st
     path.write_bytes(gzip.compress((b"0" * 30 + b"7\n") * (1 << 20), 1))
     tracemalloc.start()
     try:
-        with pytest.raises(FileFormatError, match=r"bytes of memory, allowed are 1,048,576: pass most_bytes"):
+        with pytest.raises(
+            FileFormatError, match=r"bytes of memory; expected 1,048,576 at most. Pass most_bytes"
+        ):
             traces.read(path, most_bytes=1 << 20)
         assert tracemalloc.get_traced_memory()[1] < 12 << 20
     finally:
@@ -225,7 +227,7 @@ def test_offsets_that_wrap_around_are_refused(tmp_path: Path) -> None:
     """Their differences are the lengths, modulo 2^64."""
     most = 2**63 - 1
     value = torch.arange(5), torch.tensor([0, most, -2, 5]), torch.tensor([[most, most, 7]])
-    with pytest.raises(FileFormatError, match=r"lengths\[0\] is 9223372036854775807, allowed is 0 to 5"):
+    with pytest.raises(FileFormatError, match=r"lengths\[0\] is 9223372036854775807; expected 0 to 5"):
         traces.read(save(tmp_path / "trace.pt", value))
 
 
@@ -243,7 +245,7 @@ def test_other_files(tmp_path: Path) -> None:
     path.write_bytes(b"not a tensor")
     with pytest.raises(ValueError, match=r"holds posix\.mkdir|is not an archive"):
         traces.read(path)
-    with pytest.raises(ValueError, match=r"must be one of row ids as \.txt"):
+    with pytest.raises(ValueError, match=r"expected one of row ids as \.txt"):
         traces.read(tmp_path / "trace.csv")
     with pytest.raises(FileNotFoundError):
         traces.read(tmp_path / "absent.txt")

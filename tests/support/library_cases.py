@@ -116,7 +116,7 @@ ONE_TABLE_ERRORS: dict[str, tuple[Inputs, str, str]] = {
         "ValueError",
         "offsets is empty",
     ),
-    "mode": ({"mode": "median"}, "ValueError", 'mode is "median", must be "sum"'),
+    "mode": ({"mode": "median"}, "ValueError", 'mode is "median"; expected "sum"'),
     "mode empty": ({"mode": ""}, "ValueError", 'mode is ""'),
     "mode long": ({"mode": "x" * 5000}, "ValueError", 'mode is "xxx'),
     "bounds_check": ({"bounds_check": "maybe"}, "ValueError", "bounds_check is"),

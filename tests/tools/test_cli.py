@@ -71,9 +71,9 @@ ABSENT = next(name for name in info.ISA_FLAGS if name not in info.isa_available(
 @pytest.mark.parametrize(
     ("asked", "words"),
     (
-        ("mmx", "RECFUSE_CPU_ISA='mmx' is ignored: it must be one of avx512, avx2, neon, scalar"),
-        ("\x1b[2J", r"RECFUSE_CPU_ISA='\x1b[2J' is ignored: it must be one of"),
-        (ABSENT, f"RECFUSE_CPU_ISA={ABSENT} is ignored: this CPU does not have it"),
+        ("mmx", "RECFUSE_CPU_ISA='mmx' is ignored; expected avx512, avx2, neon or scalar"),
+        ("\x1b[2J", r"RECFUSE_CPU_ISA='\x1b[2J' is ignored; expected"),
+        (ABSENT, f"RECFUSE_CPU_ISA={ABSENT} is ignored, since this CPU does not have it"),
         ("scalar", "RECFUSE_CPU_ISA=scalar is ignored: it was set after the first use"),
         (torch.ops.recfuse.cpu_isa(), None),
         ("", None),
@@ -111,20 +111,23 @@ def test_bad_command_lines_end_with_status_2(capsys, arguments):
     ("arguments", "words"),
     (
         (["tune", "--trace", "warm"], "'warm', which is neither a file nor one of one_item, high"),
-        (["tune", "--trace", "low", "--dim", "0"], "--dim is 0, must be >= 1"),
-        (["tune", "--trace", "low", "--rows", "0"], "--rows is 0, must be >= 1"),
-        (["tune", "--trace", "low", "--device", "tpux"], "--device is 'tpux', must be cpu, cuda or cuda:N"),
+        (["tune", "--trace", "low", "--dim", "0"], "--dim is 0; expected >= 1"),
+        (["tune", "--trace", "low", "--rows", "0"], "--rows is 0; expected >= 1"),
+        (["tune", "--trace", "low", "--device", "tpux"], "--device is 'tpux'; expected cpu, cuda or cuda:N"),
         (
             ["tune", "--trace", "low", "--out", "/absent/plan.json", *TINY],
             "'/absent' is missing or not writable",
         ),
-        (["tune", "--trace", "low", "--out", "/tmp", *TINY], "--out is '/tmp', which is a folder, must be a"),
+        (
+            ["tune", "--trace", "low", "--out", "/tmp", *TINY],
+            "--out is '/tmp', which is a folder; expected a",
+        ),
         (
             ["compile", "--arch", "sm_70", "--dim", "8"],
-            "--arch is 'sm_70', must be sm_80 or newer, such as sm_80,",
+            "--arch is 'sm_70'; expected sm_80 or newer, such as sm_80,",
         ),
-        (["compile", "--arch", "hopper", "--dim", "8"], "--arch is 'hopper', must be sm_80 or newer"),
-        (["compile", "--arch", "sm_90a"], "nothing to compile: give --plan FILE, or --dim"),
+        (["compile", "--arch", "hopper", "--dim", "8"], "--arch is 'hopper'; expected sm_80 or newer"),
+        (["compile", "--arch", "sm_90a"], "no call to compile is named. Pass --plan FILE, or --dim"),
         (["compile", "--arch", "sm_90a", "--dim", "-4"], "--dim is -4"),
         (["compile", "--arch", "sm_90a", "--plan", "absent.json"], "absent.json"),
     ),
@@ -269,7 +272,7 @@ def test_a_missing_nvrtc_is_one_line(capsys, monkeypatch, tmp_path):
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("recfuse compile: error: NVRTC (libnvrtc.so.13 or ")
-    assert "looked in /opt/toolkit/lib64, /usr/local/cuda/lib64, the loader's search path. Install" in error
+    assert "searched: /opt/toolkit/lib64, /usr/local/cuda/lib64, the loader's search path. Install" in error
     assert "pip install nvidia-cuda-nvrtc" in error
 
 
@@ -345,7 +348,9 @@ def test_a_cache_that_others_may_write_to_is_said(monkeypatch, tmp_path, capsys)
 
 
 def test_missing_libraries_say_where_they_were_looked_for(monkeypatch, capsys):
-    missing = "NVRTC is not here; looked in\n  /opt/toolkit/lib64\n  the loader's search path\nInstall it"
+    missing = (
+        "NVRTC is in no place that was searched:\n  /opt/toolkit/lib64\n  the loader's search path\nInstall"
+    )
     status = dict.fromkeys(("nvrtc", "builtins", "folder")) | dict.fromkeys(("major", "entries", "bytes"), 0)
     status |= {"minor": 0, "missing": missing, "allowed": True, "refused": None, "ignored": 0}
     monkeypatch.setattr(info.ctypes.util, "find_library", lambda stem: None)

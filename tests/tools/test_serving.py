@@ -149,8 +149,8 @@ def test_a_c_program_needs_no_torch(folder):
     assert done.stdout.splitlines() == [
         f"recfuse {recfuse.__version__}, {torch.ops.recfuse.cpu_isa()}",
         *("101 202 303 404 ", "0 0 0 0 ", "21 42 63 84 "),
-        "recfuse.embedding_bag: indices[1] is 2, for feature 0, bag 0; allowed is 0 to 1, less than "
-        "the 2 rows of its table",
+        "recfuse.embedding_bag: indices[1] is 2, for feature 0, bag 0; expected 0 to 1, less than the 2 "
+        "rows of its table",
     ]
     if shutil.which("ldd"):
         needed = re.findall(r"^\s*(\S+)", run("ldd", folder / "pool").stdout, flags=re.MULTILINE)

@@ -154,7 +154,7 @@ def test_lengths() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"hotness": "warm"}, "hotness is 'warm', allowed are one_item, high, medium, low, random"),
+        ({"hotness": "warm"}, "hotness is 'warm'; expected one_item, high, medium, low, random"),
         ({"hotness": "low", "rows": 0}, "rows is 0"),
         ({"hotness": "low", "rows": 2**31}, "rows is 2147483648"),
         ({"hotness": "low", "lookups": 0}, "lookups is 0"),
@@ -240,9 +240,9 @@ def test_bad_traces() -> None:
         traces.statistics(np.array([1.0]))
     with pytest.raises(ValueError, match=r"shape \(1, 2\)"):
         traces.statistics(np.array([[1, 2]]))
-    with pytest.raises(ValueError, match=r"row ids in \[-1, 3\], allowed is \[0, 3\]"):
+    with pytest.raises(ValueError, match=r"row ids in \[-1, 3\]; expected \[0, 3\]"):
         traces.statistics(np.array([3, -1]))
-    with pytest.raises(ValueError, match=r"row ids in \[0, 9\], allowed is \[0, 8\]"):
+    with pytest.raises(ValueError, match=r"row ids in \[0, 9\]; expected \[0, 8\]"):
         traces.statistics(np.array([0, 9]), rows=9)
     with pytest.raises(ValueError, match="bag is 0"):
         traces.statistics(np.array([1]), bag=0)
@@ -272,7 +272,7 @@ def test_statistics_print_and_plot() -> None:
 
 
 def test_bad_arguments_of_the_c_functions() -> None:
-    with pytest.raises(IndexError, match=r"trace_reuse: lookup 1 is row 3, allowed is \[0, 3\)"):
+    with pytest.raises(IndexError, match=r"trace_reuse: lookup 1 is row 3; expected \[0, 3\)"):
         _C.trace_reuse(np.array([0, 3]), 3)
     with pytest.raises(ValueError, match="n_rows is -1"):
         _C.trace_reuse(np.array([0]), -1)
@@ -282,7 +282,7 @@ def test_bad_arguments_of_the_c_functions() -> None:
         _C.trace_times(np.array([1]), 10.0, 1.5, 1.0, 1.0, 0)
     with pytest.raises(ValueError, match="point 1 is"):
         _C.trace_curve([1.0, 1.0], [1.0, 1.0], [1.0])
-    with pytest.raises(ValueError, match="there are no points"):
+    with pytest.raises(ValueError, match="no points are given"):
         _C.trace_curve(np.zeros(0), np.zeros(0), [1.0])
     with pytest.raises(ValueError, match="2 ranks and 1 counts"):
         _C.trace_curve([1.0, 2.0], [1.0], [1.0])

@@ -95,7 +95,7 @@ def test_check_asks_the_device_and_gives_errors_their_class(monkeypatch):
         if index == 3:
             raise errors.translate(
                 RuntimeError(
-                    "IndexError: recfuse.embedding_bag: indices[70] is 12, for bag 3; allowed is 0 to 9"
+                    "IndexError: recfuse.embedding_bag: indices[70] is 12, for bag 3; expected 0 to 9"
                 )
             )
 
@@ -221,7 +221,7 @@ def test_a_module_refreshes_before_its_calls_and_a_copy_pins_its_own(log):
     (
         ({}, "exactly one of"),
         ({"trace": [1], "rows": [1]}, "exactly one of"),
-        ({"rows": [1, 20]}, r"rows lie in \[1, 20\], must lie in \[0, 20\)"),
+        ({"rows": [1, 20]}, r"rows lie in \[1, 20\]; expected \[0, 20\)"),
         ({"rows": [-1]}, r"rows lie in \[-1, -1\]"),
         ({"rows": [1], "l2_fraction": 0.0}, "l2_fraction is 0.0"),
         ({"rows": [1], "l2_fraction": 1.5}, "l2_fraction is 1.5"),
@@ -256,8 +256,8 @@ class PinRowsParams(ctypes.Structure):
         ({"rows": -1}, "-1 rows"),
         ({"row_pitch": -8}, "-8 bytes apart"),
         ({"rows": 1 << 40, "row_pitch": 1 << 40}, "fit int64"),
-        ({"weight": None}, "pointers not be NULL"),
-        ({"hot_rows": None}, "pointers not be NULL"),
+        ({"weight": None}, "pointers that are not NULL"),
+        ({"hot_rows": None}, "pointers that are not NULL"),
         ({"index_type": 2}, "index_type is 2"),
     ),
 )
@@ -273,5 +273,5 @@ def test_bad_arguments_of_a_c_program(changes, words):
 
 @pytest.mark.parametrize("function", (recfuse.pin_rows, recfuse.unpin))
 def test_what_is_no_tensor_is_refused(function):
-    with pytest.raises(TypeError, match=r"weight is a list, must be a torch.Tensor"):
+    with pytest.raises(TypeError, match=r"weight is a list; expected a torch.Tensor"):
         function([1.0], [0])

@@ -51,22 +51,22 @@ def test_a_save_that_fails_leaves_the_file_as_it_was(path, module):
 @pytest.mark.parametrize(
     ("change", "words"),
     (
-        (at("recfuse_plan", value=2), "format 2, this recfuse knows up to 1"),
-        (at("recfuse_plan", drop=True), "it is no plan"),
+        (at("recfuse_plan", value=2), "format 2; expected 1 to 1. Update recfuse"),
+        (at("recfuse_plan", drop=True), 'has no number under "recfuse_plan"; expected a plan'),
         (at("kind", value="fused"), "a plan for 'fused'"),
         (at("schedule", drop=True), "schedule is missing"),
-        (at("schedule", value="station=moon"), "station is 'moon', allowed are none"),
-        (at("schedule", value="distance=4 distance=8"), "'distance=8' is none of, or the second of"),
-        (at("schedule", value="distance=-1"), "distance is '-1', must be a whole number"),
-        (at("table", "rows", value="100"), "table.rows is '100', must be int"),
-        (at("table", "rows", value=True), "table.rows is True, must be int"),
-        (at("table", value=[]), "table is [], must be an object"),
+        (at("schedule", value="station=moon"), "station is 'moon'; expected none"),
+        (at("schedule", value="distance=4 distance=8"), "'distance=8' is unknown or given twice"),
+        (at("schedule", value="distance=-1"), "distance is '-1'; expected a whole number"),
+        (at("table", "rows", value="100"), "table.rows is '100'; expected int"),
+        (at("table", "rows", value=True), "table.rows is True; expected int"),
+        (at("table", value=[]), "table is []; expected an object"),
         (at("trace", "sha256", drop=True), "trace.sha256 is missing"),
-        (at("best_us", value=None), "best_us is None, must be float"),
-        (at("floor_us", value="8"), "floor_us is '8', must be float | null"),
+        (at("best_us", value=None), "best_us is None; expected float"),
+        (at("floor_us", value="8"), "floor_us is '8'; expected float | null"),
         (at("pinned", value={"rows": 3}), "pinned.l2_fraction is missing"),
-        (at("decisions", value={}), "decisions is {}, must be a list"),
-        (at("decisions", 1, "kept", value=1), "decisions[1].kept is 1, must be bool"),
+        (at("decisions", value={}), "decisions is {}; expected a list"),
+        (at("decisions", 1, "kept", value=1), "decisions[1].kept is 1; expected bool"),
     ),
 )
 def test_a_damaged_file_is_refused_by_name_and_key(path, change, words):
@@ -97,15 +97,15 @@ def test_apply_pins_the_rows_of_this_process_or_of_a_trace(module):
     assert module.pinned.rows.tolist() == [7, 8, 9] and module.pinned.l2_fraction == 0.25
     plan_for(module, pinned=pinned).apply(module, trace=[5, 5, 2])
     assert module.pinned.rows.tolist() == [5, 2] and not module.pinned.active
-    with pytest.raises(ValueError, match="does not hold; pass trace="):
+    with pytest.raises(ValueError, match=r"does not hold\. Pass trace="):
         plan_for(module, pinned=pinned).apply(module)
     assert module.pinned.rows.tolist() == [5, 2]
 
 
 def test_apply_refuses_what_is_not_ours_and_warns_of_another_table(module):
-    with pytest.raises(TypeError, match=r"recfuse\.swap makes one"):
+    with pytest.raises(TypeError, match=r"Call recfuse\.swap to convert"):
         plan_for(module).apply(torch.nn.EmbeddingBag(100, 4))
-    with pytest.warns(UserWarning, match="rows was 100, is 50; mode was sum, is max"):
+    with pytest.warns(UserWarning, match="rows was 100, is 50, and mode was sum, is max"):
         plan_for(module).apply(EmbeddingBag(50, 4, mode="max"))
 
 

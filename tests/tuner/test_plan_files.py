@@ -64,21 +64,21 @@ def refused(path, words=""):
 @pytest.mark.parametrize(
     ("change", "words"),
     (
-        (at("recfuse_plan", value=-5), "is of format -5, must be from 1 to 1"),
+        (at("recfuse_plan", value=-5), "is of format -5; expected 1 to 1"),
         (at("recfuse_plan", value=0), "is of format 0"),
-        (at("recfuse_plan", value=True), "it is no plan"),
+        (at("recfuse_plan", value=True), 'has no number under "recfuse_plan"; expected a plan'),
         (at("recfuse_plan", value=10**29), "is of format 1000"),
         (at("kind", value=["x" * 10**6] * 3), "is a plan for ["),
-        (at("best_us", value=float("nan")), "it has NaN, must have finite numbers"),
-        (at("default_us", value=float("inf")), "it has Infinity"),
-        (at("seconds", value=-1), "seconds is -1, must be from 0 to 1000000000000000000"),
-        (at("best_us", value=0), "best_us is 0.0, must be above 0"),
-        (at("best_us", value=10**400), "a number of 401 digits, must have 30 at most"),
-        (at("device", "type", value="tpu"), "device.type is 'tpu', must be 'cuda' or 'cpu'"),
-        (at("decisions", value=[1]), "decisions[0] is 1, must be an object"),
-        (at("decisions", value=[0] * 100_001), "decisions has 100,001 items, must have 100,000 at most"),
+        (at("best_us", value=float("nan")), "a number is NaN; expected finite numbers"),
+        (at("default_us", value=float("inf")), "a number is Infinity"),
+        (at("seconds", value=-1), "seconds is -1; expected 0 to 1000000000000000000"),
+        (at("best_us", value=0), "best_us is 0.0; expected more than 0"),
+        (at("best_us", value=10**400), "a number has 401 digits; expected 30 at most"),
+        (at("device", "type", value="tpu"), "device.type is 'tpu'; expected 'cuda' or 'cpu'"),
+        (at("decisions", value=[1]), "decisions[0] is 1; expected an object"),
+        (at("decisions", value=[0] * 100_001), "decisions has 100,001 items; expected 100,000 at most"),
         (at("trace", "sha256", value=[["x" * 10**5] * 10] * 10), "trace.sha256 is [["),
-        (at("created", value=None), "created is None, must be str"),
+        (at("created", value=None), "created is None; expected str"),
     ),
 )
 def test_what_is_no_value_of_a_plan_is_refused(path, change, words):
@@ -89,20 +89,20 @@ def test_what_is_no_value_of_a_plan_is_refused(path, change, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     (
-        (at("table", "rows", value=-1), "table.rows is -1, must be from 0 to"),
-        (at("table", "rows", value=10**18), "all tables must have 4611686018427387904 bytes at most"),
-        (at("table", "dim", value=2**31), "table.dim is 2147483648, must be 2147483647 at most"),
-        (at("table", "dtype", value="float64"), "must be 'float32' or 'float16' or 'bfloat16'"),
-        (at("table", "mode", value="$\\x$"), "must be 'sum' or 'mean' or 'max'"),
-        (at("pinned", "l2_fraction", value=0), "pinned.l2_fraction is 0.0, must lie in (0, 1]"),
-        (at("schedule", value="distance=" + "9" * 5000), "must be a whole number from 0 to 2147483647"),
-        (at("schedule", value="distance=\u0663"), "must be a whole number"),
-        (at("schedule", value="distance=4\nwarps=32"), "must be a whole number"),
-        (at("schedule", value="x" * 10**6), "is none of, or the second of"),
-        (at("schedule", value="distance=65536"), "schedule: distance is 65536, must be 1 to 64"),
-        (at("schedule", value="block=4"), "schedule: block is 4, must be a power of two, 32 to 1024"),
-        (at("schedule", value="warps=1000000"), "schedule: warps is 1000000, must be 1 to 64"),
-        (at("schedule", value="threads=3"), "schedule: threads is 3, must be a power of two, 1 to 1024"),
+        (at("table", "rows", value=-1), "table.rows is -1; expected 0 to"),
+        (at("table", "rows", value=10**18), "expected tables of 4611686018427387904 bytes at most"),
+        (at("table", "dim", value=2**31), "table.dim is 2147483648; expected 2147483647 at most"),
+        (at("table", "dtype", value="float64"), "expected 'float32' or 'float16' or 'bfloat16'"),
+        (at("table", "mode", value="$\\x$"), "expected 'sum' or 'mean' or 'max'"),
+        (at("pinned", "l2_fraction", value=0), "pinned.l2_fraction is 0.0; expected (0, 1]"),
+        (at("schedule", value="distance=" + "9" * 5000), "expected a whole number from 0 to 2147483647"),
+        (at("schedule", value="distance=\u0663"), "expected a whole number"),
+        (at("schedule", value="distance=4\nwarps=32"), "expected a whole number"),
+        (at("schedule", value="x" * 10**6), "is unknown or given twice"),
+        (at("schedule", value="distance=65536"), "schedule: distance is 65536; expected 1 to 64"),
+        (at("schedule", value="block=4"), "schedule: block is 4; expected a power of two, 32 to 1024"),
+        (at("schedule", value="warps=1000000"), "schedule: warps is 1000000; expected 1 to 64"),
+        (at("schedule", value="threads=3"), "schedule: threads is 3; expected a power of two, 1 to 1024"),
         (at("created", value="x" * ((2 << 20) + 1)), "created has 2,097,153 characters"),
     ),
 )
@@ -115,15 +115,15 @@ def test_what_is_no_value_of_a_tables_plan_is_refused(tmp_path, change, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     (
-        (at("schedule_of", value="0*9999999"), "schedule_of has '0*9999999', must have integers"),
+        (at("schedule_of", value="0*9999999"), "schedule_of has '0*9999999'; expected integers"),
         (at("table_of", value="0*9999999"), "for 100,000 features at most"),
         (at("expected", value="0*99999 " * 100), "for 100,000 features at most"),
         (at("expected", value="0 " * 7_000_000), "for 100,000 features at most"),
         (at("table_of", value="9" * 10**6), "table_of has '9999"),
-        (at("expected", value="\u0663"), "must have integers"),
-        (at("tables", 0, "rows", value=10**18), "all tables must have"),
-        (at("schedules", value=[""] * 6), "schedules has 6 items, must have 5 at most"),
-        (at("schedules", 1, value="kind=pool threads=0"), "threads is '0', must be a whole number from 1"),
+        (at("expected", value="\u0663"), "expected integers"),
+        (at("tables", 0, "rows", value=10**18), "expected tables of"),
+        (at("schedules", value=[""] * 6), "schedules has 6 items; expected 5 at most"),
+        (at("schedules", 1, value="kind=pool threads=0"), "threads is '0'; expected a whole number from 1"),
     ),
 )
 def test_what_is_no_value_of_a_collections_plan_is_refused(tmp_path, change, words):
@@ -135,10 +135,10 @@ def test_what_is_no_value_of_a_collections_plan_is_refused(tmp_path, change, wor
 @pytest.mark.parametrize(
     ("schedule", "words"),
     (
-        ("block=32 threads=64", "block is 32, must be at least threads, 64"),
-        ("station=none distance=2", 'distance is 2, must be 1 or left out with station "none"'),
+        ("block=32 threads=64", "block is 32; expected at least threads, 64"),
+        ("station=none distance=2", 'distance is 2; expected 1 or left out with station "none"'),
         ("bags=32 distance=2", "bags is 32, with which there is no station, distance"),
-        ("warps=1 block=64", "warps is 1, must be at least the 2 of one block of 64 threads"),
+        ("warps=1 block=64", "warps is 1; expected at least the 2 of one block of 64 threads"),
     ),
 )
 def test_a_schedule_that_no_call_could_use_is_refused_when_it_is_applied(tmp_path, schedule, words):
@@ -153,10 +153,10 @@ def test_a_schedule_that_no_call_could_use_is_refused_when_it_is_applied(tmp_pat
 @pytest.mark.parametrize(
     ("schedule", "words"),
     (
-        ("kind=pool distance=65536", "distance is 65536, must be 1, 2, 4, 8 or 16"),
-        ("kind=pool threads=3", "threads is 3, must be a power of two"),
-        ("kind=pool split=1000000", "split is 1000000, must be 1 to 64"),
-        ("kind=staged threads=64", "threads is 64, must be 2, 4, 8, 16 or 32 for a staged table"),
+        ("kind=pool distance=65536", "distance is 65536; expected 1, 2, 4, 8 or 16"),
+        ("kind=pool threads=3", "threads is 3; expected a power of two"),
+        ("kind=pool split=1000000", "split is 1000000; expected 1 to 64"),
+        ("kind=staged threads=64", "threads is 64; expected 2, 4, 8, 16 or 32 for a staged table"),
     ),
 )
 def test_schedules_that_no_call_could_use_are_refused_when_they_are_applied(tmp_path, schedule, words):
@@ -208,9 +208,9 @@ def test_what_is_no_text_or_no_object_is_refused(path, text):
 
 def test_paths():
     for wrong in (None, 3, {}):
-        with pytest.raises(ArgumentTypeError, match=r"recfuse\.Plan\.load: path is an? .*must be a str"):
+        with pytest.raises(ArgumentTypeError, match=r"recfuse\.Plan\.load: path is an? .*expected a str"):
             Plan.load(wrong)
-        with pytest.raises(ArgumentTypeError, match=r"recfuse\.Plan\.save: path is an? .*must be a str"):
+        with pytest.raises(ArgumentTypeError, match=r"recfuse\.Plan\.save: path is an? .*expected a str"):
             made("table")[1].save(wrong)
     with pytest.raises(ArgumentValueError, match="has a NUL character"):
         Plan.load("a\0b")
@@ -254,7 +254,7 @@ def test_a_plan_that_cannot_be_written_is_not_lost(capsys, tmp_path, monkeypatch
         cli.main([*arguments, "--out", str(out), "--dim", "8", "--batch", "8"])
     assert stopped.value.code == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert f"No space left on device: '{out}'; the plan is in " in error
+    assert f"No space left on device: '{out}'), and the plan is in " in error
     assert Plan.load(error.split(" is in ")[1].removesuffix(" instead")).table.rows == 90
     assert not out.exists()
 

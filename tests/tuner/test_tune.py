@@ -360,7 +360,11 @@ def test_per_sample_weights_and_last_offsets():
         ((torch.nn.Linear(2, 2), []), TypeError, "module is a Linear"),
         ((EmbeddingBag(5, 2), []), ValueError, "batches is empty"),
         ((EmbeddingBag(5, 2), [torch.tensor([[7]])]), IndexError, "7"),
-        ((EmbeddingBag(5, 2), [torch.empty(2, 0, dtype=torch.int64)]), ValueError, "nothing to time"),
+        (
+            (EmbeddingBag(5, 2), [torch.empty(2, 0, dtype=torch.int64)]),
+            ValueError,
+            "expected lookups to time",
+        ),
         ((EmbeddingBag(5, 2), [torch.tensor([[1]])], -1.0), ValueError, "budget_s is -1.0"),
         ((EmbeddingBag(5, 2), [torch.tensor([[1]])], float("nan")), ValueError, "budget_s is nan"),
         ((EmbeddingBag(5, 2, dtype=torch.float64), [torch.tensor([[1]])]), NotImplementedError, "float64"),

@@ -356,13 +356,13 @@ def bad(change):
         (lambda c: [torch.zeros(3)], TypeError, "batches[0] is a Tensor"),
         (bad(lambda b: [(b[0][0], b[0][1][:-1])]), ValueError, "[features * bags + 1] with 24 features"),
         (bad(lambda b: [(b[0][0].float(), b[0][1])]), TypeError, "torch.float32 indices"),
-        (bad(lambda b: [(b[0][0][:-1], b[0][1])]), ValueError, "must rise from 0"),
-        (bad(lambda b: [(b[0][0], b[0][1].flip(0))]), ValueError, "must rise from 0"),
+        (bad(lambda b: [(b[0][0][:-1], b[0][1])]), ValueError, "expected offsets that rise from 0"),
+        (bad(lambda b: [(b[0][0], b[0][1].flip(0))]), ValueError, "expected offsets that rise from 0"),
         (bad(lambda b: [(*b[0], torch.ones(3))]), ValueError, "per_sample_weights [3]"),
-        (bad(lambda b: [b[0], (b[1][0].long(), b[1][1])]), ValueError, "must be of one form"),
+        (bad(lambda b: [b[0], (b[1][0].long(), b[1][1])]), ValueError, "expected batches of one form"),
         (bad(lambda b: [(b[0][0] + 200, b[0][1])]), IndexError, "200"),
         (lambda c: [(torch.zeros(0, dtype=torch.int32), torch.zeros(25, dtype=torch.int32))], ValueError,
-         "nothing to time"),
+         "expected lookups to time"),
     ),
 )  # fmt: skip
 def test_bad_batches(device, collection, batches, kind, words):
@@ -376,7 +376,7 @@ def test_bad_arguments(device, collection):
         tune(collection, budget=-1)
     with pytest.raises(ValueError, match="pin is True"):
         tune(collection, pin=True)
-    with pytest.raises(ValueError, match="must be None for a single table"):
+    with pytest.raises(ValueError, match="expected None for a single table"):
         recfuse.tune(recfuse.nn.EmbeddingBag(5, 2), [torch.tensor([[1]])], 0, resume="x")
 
 

@@ -14,10 +14,10 @@ rf_status rf__trace_curve(const double *ranks, const double *counts, int64_t n_p
                           const double *positions, int64_t count, double *values) {
     for (int64_t i = 0; i < n_points; i++) {
         RF_FAIL_IF(!(counts[i] > 0 && ranks[i] > (i > 0 ? ranks[i - 1] : 0)), RF_ERR_VALUE,
-                   "point %lld is (%g, %g), allowed are rising ranks > 0 and counts > 0", (long long)i,
-                   ranks[i], counts[i]);
+                   "point %lld is (%g, %g); expected rising ranks > 0 and counts > 0", (long long)i, ranks[i],
+                   counts[i]);
     }
-    RF_FAIL_IF(n_points < 1, RF_ERR_VALUE, "there are no points, needed is at least 1");
+    RF_FAIL_IF(n_points < 1, RF_ERR_VALUE, "no points are given; expected at least 1");
     int64_t next = 0; /* the first point after the position; positions are mostly ascending */
     for (int64_t i = 0; i < count; i++) {
         if (next > 0 && positions[i] < ranks[next - 1]) next = 0;
@@ -36,8 +36,8 @@ rf_status rf__trace_curve(const double *ranks, const double *counts, int64_t n_p
 rf_status rf__trace_times(const int64_t *counts, int64_t n_rows, double length, double burst, double median,
                           double sigma, uint64_t seed, double *times) {
     RF_FAIL_IF(!(length > 0 && burst >= 0 && burst <= 1 && median > 0 && sigma >= 0), RF_ERR_VALUE,
-               "length is %g, burst %g, median %g, sigma %g; allowed are > 0, [0, 1], > 0, >= 0", length,
-               burst, median, sigma);
+               "length is %g, burst %g, median %g, sigma %g; expected > 0, [0, 1], > 0, >= 0", length, burst,
+               median, sigma);
     const double log_median = rf__log(median);
     int64_t at = 0;
     for (int64_t row = 0; row < n_rows; row++) {
@@ -61,8 +61,8 @@ rf_status rf__trace_reuse(const int64_t *rows, int64_t lookups, int64_t n_rows, 
     rf_status status = RF_OK;
     int64_t *last = NULL; /* [n_rows]: 1 + the last lookup of each row, or 0 */
     int32_t *tree = NULL; /* [lookups + 1]: Fenwick tree of marks, a mark on the last lookup of each row */
-    RF_FAIL_IF(lookups >= INT32_MAX, RF_ERR_VALUE,
-               "the trace has %lld lookups, allowed are fewer than 2^31 - 1", (long long)lookups);
+    RF_FAIL_IF(lookups >= INT32_MAX, RF_ERR_VALUE, "the trace has %lld lookups; expected fewer than 2^31 - 1",
+               (long long)lookups);
     last = calloc((size_t)n_rows + 1, sizeof *last);
     tree = calloc((size_t)lookups + 1, sizeof *tree);
     if (last == NULL || tree == NULL) {
@@ -74,7 +74,7 @@ rf_status rf__trace_reuse(const int64_t *rows, int64_t lookups, int64_t n_rows, 
     for (int64_t i = 0; i < lookups; i++) {
         const int64_t row = rows[i];
         if (row < 0 || row >= n_rows) {
-            status = rf__fail(RF_ERR_INDEX, "lookup %lld is row %lld, allowed is [0, %lld)", (long long)i,
+            status = rf__fail(RF_ERR_INDEX, "lookup %lld is row %lld; expected [0, %lld)", (long long)i,
                               (long long)row, (long long)n_rows);
             goto out;
         }

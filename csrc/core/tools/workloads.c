@@ -23,20 +23,19 @@ static rf_status check_groups(const rf__workload_group *groups, int64_t n_groups
         const rf__workload_group *group = &groups[g];
         const long long at = (long long)g;
         RF_FAIL_IF(!whole_between(group->features, 1, INT32_MAX), RF_ERR_VALUE,
-                   "group %lld: features is %g, allowed is a whole number from 1", at, group->features);
+                   "group %lld: features is %g; expected a whole number from 1", at, group->features);
         RF_FAIL_IF(!whole_between(group->rows, 1, INT32_MAX), RF_ERR_VALUE,
-                   "group %lld: rows is %g, allowed is a whole number in [1, 2^31)", at, group->rows);
+                   "group %lld: rows is %g; expected a whole number in [1, 2^31)", at, group->rows);
         RF_FAIL_IF(!(group->coverage >= 0 && group->coverage <= 1), RF_ERR_VALUE,
-                   "group %lld: coverage is %g, allowed is [0, 1]", at, group->coverage);
+                   "group %lld: coverage is %g; expected [0, 1]", at, group->coverage);
         RF_FAIL_IF(!(group->mean >= 0 && group->mean <= 1e6 && group->mean <= group->maximum), RF_ERR_VALUE,
-                   "group %lld: mean is %g, allowed is [0, maximum] with maximum %g, up to 1e6", at,
+                   "group %lld: mean is %g; expected [0, maximum] with maximum %g, up to 1e6", at,
                    group->mean, group->maximum);
         RF_FAIL_IF(!(group->deviation >= 0 && group->deviation <= 1e6 &&
                      group->deviation <= MAX_DEVIATIONS_PER_LENGTH * group->maximum),
                    RF_ERR_VALUE,
-                   "group %lld: deviation is %g, allowed is [0, %d * maximum] with maximum %g, "
-                   "up to 1e6",
-                   at, group->deviation, MAX_DEVIATIONS_PER_LENGTH, group->maximum);
+                   "group %lld: deviation is %g; expected [0, %d * maximum] with maximum %g, up to 1e6", at,
+                   group->deviation, MAX_DEVIATIONS_PER_LENGTH, group->maximum);
     }
     return RF_OK;
 }
@@ -88,7 +87,7 @@ rf_status rf__workload_indices(const rf__workload_group *groups, int64_t n_group
     int64_t *scratch = NULL;
     rf__alias alias = {0};
     if (!(skew >= 0 && skew <= 16)) {
-        status = rf__fail(RF_ERR_VALUE, "skew is %g, allowed is [0, 16]", skew);
+        status = rf__fail(RF_ERR_VALUE, "skew is %g; expected [0, 16]", skew);
         goto out;
     }
     RF_TRY(check_groups(groups, n_groups));
@@ -102,7 +101,7 @@ rf_status rf__workload_indices(const rf__workload_group *groups, int64_t n_group
         for (int64_t b = 0; b < batch; b++) {
             const int32_t length = lengths[g * batch + b];
             if (length < 0) {
-                status = rf__fail(RF_ERR_VALUE, "lengths[%lld, %lld] is %d, allowed is >= 0", (long long)g,
+                status = rf__fail(RF_ERR_VALUE, "lengths[%lld, %lld] is %d; expected >= 0", (long long)g,
                                   (long long)b, length);
                 goto out;
             }
@@ -151,8 +150,8 @@ out:
 rf_status rf__workload_batch_sizes(double median, double spread, int64_t maximum, uint64_t seed,
                                    int64_t count, int64_t *sizes) {
     RF_FAIL_IF(!(median > 0 && median <= 1e9 && spread >= 1 && spread <= 1e9), RF_ERR_VALUE,
-               "median is %g and spread is %g, allowed is (0, 1e9] and [1, 1e9]", median, spread);
-    RF_FAIL_IF(maximum < 1 || maximum > INT32_MAX, RF_ERR_VALUE, "maximum is %lld, allowed is [1, 2^31)",
+               "median is %g and spread is %g; expected (0, 1e9] and [1, 1e9]", median, spread);
+    RF_FAIL_IF(maximum < 1 || maximum > INT32_MAX, RF_ERR_VALUE, "maximum is %lld; expected [1, 2^31)",
                (long long)maximum);
     rf__random random = rf__random_stream(seed, RF__FOR_SIZES, 0);
     for (int64_t i = 0; i < count; i++) {

@@ -31,15 +31,15 @@ static rf_status check_described(const rf_embedding_bag_params *params, int32_t 
                    rf__elements_bytes(params->dtype, params->dim) % alignment != 0 ||
                    params->weight_stride < params->dim || params->bags <= 0 || params->lookups < 0,
                RF_ERR_VALUE,
-               "recfuse.embedding_bag: cannot compile for dim %" PRId64 ", stride %" PRId64 ", alignment %d, "
-               "%" PRId64 " lookups and %" PRId64
-               " bags; dim and bags must be 1 or more, stride at least dim, "
-               "and alignment a power of two that divides the bytes of a row, at most 16",
+               "recfuse.embedding_bag: a kernel cannot be compiled for dim %" PRId64 ", stride %" PRId64
+               ", alignment %d, %" PRId64 " lookups and %" PRId64
+               " bags; expected dim and bags of 1 or more, stride at least dim, and alignment a power of two "
+               "that divides the bytes of a row, at most 16",
                params->dim, params->weight_stride, (int)alignment, params->lookups, params->bags);
     RF_FAIL_IF(params->rows < 0 || !rf__rows_fit(params->dtype, params->rows, params->weight_stride),
                RF_ERR_VALUE,
-               "recfuse.embedding_bag: cannot compile for %" PRId64 " rows, %" PRId64
-               " elements apart; rows must be 0 or more, and the size in bytes must fit int64",
+               "recfuse.embedding_bag: a kernel cannot be compiled for %" PRId64 " rows, %" PRId64
+               " elements apart; expected 0 rows or more, and a size in bytes that fits int64",
                params->rows, params->weight_stride);
     return RF_OK;
 }

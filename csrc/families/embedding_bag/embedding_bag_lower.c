@@ -124,13 +124,13 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
                        variant->weighted, variant->station, variant->distance, variant->threads,
                        variant->parts, variant->segment);
     RF_FAIL_IF((size_t)length >= size, RF_ERR_INTERNAL,
-               "the options of a kernel need %d bytes, there are %zu", length, size);
+               "the options of a kernel need %d bytes; expected %zu at most", length, size);
     return RF_OK;
 }
 
 static rf_status check_limits(const rf_embedding_bag_params *params) {
     RF_FAIL_IF(params->dim > MOST_DIM, RF_ERR_UNSUPPORTED,
-               "recfuse.embedding_bag: weight has %" PRId64 " columns; on a GPU at most %d are supported",
+               "recfuse.embedding_bag: weight has %" PRId64 " columns; expected at most %d on a GPU",
                params->dim, MOST_DIM);
     return RF_OK;
 }
@@ -170,17 +170,15 @@ rf_status rf__embedding_bag_lower(const rf__gpu *gpu, const rf_embedding_bag_par
     bag_variant variant = variant_of(params, &shape, &complete);
     if (complete.warps != 0) limit_blocks(gpu, &variant);
     RF_FAIL_IF(variant.dynamic_shared > gpu->shared_per_block_optin, RF_ERR_VALUE,
-               "schedule: distance %d and segment %d with blocks of %d threads need %d bytes of "
-               "shared memory, a "
-               "block of this GPU may have %" PRId64 "; make one of them smaller",
+               "schedule: distance %d and segment %d with blocks of %d threads need %d bytes of shared "
+               "memory, a block of this GPU may have %" PRId64 ". Make one of them smaller.",
                (int)complete.distance, (int)complete.segment, (int)complete.block,
                (int)variant.dynamic_shared, gpu->shared_per_block_optin);
     const int64_t bags_a_block =
         complete.bags != 0 ? complete.block / WARP * complete.bags : complete.block / complete.threads;
     const int64_t blocks = (params->bags + bags_a_block - 1) / bags_a_block, slices = rf__bag_slices(&shape);
     RF_FAIL_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
-               "recfuse.embedding_bag: %" PRId64 " bags need %" PRId64 " blocks; at "
-               "most %d are supported",
+               "recfuse.embedding_bag: %" PRId64 " bags need %" PRId64 " blocks; expected at most %d",
                params->bags, blocks, INT32_MAX);
     rf_embedding_bag_args args = {.weight = params->weight,
                                   .indices = params->indices,

@@ -151,7 +151,7 @@ static int32_t block_within(const rf_embedding_bag_schedule *schedule, int32_t b
 static rf_status check_block(const rf_embedding_bag_schedule *schedule) {
     const int block = (int)schedule->block;
     RF_FAIL_IF(schedule->warps != 0 && block > schedule->warps * WARP, RF_ERR_VALUE,
-               "schedule: warps is %d, must be at least the %d of one block of %d threads",
+               "schedule: warps is %d; expected at least the %d of one block of %d threads",
                (int)schedule->warps, block / WARP, block);
     return RF_OK;
 }
@@ -159,23 +159,22 @@ static rf_status check_block(const rf_embedding_bag_schedule *schedule) {
 static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedule *schedule) {
     const int threads = (int)schedule->threads, block = (int)schedule->block,
               shared = (int)smaller(threads, WARP);
-    RF_FAIL_IF(schedule->station == RF_STATION_NONE && schedule->distance != 1, RF_ERR_VALUE,
-               "schedule: distance is %d, must be 1 or left out with station \"none\", which has one row in "
-               "flight; \"register\" has more",
-               (int)schedule->distance);
+    RF_FAIL_IF(
+        schedule->station == RF_STATION_NONE && schedule->distance != 1, RF_ERR_VALUE,
+        "schedule: distance is %d; expected 1 or left out with station \"none\", which has one row in flight",
+        (int)schedule->distance);
     RF_FAIL_IF(threads < rf__bag_lanes(shape), RF_ERR_VALUE,
-               "schedule: threads is %d, must be at least the %d that read one row of %" PRId64 " bytes",
+               "schedule: threads is %d; expected at least the %d that read one row of %" PRId64 " bytes",
                threads, (int)rf__bag_lanes(shape), shape->row.bytes);
     RF_FAIL_IF(schedule->segment < shared, RF_ERR_VALUE,
-               "schedule: segment is %d, must be at least the %d threads of a warp that share a bag",
+               "schedule: segment is %d; expected at least the %d threads of a warp that share a bag",
                (int)schedule->segment, shared);
-    RF_FAIL_IF(block < threads, RF_ERR_VALUE, "schedule: block is %d, must be at least threads, %d", block,
+    RF_FAIL_IF(block < threads, RF_ERR_VALUE, "schedule: block is %d; expected at least threads, %d", block,
                threads);
     RF_CHECK(check_block(schedule));
-    RF_FAIL_IF(
-        schedule->station == RF_STATION_SHARED && shape->alignment < 4, RF_ERR_VALUE,
-        "schedule: station is \"shared\", which needs rows and output aligned to 4 bytes or more; here they "
-        "are to 2");
+    RF_FAIL_IF(schedule->station == RF_STATION_SHARED && shape->alignment < 4, RF_ERR_VALUE,
+               "schedule: station is \"shared\", but rows or output are aligned to 2 bytes; expected 4 bytes "
+               "or more");
     return RF_OK;
 }
 
@@ -224,7 +223,7 @@ static rf_status complete_short(const rf__bag_shape *shape, rf_embedding_bag_sch
         "schedule: bags is %d, which is for sums and means without sample weights, of less than 2^30 lookups",
         bags);
     RF_FAIL_IF(bags < least || bags > most, RF_ERR_VALUE,
-               "schedule: bags is %d, must be %d to %d for rows of %" PRId64 " bytes", bags, least, most,
+               "schedule: bags is %d; expected %d to %d for rows of %" PRId64 " bytes", bags, least, most,
                shape->row.bytes);
     if (schedule->block == 0) {
         const int64_t warps = (shape->bags + bags - 1) / bags;

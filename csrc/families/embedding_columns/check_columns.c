@@ -17,12 +17,12 @@ static bool lies_within(int64_t words, int64_t at, int64_t count, int64_t bytes)
 
 rf_status rf__columns_open(const int64_t *program, int64_t words, rf__columns *columns) {
     const rf_columns_header *header = (const rf_columns_header *)program;
-    RF__REFUSE_IF(program == NULL, RF_ERR_VALUE, "%s", "program is NULL; it must point to its words");
+    RF__REFUSE_IF(program == NULL, RF_ERR_VALUE, "%s", "program is NULL; expected a pointer to its words");
     RF__REFUSE_IF(words * (int64_t)sizeof *program < (int64_t)sizeof *header ||
                       header->magic != RF_COLUMNS_MAGIC || header->words != words,
                   RF_ERR_VALUE,
-                  "program [" RF__I64 "] is no whole program of this version; make it with "
-                  "rf_embedding_columns_program",
+                  "program [" RF__I64
+                  "] is no whole program of this version. Make it with rf_embedding_columns_program.",
                   words);
     RF__REFUSE_IF(!lies_within(words, header->columns_at, header->n_columns, sizeof(rf_columns_column)) ||
                       !lies_within(words, header->sources_at, header->n_sources, sizeof(rf_columns_source)) ||
@@ -30,7 +30,7 @@ rf_status rf__columns_open(const int64_t *program, int64_t words, rf__columns *c
                       !lies_within(words, header->boundaries_at, header->n_boundaries, sizeof(float)) ||
                       !lies_within(words, header->vocabulary_at, header->n_vocabulary, sizeof(int64_t)),
                   RF_ERR_VALUE, "%s",
-                  "program has arrays beyond its words: it was changed after it was made");
+                  "program has arrays beyond its words, so it was changed after it was made");
     *columns = (rf__columns){.header = header,
                              .columns = (const rf_columns_column *)(program + header->columns_at),
                              .sources = (const rf_columns_source *)(program + header->sources_at),
@@ -56,19 +56,20 @@ static rf_status check_step(const rf__columns *columns, int32_t at, int32_t numb
         return RF_OK;
     case RF_COLUMN_MODULO:
         REFUSE_COLUMN_IF(step->a < 1, RF_ERR_VALUE,
-                         "step %d is modulo " RF__I64 "; the divisor must be 1 or more", (int)number,
+                         "step %d is modulo " RF__I64 "; expected a divisor of 1 or more", (int)number,
                          step->a);
         return RF_OK;
     case RF_COLUMN_BUCKETIZE:
     case RF_COLUMN_BUCKETIZE_RIGHT:
-        REFUSE_COLUMN_IF(!is_range(step->a, step->count, header->n_boundaries) ||
-                             (step->b != 0 && step->count < 2),
-                         RF_ERR_VALUE, "step %d has %d boundaries from " RF__I64 " on; there are " RF__I64,
-                         (int)number, (int)step->count, step->a, header->n_boundaries);
+        REFUSE_COLUMN_IF(
+            !is_range(step->a, step->count, header->n_boundaries) || (step->b != 0 && step->count < 2),
+            RF_ERR_VALUE,
+            "step %d has %d boundaries from " RF__I64 " on; expected a part of the " RF__I64 " that exist",
+            (int)number, (int)step->count, step->a, header->n_boundaries);
         return RF_OK;
     case RF_COLUMN_HASH:
         REFUSE_COLUMN_IF(step->count < 1, RF_ERR_VALUE,
-                         "step %d hashes to %d buckets; allowed is 1 to 2^31 - 1", (int)number,
+                         "step %d hashes to %d buckets; expected 1 to 2^31 - 1", (int)number,
                          (int)step->count);
         return RF_OK;
     case RF_COLUMN_VOCABULARY:
@@ -77,24 +78,24 @@ static rf_status check_step(const rf__columns *columns, int32_t at, int32_t numb
                          (int)step->count);
         return RF_OK;
     default:
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.%s: column %d: step %d has operation %d; allowed is 0 (affine) to %d "
-                        "(vocabulary)",
-                        operator_name, (int)at, (int)number, (int)step->operation, (int)RF_COLUMN_VOCABULARY);
+        return rf__fail(
+            RF_ERR_VALUE,
+            "recfuse.%s: column %d: step %d has operation %d; expected 0 (affine) to %d (vocabulary)",
+            operator_name, (int)at, (int)number, (int)step->operation, (int)RF_COLUMN_VOCABULARY);
     }
 }
 
 static rf_status check_source(const rf__columns *columns, int32_t at, int32_t number) {
     const rf_columns_header *header = columns->header;
     REFUSE_COLUMN_IF(number < 0 || number >= header->n_sources, RF_ERR_VALUE,
-                     "its source is %d; there are " RF__I64 " sources", (int)number, header->n_sources);
+                     "its source is %d; expected one of " RF__I64 " sources", (int)number, header->n_sources);
     const rf_columns_source *source = &columns->sources[number];
     REFUSE_COLUMN_IF(source->input < 0 || source->slot < 0 || source->width < 0, RF_ERR_VALUE,
-                     "its source has input %d, slot %d and width %d; all are 0 or more", (int)source->input,
+                     "its source has input %d, slot %d and width %d; expected 0 or more", (int)source->input,
                      (int)source->slot, (int)source->width);
     REFUSE_COLUMN_IF(!is_range(source->first_step, source->n_steps, header->n_steps), RF_ERR_VALUE,
-                     "its source has %d steps from %d on; there are " RF__I64, (int)source->n_steps,
-                     (int)source->first_step, header->n_steps);
+                     "its source has %d steps from %d on; expected a part of the " RF__I64 " that exist",
+                     (int)source->n_steps, (int)source->first_step, header->n_steps);
     for (int32_t s = 0; s < source->n_steps; s++) RF_CHECK(check_step(columns, at, source->first_step + s));
     return RF_OK;
 }
@@ -103,10 +104,9 @@ static rf_status check_numeric(const rf__columns *columns, int32_t at) {
     const rf_columns_column *column = &columns->columns[at];
     const int32_t width = columns->sources[column->left].width;
     REFUSE_COLUMN_IF(width < 1, RF_ERR_VALUE, "%s",
-                     "it is numeric with a jagged source; numbers need a dense one");
+                     "it is numeric with a jagged source; expected a dense source");
     REFUSE_COLUMN_IF(column->first_dim != 0 || column->n_dims != width, RF_ERR_VALUE,
-                     "it is numeric and writes %d columns from %d on; it must write the %d values of its "
-                     "source",
+                     "it is numeric and writes %d columns from %d on; expected the %d values of its source",
                      (int)column->n_dims, (int)column->first_dim, (int)width);
     REFUSE_COLUMN_IF(column->right != -1 || column->weighted != 0 || column->table != -1, RF_ERR_VALUE, "%s",
                      "it is numeric, which neither crosses nor weighs");
@@ -119,33 +119,33 @@ static rf_status check_table(const rf__columns *columns, int32_t at) {
     int64_t size;
     if (crosses) RF_CHECK(check_source(columns, at, column->right));
     REFUSE_COLUMN_IF(crosses ? column->cross_buckets < 1 : column->cross_buckets != 0, RF_ERR_VALUE,
-                     "cross_buckets is %d; it must be %s", (int)column->cross_buckets,
+                     "cross_buckets is %d; expected %s", (int)column->cross_buckets,
                      crosses ? "1 to 2^31 - 1 for a cross" : "0 where there is no cross");
     REFUSE_COLUMN_IF(column->rows < 0 || column->dim < 0 || column->weight_offset < 0 ||
                          __builtin_mul_overflow(column->rows, column->dim, &size) ||
                          __builtin_add_overflow(column->weight_offset, size, &size) || size > INT64_MAX / 4,
                      RF_ERR_VALUE,
                      "its table is " RF__I64 " x %d at element " RF__I64
-                     "; sizes are 0 or more and fit in int64",
+                     "; expected sizes of 0 or more that fit in int64",
                      column->rows, (int)column->dim, column->weight_offset);
     REFUSE_COLUMN_IF(column->first_dim < 0 || column->n_dims < 0 || column->first_dim > column->dim ||
                          column->n_dims > column->dim - column->first_dim,
-                     RF_ERR_VALUE, "it writes %d columns from %d on; its table has %d", (int)column->n_dims,
-                     (int)column->first_dim, (int)column->dim);
+                     RF_ERR_VALUE, "it writes %d columns from %d on; expected a part of the %d of its table",
+                     (int)column->n_dims, (int)column->first_dim, (int)column->dim);
     REFUSE_COLUMN_IF(column->pooling < RF_COLUMN_SUM || column->pooling > RF_COLUMN_SQRTN, RF_ERR_VALUE,
-                     "pooling is %d; allowed are 0 (sum), 1 (mean), 2 (max), 3 (sqrtn)",
-                     (int)column->pooling);
+                     "pooling is %d; expected 0 (sum), 1 (mean), 2 (max), 3 (sqrtn)", (int)column->pooling);
     REFUSE_COLUMN_IF(
         column->weighted != 0 && (column->weighted != 1 || crosses || column->pooling == RF_COLUMN_MAX ||
                                   columns->sources[column->left].width != 0),
-        RF_ERR_VALUE, "weighted is %d; 1 needs a jagged source, no cross and no max", (int)column->weighted);
-    REFUSE_COLUMN_IF(column->invalid < RF_COLUMN_INVALID_ERROR || column->invalid >= column->rows ||
-                         column->empty < RF_COLUMN_EMPTY_FILL || column->empty >= column->rows,
-                     RF_ERR_VALUE,
-                     "invalid is " RF__I64 " and empty " RF__I64
-                     "; allowed are -2 (an error) and -1 (dropped) for the one, -1 (filled) for the "
-                     "other, and rows, of which there are " RF__I64,
-                     column->invalid, column->empty, column->rows);
+        RF_ERR_VALUE, "weighted is %d; expected 0, or 1 with a jagged source, without cross and max",
+        (int)column->weighted);
+    REFUSE_COLUMN_IF(
+        column->invalid < RF_COLUMN_INVALID_ERROR || column->invalid >= column->rows ||
+            column->empty < RF_COLUMN_EMPTY_FILL || column->empty >= column->rows,
+        RF_ERR_VALUE,
+        "invalid is " RF__I64 " and empty " RF__I64
+        "; expected -2 (an error) or -1 (dropped) for invalid, -1 (filled) for empty, or a row of " RF__I64,
+        column->invalid, column->empty, column->rows);
     return RF_OK;
 }
 
@@ -175,7 +175,7 @@ static rf_status kind_of(const rf__columns *columns, int32_t at, int32_t number,
             break;
         default:
             REFUSE_COLUMN_IF(*kind == FLOAT, RF_ERR_TYPE,
-                             "%s takes integers, and its values are float32 there; cast them first",
+                             "%s takes integers, and its values are float32 there. Cast them first.",
                              names[step->operation]);
             *kind = INTEGER;
         }
@@ -188,8 +188,8 @@ static rf_status check_kind(const rf__columns *columns, int32_t at, int32_t sour
     column_kind kind;
     RF_CHECK(kind_of(columns, at, source, input, &kind));
     REFUSE_COLUMN_IF(kind == FLOAT && columns->columns[at].buffer >= 0, RF_ERR_TYPE, "%s",
-                     "its values are float32 after all steps, and rows are looked up by integers: cast or "
-                     "bucketize them");
+                     "its values are float32 after all steps, and rows are looked up by integers. Cast or "
+                     "bucketize them.");
     return RF_OK;
 }
 
@@ -199,12 +199,12 @@ static rf_status check_column(const rf__columns *columns, int32_t at, int64_t *o
     const bool is_numeric = column->buffer == -1;
     RF_CHECK(check_source(columns, at, column->left));
     REFUSE_COLUMN_IF(column->buffer < -1, RF_ERR_VALUE,
-                     "buffer is %d; allowed is -1 (numeric) or one of the buffers", (int)column->buffer);
+                     "buffer is %d; expected -1 (numeric) or one of the buffers", (int)column->buffer);
     RF_CHECK(is_numeric ? check_numeric(columns, at) : check_table(columns, at));
     REFUSE_COLUMN_IF(column->output_column != *output_column, RF_ERR_VALUE,
-                     "output_column is %d; it must be " RF__I64 ", where the column before ends",
+                     "output_column is %d; expected " RF__I64 ", where the column before ends",
                      (int)column->output_column, *output_column);
-    REFUSE_COLUMN_IF(!is_numeric && column->table != *table, RF_ERR_VALUE, "table is %d; it must be %d",
+    REFUSE_COLUMN_IF(!is_numeric && column->table != *table, RF_ERR_VALUE, "table is %d; expected %d",
                      (int)column->table, (int)*table);
     *output_column += column->n_dims;
     *table += !is_numeric;
@@ -218,8 +218,8 @@ rf_status rf__check_columns_program(const rf__columns *columns) {
     for (int32_t at = 0; at < header->n_columns; at++)
         RF_CHECK(check_column(columns, at, &output_column, &table));
     RF__REFUSE_IF(header->output_dim != output_column || header->n_tables != table, RF_ERR_VALUE,
-                  "program says " RF__I64 " columns of output and " RF__I64
-                  " tables; its columns have " RF__I64 " and %d",
+                  "program has " RF__I64 " columns of output and " RF__I64 " tables; expected " RF__I64
+                  " and %d, as its columns have",
                   header->output_dim, header->n_tables, output_column, (int)table);
     return RF_OK;
 }
@@ -238,24 +238,24 @@ static rf_status check_input(const rf_embedding_columns_params *params, int64_t 
     int64_t bags;
     RF__REFUSE_IF(input->type < RF_COLUMN_FLOAT32 || input->type > RF_COLUMN_INT64, RF_ERR_TYPE,
                   "inputs[" RF__I64
-                  "] has type %d; allowed are RF_COLUMN_FLOAT32, RF_COLUMN_INT32 and RF_COLUMN_INT64",
+                  "] has type %d; expected RF_COLUMN_FLOAT32, RF_COLUMN_INT32 or RF_COLUMN_INT64",
                   at, (int)input->type);
     RF__REFUSE_IF(input->width < 0 || input->features < 0 || input->lookups < 0 ||
                       __builtin_mul_overflow(input->features, params->batch, &bags),
                   RF_ERR_VALUE,
                   "inputs[" RF__I64 "] has width " RF__I64 ", " RF__I64 " features and " RF__I64
-                  " lookups; sizes are 0 or more",
+                  " lookups; expected sizes of 0 or more",
                   at, input->width, input->features, input->lookups);
     if (input->width > 0) {
         RF__REFUSE_IF(input->values == NULL && params->batch > 0, RF_ERR_VALUE,
-                      "inputs[" RF__I64 "] has values NULL; it must point to [batch, width]", at);
+                      "inputs[" RF__I64 "] has values NULL; expected a pointer to [batch, width]", at);
         return RF_OK;
     }
     RF__REFUSE_IF(input->offset_type != RF_INT32 && input->offset_type != RF_INT64, RF_ERR_TYPE,
-                  "inputs[" RF__I64 "] has offset_type %d; allowed are RF_INT32 and RF_INT64", at,
+                  "inputs[" RF__I64 "] has offset_type %d; expected RF_INT32 or RF_INT64", at,
                   (int)input->offset_type);
     RF__REFUSE_IF(input->offsets == NULL || (input->values == NULL && input->lookups > 0), RF_ERR_VALUE,
-                  "inputs[" RF__I64 "] has %s NULL; it must point to its elements", at,
+                  "inputs[" RF__I64 "] has %s NULL; expected a pointer to its elements", at,
                   input->offsets == NULL ? "offsets" : "values");
     return RF_OK;
 }
@@ -265,7 +265,7 @@ static rf_status check_call_source(const rf__columns *columns, const rf_embeddin
                                    int32_t at, int32_t number) {
     const rf_columns_source *source = &columns->sources[number];
     REFUSE_COLUMN_IF(source->input >= params->n_inputs, RF_ERR_VALUE,
-                     "its source is input %d; there are " RF__I64 " inputs", (int)source->input,
+                     "its source is input %d; expected one of " RF__I64 " inputs", (int)source->input,
                      params->n_inputs);
     const rf_column_input *input = &params->inputs[source->input];
     REFUSE_COLUMN_IF((source->width > 0) != (input->width > 0), RF_ERR_VALUE,
@@ -292,11 +292,12 @@ static rf_status check_call_column(const rf__columns *columns, const rf_embeddin
                      (int)columns->sources[column->left].input);
     if (!with_output || column->buffer < 0) return RF_OK;
     REFUSE_COLUMN_IF(column->buffer >= params->n_buffers, RF_ERR_VALUE,
-                     "its table is in buffer %d; there are " RF__I64, (int)column->buffer, params->n_buffers);
+                     "its table is in buffer %d; expected one of " RF__I64 " buffers", (int)column->buffer,
+                     params->n_buffers);
     const int64_t numel = params->buffers[column->buffer].numel;
     REFUSE_COLUMN_IF(column->weight_offset + column->rows * column->dim > numel, RF_ERR_VALUE,
                      "its table is " RF__I64 " x %d at element " RF__I64
-                     "; it must lie in buffer %d, which has " RF__I64 " elements",
+                     "; expected buffer %d, which has " RF__I64 " elements",
                      column->rows, (int)column->dim, column->weight_offset, (int)column->buffer, numel);
     return RF_OK;
 }
@@ -306,21 +307,21 @@ static rf_status check_call_output(const rf_embedding_columns_params *params, co
     for (int64_t b = 0; b < params->n_buffers; b++) {
         RF_CHECK(rf__check_dtype(operator_name, "dtype of a buffer", params->buffers[b].dtype));
         RF__REFUSE_IF(params->buffers[b].data == NULL && params->buffers[b].numel > 0, RF_ERR_VALUE,
-                      "buffers[" RF__I64 "] has data NULL; it must point to its elements", b);
+                      "buffers[" RF__I64 "] has data NULL; expected a pointer to its elements", b);
     }
     RF_CHECK(rf__check_dtype(operator_name, "output_dtype", params->output_dtype));
     RF__REFUSE_IF(params->output_dim != columns->header->output_dim, RF_ERR_VALUE,
-                  "output_dim is " RF__I64 "; the program's columns write " RF__I64, params->output_dim,
-                  columns->header->output_dim);
+                  "output_dim is " RF__I64 "; expected the " RF__I64 " columns of the program",
+                  params->output_dim, columns->header->output_dim);
     RF__REFUSE_IF(params->output_stride < params->output_dim ||
                       __builtin_mul_overflow(params->batch, params->output_stride, &elements) ||
                       elements > INT64_MAX / 8,
                   RF_ERR_VALUE,
-                  "output_stride is " RF__I64 "; it must be output_dim, " RF__I64
+                  "output_stride is " RF__I64 "; expected output_dim, " RF__I64
                   ", or more, and the output fit in int64",
                   params->output_stride, params->output_dim);
     RF__REFUSE_IF(params->output == NULL && params->batch > 0 && params->output_dim > 0, RF_ERR_VALUE, "%s",
-                  "output is NULL; it must point to its elements");
+                  "output is NULL; expected a pointer to its elements");
     return RF_OK;
 }
 
@@ -328,7 +329,7 @@ rf_status rf__check_columns(const rf_embedding_columns_params *params, bool with
                             rf__columns *columns) {
     RF__REFUSE_IF(params->batch < 0 || params->n_inputs < 0 || params->n_buffers < 0, RF_ERR_VALUE,
                   "batch is " RF__I64 ", with " RF__I64 " inputs and " RF__I64
-                  " buffers; sizes are 0 or more",
+                  " buffers; expected sizes of 0 or more",
                   params->batch, params->n_inputs, params->n_buffers);
     RF_CHECK(rf__columns_open(params->program, params->program_words, columns));
     for (int64_t i = 0; i < params->n_inputs; i++) RF_CHECK(check_input(params, i));

@@ -70,7 +70,7 @@ rf_status rf__columns_lookups_lower(const rf__gpu *gpu, const rf_embedding_colum
     static const char operator_name[] = "embedding_columns";
     rf__columns_launch columns;
     rf_columns_lookups_args args;
-    RF__REFUSE_IF(lookups->offsets == NULL, RF_ERR_VALUE, "%s is NULL; it must point to its elements",
+    RF__REFUSE_IF(lookups->offsets == NULL, RF_ERR_VALUE, "%s is NULL; expected a pointer to its elements",
                   "offsets");
     RF_CHECK(rf__columns_prepare(gpu, params, program_on_device, false, launches, &columns, &args.call));
     const int64_t bags = columns.n_tables * params->batch;
@@ -112,7 +112,7 @@ rf_status rf__columns_lookups_count(const rf_cuda_stream *stream, const int64_t 
     RF_CHECK(rf__cuda_is_capturing(device, stream->stream, &captured));
     RF_FAIL_IF(captured, RF_ERR_UNSUPPORTED,
                "a cross of two jagged sources has gradients that need as many rows as there are lookups, "
-               "which a CUDA graph cannot wait for; compute them outside of it");
+               "which a CUDA graph cannot wait for. Compute them outside of it.");
     RF_CHECK(rf__cuda_enter(device));
     RF__CUDA_TRY(device->driver->cuMemcpyDtoHAsync_v2(count, (uintptr_t)last_offset, sizeof *count,
                                                       (rf__cu_stream)stream->stream));

@@ -50,23 +50,25 @@ static rf_status check_limits(const rf_embedding_columns_params *params, const r
                       params->n_buffers > RF_COLUMNS_MOST_UNITS * RF_COLUMNS_BUFFERS_OF_UNIT ||
                       all_units(params, n_short) > RF_COLUMNS_MOST_UNITS,
                   RF_ERR_UNSUPPORTED,
-                  RF__I64 " inputs, of which " RF__I64 " are dense and come first, and " RF__I64
-                          " buffers; a GPU takes %d bytes of them, where one of the former has %d, another "
-                          "input %d and a buffer %d: pack them into fewer",
+                  "the call has " RF__I64 " inputs, of which " RF__I64
+                  " are dense and come first, and " RF__I64
+                  " buffers; expected %d bytes of them at most, where a dense input has %d, another "
+                  "input %d and a buffer %d. Pack them into fewer inputs.",
                   params->n_inputs, n_short, params->n_buffers, (int)RF_COLUMN_TENSOR_BYTES,
                   (int)RF_COLUMN_DENSE_BYTES, (int)RF_COLUMN_INPUT_BYTES, (int)RF_COLUMN_BUFFER_BYTES);
     RF__REFUSE_IF(params->output_stride > UINT32_MAX / 8, RF_ERR_UNSUPPORTED,
-                  "output_stride is " RF__I64 "; a GPU takes at most %u", params->output_stride,
+                  "output_stride is " RF__I64 "; expected at most %u on a GPU", params->output_stride,
                   (unsigned)(UINT32_MAX / 8));
     RF__REFUSE_IF(program_on_device == NULL || (uintptr_t)program_on_device % 16 != 0, RF_ERR_VALUE,
-                  "program_on_device is %p; it must be a copy of the program, aligned to 16 bytes",
+                  "program_on_device is %p; expected a copy of the program, aligned to 16 bytes",
                   (const void *)program_on_device);
     RF__REFUSE_IF(header->tasks_at < 0 || header->tasks_at > header->words || header->n_tasks < 0 ||
                       header->n_tasks > (header->words - header->tasks_at) / task_words ||
                       header->n_bag_tasks < 0 || header->n_bag_tasks > header->n_tasks ||
                       header->body_words < 0 || header->body_words > header->words ||
                       header->task_columns < 0 || header->task_columns > RF_COLUMNS_LANES,
-                  RF_ERR_VALUE, "%s", "program has tasks beyond its words: it was changed after it was made");
+                  RF_ERR_VALUE, "%s",
+                  "program has tasks beyond its words, so it was changed after it was made");
     return RF_OK;
 }
 
@@ -184,7 +186,7 @@ rf_status rf__columns_prepare(const rf__gpu *gpu, const rf_embedding_columns_par
     const int64_t tiles = tiles_of(params->batch, args->samples);
     const int64_t bag_tiles = tiles_of(params->batch, args->bag_samples);
     RF__REFUSE_IF(bag_tiles * header->n_tasks > INT32_MAX, RF_ERR_UNSUPPORTED,
-                  RF__I64 " samples of " RF__I64 " columns need more than 2^31 - 1 blocks; cut the batch",
+                  RF__I64 " samples of " RF__I64 " columns need more than 2^31 - 1 blocks. Cut the batch.",
                   params->batch, header->n_columns);
     args->tiles = (rf_i32)tiles;
     args->bag_tiles = (rf_i32)bag_tiles;
@@ -202,8 +204,9 @@ rf_status rf__columns_prepare(const rf__gpu *gpu, const rf_embedding_columns_par
     const int64_t shared =
         (int64_t)sizeof(rf_columns_task) + header->body_words * (int64_t)sizeof(int64_t) + left;
     RF__REFUSE_IF(shared > MOST_SHARED, RF_ERR_UNSUPPORTED,
-                  "a column has so many steps that a block needs " RF__I64 " bytes of shared memory; at most "
-                  "%d are supported",
+                  "a column has so many steps that a block needs " RF__I64
+                  " bytes of shared memory; expected "
+                  "at most %d",
                   shared, (int)MOST_SHARED);
     launch->shared_bytes = (int32_t)shared;
     launch->blocks =

@@ -105,8 +105,8 @@ rf_status rf__backward_run(const char *operator_name, rf__backward_problem *prob
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     RF_CHECK(rf__cuda_store_of(device, stream->stream, allocator, &store));
     RF__REFUSE_IF(store.resident && problem->listed != NULL, RF_ERR_UNSUPPORTED, "%s",
-                  "a sparse gradient's size is not known while a CUDA graph is captured; use dense "
-                  "gradients (sparse=False) or an optimizer of recfuse.optim");
+                  "a sparse gradient's size is not known while a CUDA graph is captured. Use dense gradients "
+                  "(sparse=False) or an optimizer of recfuse.optim.");
     rf__launches_init(&launches, operator_name);
     RF_TRY(describe(&store, problem, &described));
     RF_TRY(rf__backward_lower(&device->gpu, described.data, problem, &launches, &counts_at));

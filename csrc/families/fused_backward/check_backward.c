@@ -14,16 +14,17 @@ rf_status rf__check_backward_feature(const char *operator_name, const rf_fused_b
                                    !rf__is_multiple(feature->weight_offset, dim))),
                   RF_ERR_VALUE,
                   "features[" RF__I64 "] is a table of " RF__I64 " x " RF__I64 " at element " RF__I64
-                  "; it must be whole rows of its weight, " RF__I64 " x " RF__I64,
+                  "; expected whole rows of its weight, " RF__I64 " x " RF__I64,
                   at, feature->rows, feature->dim, feature->weight_offset, params->rows, dim);
-    RF__REFUSE_IF(
-        feature->output_column < 0 || feature->output_column > params->output_dim - dim, RF_ERR_VALUE,
-        "features[" RF__I64 "] has " RF__I64 " columns from column " RF__I64 "; grad has " RF__I64 " columns",
-        at, dim, feature->output_column, params->output_dim);
+    RF__REFUSE_IF(feature->output_column < 0 || feature->output_column > params->output_dim - dim,
+                  RF_ERR_VALUE,
+                  "features[" RF__I64 "] has " RF__I64 " columns from column " RF__I64
+                  "; expected a part of the " RF__I64 " of grad",
+                  at, dim, feature->output_column, params->output_dim);
     RF__REFUSE_IF(feature->pooling == RF_MAX && params->winners == NULL && params->bags > 0 && dim > 0,
                   RF_ERR_VALUE,
-                  "features[" RF__I64 "] pools by max and winners is not given; it must be that of "
-                  "fused_embedding_bag_winners",
+                  "features[" RF__I64
+                  "] pools by max and winners is not given; expected that of fused_embedding_bag_winners",
                   at);
     return rf__check_pooling(operator_name, at, feature->pooling, feature->padding_idx, feature->rows,
                              params->sample_weights != NULL);
@@ -38,16 +39,16 @@ rf_status rf__check_backward_sizes(const char *operator_name, const rf_fused_bac
                       __builtin_mul_overflow(params->rows, params->dim, &size) ||
                       __builtin_mul_overflow(size, 4, &size),
                   RF_ERR_VALUE,
-                  RF__I64 " features, " RF__I64 " bags a feature, " RF__I64
-                          " columns of grad, a weight of " RF__I64 " x " RF__I64
-                          "; sizes are 0 or more, and their products fit int64",
+                  "the call has " RF__I64 " features, " RF__I64 " bags a feature, " RF__I64
+                  " columns of grad and a weight of " RF__I64 " x " RF__I64
+                  "; expected sizes of 0 or more, and products that fit int64",
                   params->n_features, params->bags, params->output_dim, params->rows, params->dim);
     RF_CHECK(rf__check_call(operator_name, params->lookups, params->bags, params->index_type,
                             params->offset_type, 0, params->indices, params->offsets));
     RF_CHECK(rf__check_dtype(operator_name, "grad_dtype", params->grad_dtype));
     RF_CHECK(rf__check_dtype(operator_name, "dtype", params->dtype));
     RF__REFUSE_IF(params->grad == NULL && params->bags > 0 && params->output_dim > 0, RF_ERR_VALUE,
-                  "%s is NULL; it must point to its elements", "grad");
+                  "%s is NULL; expected a pointer to its elements", "grad");
     return RF_OK;
 }
 

@@ -19,10 +19,10 @@ rf_fused_backward_params rf__fused_update_gradient(const rf_fused_update_params 
 
 static rf_status check_update(const char *operator_name, const rf_update *update) {
     RF__REFUSE_IF((uint32_t)update->optimizer > RF_ADAM, RF_ERR_VALUE,
-                  "optimizer is %d, must be 0 (SGD), 1 (Adagrad), 2 (row-wise Adagrad) or 3 (Adam)",
+                  "optimizer is %d; expected 0 (SGD), 1 (Adagrad), 2 (row-wise Adagrad) or 3 (Adam)",
                   (int)update->optimizer);
-    RF__REFUSE_IF(update->numbers == NULL, RF_ERR_VALUE, "numbers is NULL; it must point to its %d elements",
-                  RF_UPDATE_NUMBERS);
+    RF__REFUSE_IF(update->numbers == NULL, RF_ERR_VALUE,
+                  "numbers is NULL; expected a pointer to its %d elements", RF_UPDATE_NUMBERS);
     return RF_OK;
 }
 
@@ -31,21 +31,23 @@ static rf_status check_matrix(const char *operator_name, rf_optimizer optimizer,
                               const rf_update_matrix *matrix, int64_t at) {
     const int32_t states = optimizer == RF_SGD ? 0 : optimizer == RF_ADAM ? 2 : 1;
     int64_t size;
-    RF__REFUSE_IF(
-        matrix->rows < 0 || matrix->dim < 0 || __builtin_mul_overflow(matrix->rows, matrix->dim, &size) ||
-            __builtin_mul_overflow(size, 4, &size),
-        RF_ERR_VALUE,
-        "weight " RF__I64 " is " RF__I64 " x " RF__I64 "; sizes are 0 or more, and their product fits int64",
-        at, matrix->rows, matrix->dim);
+    RF__REFUSE_IF(matrix->rows < 0 || matrix->dim < 0 ||
+                      __builtin_mul_overflow(matrix->rows, matrix->dim, &size) ||
+                      __builtin_mul_overflow(size, 4, &size),
+                  RF_ERR_VALUE,
+                  "weight " RF__I64 " is " RF__I64 " x " RF__I64
+                  "; expected sizes of 0 or more, and their product fits int64",
+                  at, matrix->rows, matrix->dim);
     RF_CHECK(rf__check_dtype(operator_name, "dtype", matrix->dtype));
     for (int32_t i = 0; i < states; i++)
         RF__REFUSE_IF(matrix->states[i] == NULL && matrix->weight != NULL && size > 0, RF_ERR_VALUE,
-                      "state %d of weight " RF__I64 " is NULL; it must point to its elements", (int)i, at);
+                      "state %d of weight " RF__I64 " is NULL; expected a pointer to its elements", (int)i,
+                      at);
     return RF_OK;
 }
 
 rf_status rf__check_fused_update(const char *operator_name, const rf_fused_update_params *params) {
-    RF__REFUSE_IF(params->n_matrices < 0, RF_ERR_VALUE, RF__I64 " weights, must be 0 or more",
+    RF__REFUSE_IF(params->n_matrices < 0, RF_ERR_VALUE, "n_weights is " RF__I64 "; expected 0 or more",
                   params->n_matrices);
     RF_CHECK(check_update(operator_name, &params->update));
     for (int64_t i = 0; i < params->n_matrices; i++) {
@@ -60,8 +62,8 @@ rf_status rf__check_fused_update(const char *operator_name, const rf_fused_updat
     for (int64_t f = 0; f < params->n_features; f++) {
         const int64_t buffer = params->features[f].buffer;
         RF__REFUSE_IF(buffer < -1 || buffer >= params->n_matrices, RF_ERR_VALUE,
-                      "features[" RF__I64 "] is in weight " RF__I64 "; there are " RF__I64
-                      " (-1: it is in none of them)",
+                      "features[" RF__I64 "] is in weight " RF__I64 "; expected one of " RF__I64
+                      " weights, or -1 for no weight",
                       f, buffer, params->n_matrices);
         if (buffer < 0 || params->matrices[buffer].weight == NULL) continue;
         gradient.rows = params->matrices[buffer].rows;
@@ -78,11 +80,13 @@ rf_status rf__check_rows_update(const char *operator_name, const rf_rows_update_
     RF_CHECK(rf__check_dtype(operator_name, "sums_dtype", params->sums_dtype));
     RF__REFUSE_IF(params->count < 0 || __builtin_mul_overflow(params->count, params->matrix.dim, &size) ||
                       __builtin_mul_overflow(size, 4, &size),
-                  RF_ERR_VALUE, RF__I64 " rows of " RF__I64 " columns; sizes are 0 or more and fit int64",
+                  RF_ERR_VALUE,
+                  "the matrix has " RF__I64 " rows of " RF__I64
+                  " columns; expected sizes of 0 or more that fit int64",
                   params->count, params->matrix.dim);
     RF__REFUSE_IF(params->count > 0 && params->rows == NULL, RF_ERR_VALUE,
-                  "%s is NULL; it must point to its elements", "rows");
-    RF__REFUSE_IF(size > 0 && params->sums == NULL, RF_ERR_VALUE, "%s is NULL; it must point to its elements",
-                  "sums");
+                  "%s is NULL; expected a pointer to its elements", "rows");
+    RF__REFUSE_IF(size > 0 && params->sums == NULL, RF_ERR_VALUE,
+                  "%s is NULL; expected a pointer to its elements", "sums");
     return RF_OK;
 }

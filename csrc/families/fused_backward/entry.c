@@ -8,7 +8,7 @@ rf_status rf_fused_embedding_bag_backward_cuda(const rf_fused_backward_params *p
     static const char operator_name[] = "fused_embedding_bag_backward";
     RF_CHECK(rf__check_fused_backward(operator_name, params));
     if (params->rows == 0 || params->dim == 0) return RF_OK;
-    RF__REFUSE_IF(output == NULL, RF_ERR_VALUE, "%s is NULL; it must point to its elements", "output");
+    RF__REFUSE_IF(output == NULL, RF_ERR_VALUE, "%s is NULL; expected a pointer to its elements", "output");
     rf__backward_problem problem = {.call = *params, .dtype = params->dtype, .emit = RF_EMIT_GRADIENT};
     rf__backward_matrix_add(
         &problem, params->group,
@@ -124,7 +124,8 @@ rf_status rf__rows_update_lower(const rf_rows_update_params *params, rf__launche
     if (params->count == 0 || matrix->rows == 0 || matrix->dim == 0) return RF_OK;
     while (lanes < RF_BACKWARD_LANES && 4 * lanes < matrix->dim) lanes *= 2;
     const int64_t groups = RF_BACKWARD_BLOCK / lanes, blocks = (params->count + groups - 1) / groups;
-    RF__REFUSE_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED, RF__I64 " rows of " RF__I64 " columns at once",
+    RF__REFUSE_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
+                  "a call has " RF__I64 " rows of " RF__I64 " columns, which need 2^31 blocks or more",
                   params->count, matrix->dim);
     rf__kernel_launch launch = {.grid = {(uint32_t)blocks},
                                 .read_bytes = params->count * (int64_t)sizeof *params->rows};

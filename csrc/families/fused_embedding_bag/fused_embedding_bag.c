@@ -56,7 +56,7 @@ static rf_status check_workspace(const void *workspace, int64_t bytes, int64_t n
     enum { ALIGNMENT = 16 };
     if (workspace != NULL && bytes >= needed && (uintptr_t)workspace % ALIGNMENT == 0) return RF_OK;
     return rf__fail(RF_ERR_VALUE,
-                    "recfuse.fused_embedding_bag: workspace is %p with %" PRId64 " bytes; must be %" PRId64
+                    "recfuse.fused_embedding_bag: workspace is %p with %" PRId64 " bytes; expected %" PRId64
                     " bytes of device memory (rf_fused_embedding_bag_workspace), aligned to %d, or NULL with "
                     "an allocator",
                     workspace, bytes, needed, (int)ALIGNMENT);

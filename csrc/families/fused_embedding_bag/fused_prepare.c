@@ -81,13 +81,12 @@ static rf_status callers_mapping_check(const rf__cuda_device *device, const rf__
                    head->signature != table->described->what.signature,
                RF_ERR_VALUE,
                "recfuse.fused_embedding_bag: mapping is not for %" PRId64 " features of %" PRId64
-               " bags with these schedules; create it again with the same features, schedules and "
-               "offsets",
+               " bags with these schedules. Create it again with the same features, schedules and offsets.",
                params->n_features, params->bags);
     const rf__fused_staged staged = rf__fused_staged_of(head, plan->mapping_rows);
     RF_FAIL_IF(staged.depth > 0 && !rf__fused_can_stage(&device->gpu, params->lookups), RF_ERR_VALUE,
-               "recfuse.fused_embedding_bag: mapping has staged tables, which GPU %d cannot for "
-               "%" PRId64 " lookups; make it with stage=False",
+               "recfuse.fused_embedding_bag: mapping has staged tables, which GPU %d cannot for %" PRId64
+               " lookups. Make it with stage=False.",
                (int)device->ordinal, params->lookups);
     return rf__fused_mapping_check(&table->described->what, head, plan->mapping_rows);
 }

@@ -12,7 +12,7 @@ rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int
     const rf_dtype output_dtype = params->output_dtype;
     RF_FAIL_IF(feature->dim > INT32_MAX / 4 || feature->rows > INT64_MAX / 4, RF_ERR_UNSUPPORTED,
                "recfuse.fused_embedding_bag: features[%" PRId64 "] has a table of %" PRId64 " x %" PRId64
-               "; on a GPU rows are at most %d wide",
+               "; expected rows of at most %d on a GPU",
                at, feature->rows, feature->dim, INT32_MAX / 4);
     const rf__row_format row = rf__feature_row(params->buffers, feature);
     /* 16 bytes of halves are 8 sums, which take the registers that rows in flight wait in. */
@@ -40,12 +40,12 @@ rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int
 rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params) {
     enum { MOST_COLUMNS = INT32_MAX / 4 };
     RF_FAIL_IF(params->output_stride > MOST_COLUMNS, RF_ERR_UNSUPPORTED,
-               "recfuse.fused_embedding_bag: an output of %" PRId64
-               " columns; on a GPU at most %d are supported",
+               "recfuse.fused_embedding_bag: the output has %" PRId64
+               " columns; expected at most %d on a GPU",
                params->output_stride, MOST_COLUMNS);
     if (params->bags <= INT32_MAX / 2 && params->n_features <= INT32_MAX / 2) return RF_OK;
     return rf__fail(RF_ERR_UNSUPPORTED,
                     "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64
-                    " bags; on a GPU at most %d of each are supported",
+                    " bags are given; expected at most %d of each on a GPU",
                     params->n_features, params->bags, INT32_MAX / 2);
 }

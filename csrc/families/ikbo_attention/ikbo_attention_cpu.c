@@ -15,17 +15,17 @@ rf_status rf__ikbo_attention_check_contents(const rf_ikbo_attention_params *para
         const int64_t user = integer_at(params->cand_to_user, params->cand_to_user_type, i);
         RF__REFUSE_IF(params->n_users == 0, RF_ERR_INDEX,
                       "cand_to_user[" RF__I64 "] is " RF__I64
-                      "; no index is allowed, since there are no users",
+                      ", but there are no users, so no index is valid",
                       i, user);
         RF__REFUSE_IF((uint64_t)user >= (uint64_t)params->n_users, RF_ERR_INDEX,
-                      "cand_to_user[" RF__I64 "] is " RF__I64 "; allowed is 0 to " RF__I64
+                      "cand_to_user[" RF__I64 "] is " RF__I64 "; expected 0 to " RF__I64
                       ", since there are " RF__I64 " users",
                       i, user, params->n_users - 1, params->n_users);
     }
     for (int64_t u = 0; params->kv_lengths != NULL && u < params->n_users; u++) {
         const int64_t length = integer_at(params->kv_lengths, params->kv_lengths_type, u);
         RF__REFUSE_IF(length < 0 || length > params->positions, RF_ERR_VALUE,
-                      "kv_lengths[" RF__I64 "] is " RF__I64 "; allowed is 0 to " RF__I64
+                      "kv_lengths[" RF__I64 "] is " RF__I64 "; expected 0 to " RF__I64
                       ", the positions of a user",
                       u, length, params->positions);
     }
@@ -33,8 +33,8 @@ rf_status rf__ikbo_attention_check_contents(const rf_ikbo_attention_params *para
     for (int64_t u = 0; params->kv_offsets != NULL && u <= params->n_users; u++) {
         const int64_t offset = integer_at(params->kv_offsets, params->kv_offsets_type, u);
         RF__REFUSE_IF(offset < before || offset > params->positions, RF_ERR_VALUE,
-                      "kv_offsets[" RF__I64 "] is " RF__I64 "; allowed is " RF__I64
-                      " (the one before) to " RF__I64 " (the number of positions)",
+                      "kv_offsets[" RF__I64 "] is " RF__I64 "; expected " RF__I64
+                      " (the offset before) to " RF__I64 " (the number of positions)",
                       u, offset, before, params->positions);
         before = offset;
     }

@@ -78,8 +78,8 @@ rf_status rf_ikbo_attention_cuda(const rf_ikbo_attention_params *params, const r
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     const char *reason = refusal(&device->gpu, params);
     RF_FAIL_IF(reason != NULL, RF_ERR_UNSUPPORTED,
-               "recfuse.ikbo_attention: path \"fused\" does not take this call: %s; use path \"auto\" or "
-               "\"packed\"",
+               "recfuse.ikbo_attention: path \"fused\" does not take this call: %s. Use path \"auto\" or "
+               "\"packed\".",
                reason);
     return run(device, params, stream->stream);
 }

@@ -90,7 +90,7 @@ rf_status rf__ikbo_add_lower(const rf_ikbo_add_params *params, const rf__ikbo_ta
     const int64_t blocks = (params->count * item_vectors + BLOCK * STEPS - 1) / (BLOCK * STEPS);
     RF_FAIL_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_linear: %" PRId64 " items of %" PRId64 " x %" PRId64
-               " need more than 2^31 - 1 blocks; cut the batch",
+               " need more than 2^31 - 1 blocks. Cut the batch.",
                params->count, params->m, params->n);
     const rf_broadcast_add_args args = args_of(params, tail, item_vectors);
     rf__kernel_launch launch = {

@@ -108,15 +108,15 @@ static rf_status parents_check(const rf_ikbo_add_params *params) {
     for (int64_t i = 0; i < params->count && params->check_bounds; i++) {
         const int64_t parent = parent_of(params, i);
         if ((uint64_t)parent < (uint64_t)params->parents) continue;
-        char map[32] = "cand_to_user", input[32] = "x_user", allowed[64] = "no index is allowed";
+        char map[32] = "cand_to_user", input[32] = "x_user", allowed[64] = ", but no index is valid";
         if (params->map >= 0) {
             snprintf(map, sizeof map, "maps[%d]", (int)params->map);
             snprintf(input, sizeof input, "inputs[%d]", (int)params->map);
         }
         if (params->parents > 0)
-            snprintf(allowed, sizeof allowed, "allowed is 0 to " RF__I64, params->parents - 1);
+            snprintf(allowed, sizeof allowed, "; expected 0 to " RF__I64, params->parents - 1);
         return rf__fail(RF_ERR_INDEX,
-                        "recfuse.%s: %s[" RF__I64 "] is " RF__I64 "; %s, since %s has " RF__I64 " items",
+                        "recfuse.%s: %s[" RF__I64 "] is " RF__I64 "%s, since %s has " RF__I64 " items",
                         name_of(params), map, i, parent, allowed, input, params->parents);
     }
     return RF_OK;

@@ -107,7 +107,7 @@ rf_status rf_ikbo_linear_cuda(const rf_ikbo_linear_params *params, const rf_cuda
     const char *reason = refusal(&device->gpu, params, &shape);
     RF_FAIL_IF(
         reason != NULL, RF_ERR_UNSUPPORTED,
-        "recfuse.ikbo_linear: path \"%s\" does not take this call: %s; use path \"auto\" or \"broadcast\"",
+        "recfuse.ikbo_linear: path \"%s\" does not take this call: %s. Use path \"auto\" or \"broadcast\".",
         params->kernel == RF_IKBO_KERNEL_SMALL ? "small" : "fused", reason);
     return rf__ikbo_linear_run(params, &shape, stream);
 }

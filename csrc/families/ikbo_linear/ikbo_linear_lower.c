@@ -179,8 +179,9 @@ static rf_status small_grid(const rf__gpu *gpu, const rf_ikbo_linear_params *par
                             rf__kernel_launch *launch) {
     int64_t pieces = 0;
     for (int32_t l = shape->joined; l < params->n_levels; l++) pieces += rf__ikbo_pieces(params, shape, l);
-    RF_FAIL_IF(pieces > INT32_MAX, RF_ERR_UNSUPPORTED,
-               "recfuse.ikbo_linear: path \"small\" would need more than 2^31 - 1 blocks; use path \"auto\"");
+    RF_FAIL_IF(
+        pieces > INT32_MAX, RF_ERR_UNSUPPORTED,
+        "recfuse.ikbo_linear: path \"small\" would need more than 2^31 - 1 blocks. Use path \"auto\".");
     launch->grid[0] = (uint32_t)pieces;
     launch->block[0] = (uint32_t)(shape->groups + 1) * 128;
     launch->cooperative = !shape->joined && pieces <= gpu->sms;

@@ -57,18 +57,17 @@ rf_status rf__pin_rows_lower(const rf_pin_rows_params *params, bool keep, rf__la
 rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf_cuda_stream *stream) {
     const rf__cuda_device *device = NULL;
     int64_t bytes = 0;
-    RF_FAIL_IF(params->rows < 0 || params->row_bytes < 0 || params->row_pitch < 0 || params->n_hot_rows < 0 ||
-                   __builtin_mul_overflow(params->rows, params->row_pitch, &bytes) ||
-                   (params->weight == NULL && params->rows > 0 && params->row_bytes > 0) ||
-                   (params->hot_rows == NULL && params->n_hot_rows > 0),
-               RF_ERR_VALUE,
-               "recfuse.pin_rows: sizes must be 0 or more, fit int64 together, and pointers not be "
-               "NULL; found %" PRId64 " rows of %" PRId64 " bytes, %" PRId64 " bytes apart, and %" PRId64
-               " hot rows",
-               params->rows, params->row_bytes, params->row_pitch, params->n_hot_rows);
+    RF_FAIL_IF(
+        params->rows < 0 || params->row_bytes < 0 || params->row_pitch < 0 || params->n_hot_rows < 0 ||
+            __builtin_mul_overflow(params->rows, params->row_pitch, &bytes) ||
+            (params->weight == NULL && params->rows > 0 && params->row_bytes > 0) ||
+            (params->hot_rows == NULL && params->n_hot_rows > 0),
+        RF_ERR_VALUE,
+        "recfuse.pin_rows: found %" PRId64 " rows of %" PRId64 " bytes, %" PRId64 " bytes apart, and %" PRId64
+        " hot rows; expected sizes of 0 or more that fit int64 together, and pointers that are not NULL",
+        params->rows, params->row_bytes, params->row_pitch, params->n_hot_rows);
     RF_FAIL_IF(params->index_type != RF_INT32 && params->index_type != RF_INT64, RF_ERR_TYPE,
-               "recfuse.pin_rows: index_type is %d; allowed are RF_INT32 and RF_INT64",
-               (int)params->index_type);
+               "recfuse.pin_rows: index_type is %d; expected RF_INT32 or RF_INT64", (int)params->index_type);
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     rf__launches launches;
     rf__launches_init(&launches, "pin_rows");

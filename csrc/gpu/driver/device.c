@@ -80,8 +80,10 @@ static rf_status device_open(const rf__cuda_driver *driver, int32_t ordinal, rf_
     device->ordinal = ordinal;
     RF__CUDA_TRY(driver->cuDeviceGetCount(&count));
     if (ordinal >= count) {
-        status = rf__fail(RF_ERR_VALUE, "there is no GPU %d; this process sees %d, numbered from 0",
-                          (int)ordinal, count);
+        status = rf__fail(
+            RF_ERR_VALUE,
+            "no GPU has the number %d; expected one of the %d GPUs that this process sees, from 0 on",
+            (int)ordinal, count);
         goto out;
     }
     RF__CUDA_TRY(driver->cuDeviceGet(&handle, ordinal));
@@ -113,7 +115,7 @@ rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {
     }
     RF_TRY(rf__cuda_driver_get(&driver));
     RF_FAIL_IF(ordinal < 0 || ordinal >= RF__CUDA_MOST_DEVICES, RF_ERR_VALUE,
-               "there is no GPU %d; numbers of GPUs are 0 to %d", (int)ordinal, RF__CUDA_MOST_DEVICES - 1);
+               "no GPU has the number %d; expected 0 to %d", (int)ordinal, RF__CUDA_MOST_DEVICES - 1);
     *device = atomic_load_explicit(&devices[ordinal], memory_order_acquire);
     if (*device != NULL) return RF_OK;
     rf__fork_guard_begin();

@@ -46,8 +46,8 @@ void rf__cuda_refuse(const char *reason) { snprintf(refusal, sizeof refusal, "%s
 
 static rf_status fail_after_fork(void) {
     return rf__fail(RF_ERR_UNSUPPORTED,
-                    "CUDA was initialised before this process was forked, and does not work in the child; "
-                    "use the \"spawn\" start method of multiprocessing, or fork before CUDA is used");
+                    "CUDA was initialised before this process was forked, and does not work in the child. "
+                    "Use the \"spawn\" start method of multiprocessing, or fork before CUDA is used.");
 }
 
 /* Looks up every function; NULL, or the name of the first that an old driver lacks. */
@@ -64,21 +64,21 @@ static rf_status driver_open(void) {
     void *library = dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char *reason = dlerror();
-        return rf__fail(RF_ERR_NO_DEVICE,
-                        "the CUDA driver does not load: %s; install NVIDIA's driver, or keep the tensors on "
-                        "the CPU",
-                        reason != NULL ? reason : library_name);
+        return rf__fail(
+            RF_ERR_NO_DEVICE,
+            "the CUDA driver does not load: %s. Install NVIDIA's driver, or keep the tensors on the CPU.",
+            reason != NULL ? reason : library_name);
     }
     const char *missing = look_up(library);
     RF_FAIL_IF(missing != NULL, RF_ERR_UNSUPPORTED,
-               "the CUDA driver (%s) has no %s; recfuse needs the driver of CUDA 12.0 or newer", library_name,
+               "the CUDA driver (%s) has no %s; expected the driver of CUDA 12.0 or newer", library_name,
                missing);
     const rf__cu_result result = functions.cuInit(0);
     /* The error in a child whose parent used CUDA through other libraries, such as torch. */
     if (result == RF__CU_ERROR_NOT_INITIALIZED) return fail_after_fork();
-    RF_FAIL_IF(result == RF__CU_ERROR_NO_DEVICE, RF_ERR_NO_DEVICE,
-               "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE); see nvidia-smi "
-               "and CUDA_VISIBLE_DEVICES");
+    RF_FAIL_IF(
+        result == RF__CU_ERROR_NO_DEVICE, RF_ERR_NO_DEVICE,
+        "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE). See nvidia-smi and CUDA_VISIBLE_DEVICES.");
     if (result != RF__CU_SUCCESS) return describe(&functions, result, "cuInit");
     rf__fork_cuda_started();
     return RF_OK;

@@ -81,7 +81,7 @@ static rf_status raise_record(const rf_error_record *record) {
                           record->argument < sizeof arguments / sizeof arguments[0] &&
                           arguments[record->argument].name != NULL;
     RF_FAIL_IF(!readable, RF_ERR_INTERNAL,
-               "a GPU kernel reported an unknown error: argument %u of operator %u",
+               "a GPU kernel reported an unknown error of argument %u of operator %u",
                (unsigned)record->argument, (unsigned)record->operator_number);
     const char *name = arguments[record->argument].name, *counted = arguments[record->argument].counted;
     char bag[80] = "", list[16] = "", place[24] = "", found[256];
@@ -99,18 +99,19 @@ static rf_status raise_record(const rf_error_record *record) {
     snprintf(found, sizeof found, "recfuse.%s: %s%s%s is %" PRId64, operators[record->operator_number], name,
              list, place, record->value);
     if (arguments[record->argument].rule == RF_RULE_INDEX) {
-        RF_FAIL_IF(record->limit <= 0, RF_ERR_INDEX, "%s%s; %s, which allows no index %s", found, bag,
+        RF_FAIL_IF(record->limit <= 0, RF_ERR_INDEX, "%s%s, but %s, so no index is valid %s", found, bag,
                    arguments[record->argument].none, when);
-        return rf__fail(RF_ERR_INDEX, "%s%s; allowed is 0 to %" PRId64 ", less than the %" PRId64 " %s %s",
+        return rf__fail(RF_ERR_INDEX, "%s%s; expected 0 to %" PRId64 ", less than the %" PRId64 " %s %s",
                         found, bag, record->limit - 1, record->limit, counted, when);
     }
     if (arguments[record->argument].rule == RF_RULE_RANGE)
-        return rf__fail(RF_ERR_VALUE, "%s; allowed is %" PRId64 " to %" PRId64 ", %s %s", found,
-                        record->limit, record->lookups, counted, when);
-    RF_FAIL_IF(record->position == 0, RF_ERR_OFFSET, "%s; the first bag must begin at 0 %s", found, when);
+        return rf__fail(RF_ERR_VALUE, "%s; expected %" PRId64 " to %" PRId64 ", %s %s", found, record->limit,
+                        record->lookups, counted, when);
+    RF_FAIL_IF(record->position == 0, RF_ERR_OFFSET, "%s; expected 0, where the first bag begins %s", found,
+               when);
     return rf__fail(RF_ERR_OFFSET,
-                    "%s%s; allowed is %" PRId64
-                    " (where the bag before begins; %s must not decrease) to %" PRId64
+                    "%s%s; expected %" PRId64
+                    " (where the bag before begins, since %s never decrease) to %" PRId64
                     " (the number of indices) %s",
                     found, bag, record->limit, name, record->lookups, when);
 }
@@ -227,6 +228,6 @@ rf_status rf__cuda_errors_raise(const rf__cuda_error_words *words) {
         status = note_raise(note_take(words->records, RF__CUDA_ERROR_WORDS, &more));
     }
     if (status == RF_OK || more == 0) return status;
-    return rf__fail(status, "%s; calls with other tables left %d more: check again", rf_last_error(),
-                    (int)more);
+    return rf__fail(status, "%s. Check again, since calls with other tables left %d more errors.",
+                    rf_last_error(), (int)more);
 }

@@ -20,20 +20,20 @@ static rf_status dimension_check(const rf__tensor_map_params *params, int32_t i)
     static const int64_t most_size = INT64_C(1) << 32, most_pitch = INT64_C(1) << 40;
     const int64_t size = params->sizes[i], pitch = params->pitches[i], box = params->box[i];
     RF_FAIL_IF(size < 1 || size > most_size, RF_ERR_VALUE,
-               "tensor map: dimension %d has %" PRId64 " elements, must be 1 to 2^32", (int)i, size);
+               "tensor map: dimension %d has %" PRId64 " elements; expected 1 to 2^32", (int)i, size);
     RF_FAIL_IF(box < 1 || box > MOST_BOX, RF_ERR_VALUE,
-               "tensor map: the box has %" PRId64 " elements of dimension %d, must be 1 to %d", box, (int)i,
+               "tensor map: the box has %" PRId64 " elements of dimension %d; expected 1 to %d", box, (int)i,
                MOST_BOX);
     RF_FAIL_IF(i > 0 && (pitch < GRAIN || pitch >= most_pitch || pitch % GRAIN != 0), RF_ERR_VALUE,
                "tensor map: dimension %d has a pitch of %" PRId64
-               " bytes, must be a multiple of %d, and less than 2^40",
+               " bytes; expected a multiple of %d, and less than 2^40",
                (int)i, pitch, GRAIN);
     const int64_t width = rf__elements_bytes(params->dtype, box);
-    RF_FAIL_IF(i == 0 && (width % GRAIN != 0 || (params->swizzle != 0 && width > params->swizzle)),
-               RF_ERR_VALUE,
-               "tensor map: the box is %" PRId64
-               " bytes wide, must be a multiple of %d, and at most the swizzle of %d bytes if there is one",
-               width, GRAIN, (int)params->swizzle);
+    RF_FAIL_IF(
+        i == 0 && (width % GRAIN != 0 || (params->swizzle != 0 && width > params->swizzle)), RF_ERR_VALUE,
+        "tensor map: the box is %" PRId64
+        " bytes wide; expected a multiple of %d, and at most the swizzle of %d bytes if there is a swizzle",
+        width, GRAIN, (int)params->swizzle);
     return RF_OK;
 }
 
@@ -51,15 +51,14 @@ static rf_status encode(const rf__cuda_driver *driver, const rf__tensor_map_para
     uint32_t box[MOST] = {0}, steps[MOST] = {1, 1, 1, 1, 1};
     rf__cu_tensor_swizzle swizzle = 0;
     RF_FAIL_IF((uint32_t)params->dtype >= sizeof types / sizeof types[0], RF_ERR_TYPE,
-               "tensor map: dtype is %d; allowed are RF_FLOAT32, RF_FLOAT16 and RF_BFLOAT16",
-               (int)params->dtype);
+               "tensor map: dtype is %d; expected RF_FLOAT32, RF_FLOAT16 or RF_BFLOAT16", (int)params->dtype);
     RF_FAIL_IF(params->dimensions < 1 || params->dimensions > MOST, RF_ERR_VALUE,
-               "tensor map: %d dimensions, must be 1 to %d", (int)params->dimensions, MOST);
+               "tensor map: rank is %d; expected 1 to %d", (int)params->dimensions, MOST);
     RF_FAIL_IF(params->data == NULL || (uintptr_t)params->data % GRAIN != 0, RF_ERR_VALUE,
-               "tensor map: data is at %p, must be aligned to %d bytes", params->data, GRAIN);
+               "tensor map: data is at %p; expected an address aligned to %d bytes", params->data, GRAIN);
     while (swizzle < SWIZZLES && swizzles[swizzle] != params->swizzle) swizzle++;
-    RF_FAIL_IF(swizzle == SWIZZLES, RF_ERR_VALUE, "tensor map: swizzle is %d bytes, must be 0, 32, 64 or 128",
-               (int)params->swizzle);
+    RF_FAIL_IF(swizzle == SWIZZLES, RF_ERR_VALUE,
+               "tensor map: swizzle is %d bytes; expected 0, 32, 64 or 128", (int)params->swizzle);
     for (int32_t i = 0; i < params->dimensions; i++) {
         RF_CHECK(dimension_check(params, i));
         sizes[i] = (uint64_t)params->sizes[i];

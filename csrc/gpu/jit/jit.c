@@ -124,14 +124,14 @@ static rf_status compile(const rf__kernel_source *kernel, const rf__source *sour
 static rf_status fail_forbidden(const rf__kernel_source *kernel, const char *arch, const char *defines) {
     char folder[RF__PATH_BYTES], reason[RF__CACHE_REASON_BYTES];
     const bool has = rf__cache_folder(folder), refused = has && !rf__cache_folder_trusted(folder, reason);
-    return rf__fail(
-        RF_ERR_UNSUPPORTED,
-        "the GPU kernel %s of %s for %s is not in the cache (%s%s%s), and RECFUSE_JIT=off forbids to "
-        "compile it; fill that folder with `recfuse compile --arch %s` and the plan in use, or "
-        "unset RECFUSE_JIT. Its options: %s",
-        kernel->entry, kernel->file, arch,
-        has ? folder : "there is none: no RECFUSE_CACHE_DIR and no HOME, or too long a path",
-        refused ? ", which is not used: " : "", refused ? reason : "", arch, defines);
+    return rf__fail(RF_ERR_UNSUPPORTED,
+                    "the GPU kernel %s of %s for %s is not in the cache (%s%s%s), and RECFUSE_JIT=off "
+                    "forbids to compile it with the options %s. Fill that folder by `recfuse compile --arch "
+                    "%s` and the plan in use, or unset RECFUSE_JIT.",
+                    kernel->entry, kernel->file, arch,
+                    has ? folder
+                        : "no folder, since RECFUSE_CACHE_DIR and HOME are not set or their path is too long",
+                    refused ? ", which is not used: " : "", refused ? reason : "", defines, arch);
 }
 
 /* `compiles`: compiles a kernel that is not in the cache; otherwise *info says that it is missing. */

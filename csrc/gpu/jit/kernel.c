@@ -93,7 +93,7 @@ static rf_status load(const rf__cuda_device *device, const rf__kernel_source *so
         rf__cuda_leave();
     }
     RF_FAIL_IF(status != RF_OK, status,
-               "loading the GPU kernel %s of %s for %s with %d bytes of dynamic shared memory: %s",
+               "the GPU kernel %s of %s for %s with %d bytes of dynamic shared memory does not load: %s",
                source->entry, source->file, device->gpu.arch, (int)options->dynamic_shared, rf_last_error());
     return RF_OK;
 }

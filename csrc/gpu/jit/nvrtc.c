@@ -88,7 +88,7 @@ static rf_status fail_compiling(const nvrtc_functions *nvrtc, rf__nvrtc_result r
     size_t used = 0;
     for (int32_t i = 0; i < n_options && used < sizeof text; i++)
         used += (size_t)snprintf(text + used, sizeof text - used, " %s", options[i]);
-    return rf__fail(RF_ERR_COMPILE, "compiling %s with%s failed: %s, by NVRTC %d.%d (%s)\n%s", file, text,
+    return rf__fail(RF_ERR_COMPILE, "%s with%s does not compile (%s by NVRTC %d.%d, %s):\n%s", file, text,
                     nvrtc->nvrtcGetErrorString(result), (int)found.major, (int)found.minor, found.path,
                     log != NULL ? log : "");
 }
@@ -103,7 +103,7 @@ static rf_status compile(const nvrtc_functions *nvrtc, const char *file, const r
     const bool has_cache = found.major > 12 || (found.major == 12 && found.minor >= 9);
     const char *all_options[RF__NVRTC_MOST_OPTIONS + 1];
     RF_FAIL_IF(n_options > RF__NVRTC_MOST_OPTIONS, RF_ERR_VALUE,
-               "%s: %d options for the compiler; allowed are %d", file, (int)n_options,
+               "%s: the compiler has %d options; expected at most %d", file, (int)n_options,
                RF__NVRTC_MOST_OPTIONS);
     for (int32_t i = 0; i < n_options; i++) all_options[i] = options[i];
     all_options[n_options] = "--no-cache";

@@ -140,17 +140,16 @@ rf_status rf__nvrtc_search(rf__nvrtc_library *library) {
         !try_loader(where, 0)) {
         if (where->shortage != 0)
             status = rf__fail(RF_ERR_COMPILE,
-                              "the folder of NVRTC, which compiles GPU kernels, cannot be opened (%s); close "
-                              "files, or raise the limit on open files (ulimit -n), and call again",
+                              "the folder of NVRTC, which compiles GPU kernels, cannot be opened (%s). Close "
+                              "files, or raise the limit on open files (ulimit -n), and call again.",
                               strerror(where->shortage));
         else
-            status = rf__fail(
-                RF_ERR_UNSUPPORTED,
-                "NVRTC (libnvrtc.so.13 or .12 with its libnvrtc-builtins.so), which compiles GPU "
-                "kernels, is not here; looked in%s\n  the loader's search path\n"
-                "Install it with `pip install nvidia-cuda-nvrtc` into the environment of torch, or a "
-                "CUDA toolkit whose folder CUDA_HOME names",
-                where->looked);
+            status = rf__fail(RF_ERR_UNSUPPORTED,
+                              "NVRTC (libnvrtc.so.13 or .12 with its libnvrtc-builtins.so), which compiles "
+                              "GPU kernels, is in no place that was searched:%s\n  the loader's search "
+                              "path\nInstall it with `pip install nvidia-cuda-nvrtc` into the environment of "
+                              "torch, or a CUDA toolkit whose folder CUDA_HOME names.",
+                              where->looked);
     }
     free(where);
     return status;

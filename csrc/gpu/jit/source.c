@@ -18,14 +18,13 @@ static rf_status text_read(const char *folder, const char *name, char **text) {
     errno = ENAMETOOLONG;
     if (rf__path_set(path, "%s/%s", folder, name) && rf__file_read(path, false, text, &bytes)) return RF_OK;
     RF_FAIL_IF(errno == ENOMEM, RF_ERR_MEMORY, "no memory to read the source of a GPU kernel, %s", path);
-    RF_FAIL_IF(
-        rf__file_shortage(errno), RF_ERR_COMPILE,
-        "the source of a GPU kernel, %s, cannot be opened (%s); close files, or raise the limit on open "
-        "files (ulimit -n), and call again",
-        path, strerror(errno));
+    RF_FAIL_IF(rf__file_shortage(errno), RF_ERR_COMPILE,
+               "the source of a GPU kernel, %s, cannot be opened (%s). Close files, or raise the limit on "
+               "open files (ulimit -n), and call again.",
+               path, strerror(errno));
     return rf__fail(RF_ERR_INTERNAL,
-                    "the source of a GPU kernel, %s/%s, cannot be read (%s); it belongs to the package: "
-                    "install recfuse again",
+                    "the source of a GPU kernel, %s/%s, cannot be read (%s), but is a part of the package. "
+                    "Install recfuse again.",
                     folder, name, strerror(errno));
 }
 
@@ -48,7 +47,7 @@ static rf_status headers_add(const char *folder, const char *text, rf__source *s
         const size_t length = strcspn(name, "\"\n");
         if (name[length] != '"' || has_header(source, name, length)) continue;
         RF_FAIL_IF(source->n_headers == RF__MOST_HEADERS, RF_ERR_INTERNAL,
-                   "%s: a kernel includes more than %d headers", folder, RF__MOST_HEADERS);
+                   "%s: a kernel has more than %d headers", folder, RF__MOST_HEADERS);
         char *copy = strndup(name, length);
         RF_FAIL_IF(copy == NULL, RF_ERR_MEMORY, "no memory for the name of a header");
         const int32_t added = source->n_headers++;
@@ -63,8 +62,8 @@ rf_status rf__source_read(const char *file, rf__source *source) {
     char folder[RF__PATH_BYTES];
     memset(source, 0, sizeof *source);
     RF_FAIL_IF(!kernels_folder(folder), RF_ERR_INTERNAL,
-               "the folder of the GPU kernels, kernels/ beside this library, has a path that is longer than "
-               "%d bytes",
+               "the folder of the GPU kernels, kernels/ in the folder of this library, has a path that is "
+               "longer than %d bytes",
                RF__PATH_BYTES - 1);
     RF_TRY(text_read(folder, file, &source->text));
     RF_TRY(headers_add(folder, source->text, source));

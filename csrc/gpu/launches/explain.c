@@ -23,8 +23,9 @@ rf_status rf__explain_begin(const rf__gpu *gpu) {
         atomic_store_explicit(&kept, true, memory_order_relaxed);
     }
     pthread_mutex_unlock(&lock);
-    RF_FAIL_IF(!free_to_begin, RF_ERR_VALUE,
-               "explain: another explain() runs in this process; expected one at a time. Wait for it to end");
+    RF_FAIL_IF(
+        !free_to_begin, RF_ERR_VALUE,
+        "explain: another explain() runs in this process; expected a single explain(). Wait for its end.");
     rf__cuda_device_describe(gpu);
     return RF_OK;
 }

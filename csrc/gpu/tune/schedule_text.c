@@ -11,7 +11,7 @@ static int32_t *value_of(const rf__schedule_field *field, const void *schedule) 
 static rf_status value_check(const rf__schedule_field *field, long long value) {
     const bool allowed =
         value >= field->least && value <= field->most && (!field->power_of_two || (value & (value - 1)) == 0);
-    RF_FAIL_IF(!allowed, RF_ERR_VALUE, "schedule: %s is %lld, must be %s%d to %d", field->name, value,
+    RF_FAIL_IF(!allowed, RF_ERR_VALUE, "schedule: %s is %lld; expected %s%d to %d", field->name, value,
                field->power_of_two ? "a power of two, " : "", (int)field->least, (int)field->most);
     return RF_OK;
 }
@@ -31,14 +31,15 @@ static rf_status word_read(const rf__schedule_field *field, const char *text, in
         list_add(allowed, sizeof allowed, field->words[i], i - field->least, field->most - field->least + 1,
                  " or ");
     }
-    return rf__fail(RF_ERR_VALUE, "schedule: %s is \"%.*s\", must be %s", field->name, length, text, allowed);
+    return rf__fail(RF_ERR_VALUE, "schedule: %s is \"%.*s\"; expected %s", field->name, length, text,
+                    allowed);
 }
 
 static rf_status number_read(const rf__schedule_field *field, const char *text, int length, int32_t *value) {
     char *end = NULL;
     const long long number = strtoll(text, &end, 10);
     RF_FAIL_IF(end != text + length || length == 0, RF_ERR_VALUE,
-               "schedule: %s is \"%.*s\", must be a number", field->name, length, text);
+               "schedule: %s is \"%.*s\"; expected a number", field->name, length, text);
     *value = (int32_t)number;
     return value_check(field, number);
 }
@@ -60,7 +61,7 @@ static rf_status field_read(rf__schedule_fields fields, const char *text, int le
         return (field->words != NULL ? word_read : number_read)(field, value, value_length, to);
     }
     return rf__fail(RF_ERR_VALUE,
-                    "schedule: found \"%.*s\"; must be field=value with spaces between, the fields are %s",
+                    "schedule: found \"%.*s\"; expected field=value with spaces between, with the fields %s",
                     length, text, names);
 }
 

@@ -84,7 +84,7 @@ def quantity(text: str, units: Mapping[str, float], noun: str, examples: str) ->
     """
     found = re.fullmatch(rf"\s*([0-9]*\.?[0-9]+)\s*({'|'.join(units)})\s*", text)
     if not found or float(found[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no {noun}, must be such as {examples}")
+        raise argparse.ArgumentTypeError(f"{text!r} is no {noun}; expected a text such as {examples}")
     return float(found[1]) * units[found[2]]
 
 
@@ -94,7 +94,7 @@ def sizes(count: int, names: str) -> Any:
     def read(text: str) -> tuple[int, ...]:
         found = text.split(":")
         if len(found) != count or not all(part.isdecimal() and int(part) > 0 for part in found):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {names}, {count} integers from 1 on")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {names}; expected {count} integers from 1 on")
         return tuple(int(part) for part in found)
 
     return read
@@ -110,7 +110,7 @@ def check(arguments: argparse.Namespace, command: str) -> None:
         given = getattr(arguments, name)
         lowest = min(given, default=least) if isinstance(given, list) else given
         if lowest < least:
-            raise ValueError(f"--{name} is {lowest}, must be >= {least}")
+            raise ValueError(f"--{name} is {lowest}; expected >= {least}")
     training = arguments.training
     arguments.training = [] if training is None else training or ["gradients"]
     needs(arguments, ("dim",), "padded", "schedule")
@@ -118,12 +118,12 @@ def check(arguments: argparse.Namespace, command: str) -> None:
     needs(arguments, ("training",), "stochastic_rounding")
     trained = arguments.dim or arguments.plan or arguments.collection or arguments.columns
     if arguments.training and not trained:
-        raise ValueError("--training needs --dim or --plan, whose tables are trained; none is given")
+        raise ValueError("--training needs --dim or --plan, whose tables are trained, and both are missing")
     described = trained or arguments.columns is not None or arguments.ikbo_linear or arguments.ikbo_attention
     if not described:
         raise ValueError(
-            f"nothing to {command}: give --plan FILE, or --dim with --dtype, --mode and --index, or "
-            "--collection FILE, --columns FILE, --ikbo-linear or --ikbo-attention"
+            f"no call to {command} is named. Pass --plan FILE, or --dim with --dtype, --mode and --index, "
+            "or --collection FILE, --columns FILE, --ikbo-linear or --ikbo-attention."
         )
 
 

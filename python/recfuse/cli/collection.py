@@ -35,7 +35,7 @@ def problem_of(arguments: argparse.Namespace, device: str) -> tuple[Any, list[An
         return _of_workload(arguments, device)
     if not os.path.isfile(str(arguments.batches or "")):
         raise ValueError(
-            f"--batches is {arguments.batches!r}, must with --collection be a file that torch.save wrote: "
+            f"--batches is {arguments.batches!r}; expected with --collection a file that torch.save wrote, "
             + BATCHES
         )
     collection = collection_in(arguments.collection, arguments.mode).to(device)
@@ -77,7 +77,9 @@ def collection_in(path: str, mode: str) -> Any:
     items = ((str(name), value) for name, value in found.items())
     tables = {name: value for name, value in items if isinstance(value, torch.Tensor) and value.dim() == 2}
     if not tables:
-        raise ValueError(f"--collection is {path!r}, a dict without a tensor [rows, dim]")
+        raise ValueError(
+            f"--collection is {path!r}, a dict without a tensor [rows, dim]; expected a state_dict of tables"
+        )
     bags = [torch.nn.EmbeddingBag.from_pretrained(table, mode=mode) for table in tables.values()]
     names = [name.replace(".", "_") for name in tables]  # a module's name has no dots
     return nn.FusedEmbeddingBagCollection.from_embedding_bags(bags, names)
@@ -109,7 +111,7 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
         from recfuse.errors import a_type  # imported here because it imports torch
 
         names = " or ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"{option} is {path!r}, which holds {a_type(found)}, must hold a {names}")
+        raise ValueError(f"{option} is {path!r}, which holds {a_type(found)}; expected a {names}")
     return found
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from recfuse.perf.launches import Kernel
     from recfuse.plan import CollectionPlan, Plan
 
-_NO_COMPILER = re.compile(r"NVRTC \(.*is not here; looked in")  # in an error of csrc/gpu/jit/nvrtc_find.c
+# In an error of csrc/gpu/jit/nvrtc_find.c.
+_NO_COMPILER = re.compile(r"NVRTC \(.*is in no place that was searched:")
 
 
 def add_parser(commands: Any) -> None:
@@ -139,7 +140,7 @@ def _gpus_of(arch: str, sizes: Sequence[str]) -> list[str]:
     except ValueError as error:
         archs = dict.fromkeys(one["arch"] for one in known)
         raise ValueError(
-            f"--arch is {arch!r}, must be sm_80 or newer, such as {', '.join(archs)}, or one of "
+            f"--arch is {arch!r}; expected sm_80 or newer, such as {', '.join(archs)}, or one of "
             f"{', '.join(one['name'] for one in known)}"
         ) from error
     if sizes:
@@ -173,7 +174,7 @@ def _plans(paths: Sequence[str]) -> dict[str, Plan | CollectionPlan]:
     plans = {path: Plan.load(path) for path in paths}
     for path, plan in plans.items():
         if plan.device.type != "cuda":
-            raise ValueError(f"{path}: the plan is for the CPU, whose kernels are not compiled ahead of time")
+            raise ValueError(f"{path}: the plan is for the CPU, whose kernels were compiled with the package")
     return plans
 
 

@@ -50,7 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     tables = read_json(arguments.tables, "recfuse place", _MOST_BYTES, _MOST_VALUES)
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
-        raise ValueError(f"{arguments.tables} must be a list of objects with name, rows and dim")
+        raise ValueError(
+            f"{arguments.tables} has another form; expected a list of objects with name, rows and dim"
+        )
     found = place(
         tables, arguments.gpus, arguments.memory, batch=arguments.batch, gpu=arguments.gpu,
         training=arguments.training, calibration=arguments.calibration,

@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.calibrate:
         return _calibrate(arguments)
     if not arguments.make:
-        raise ValueError("there is no FILE:FUNCTION; give one such as model.py:make, or --calibrate")
+        raise ValueError("FILE:FUNCTION is missing. Pass a function such as model.py:make, or --calibrate.")
     if min(arguments.batch) < 1:
-        raise ValueError(f"--batch is {min(arguments.batch)}, must be >= 1")
+        raise ValueError(f"--batch is {min(arguments.batch)}; expected >= 1")
     make = load_function(arguments.make)
     records: list[dict[str, Any]] = []
     last: Prediction | None = None
@@ -83,7 +83,7 @@ def load_function(text: str) -> Callable[[int], Any]:
     """
     source, separator, name = text.rpartition(":")
     if not separator or not source or not name:
-        raise ValueError(f"{text!r} is no FILE:FUNCTION, must be such as model.py:make")
+        raise ValueError(f"{text!r} is no FILE:FUNCTION; expected a text such as model.py:make")
     if source.endswith(".py"):
         path = Path(source)
         if not path.is_file():
@@ -97,11 +97,12 @@ def load_function(text: str) -> Callable[[int], Any]:
         try:
             module = importlib.import_module(source)
         except ModuleNotFoundError as error:
-            raise ValueError(f"there is no module {source!r}: {error}") from error
+            raise ValueError(f"no module {source!r}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ValueError(
-            f"{source} has no function {name!r}; it must take a batch and return (model, inputs)"
+            f"{source} has no function {name!r}; expected a function that takes a batch and returns (model, "
+            "inputs)"
         )
     return function  # type: ignore[no-any-return]
 
@@ -117,8 +118,8 @@ def made(make: Callable[[int], Any], batch: int, training: bool) -> tuple[Any, A
     if callable(found) and training:
         return found, None
     raise ValueError(
-        f"make({batch}) returns a {type(found).__name__}, must return (model, inputs), or with --training "
-        "a step without arguments"
+        f"make({batch}) returns a {type(found).__name__}; expected (model, inputs), or with --training a "
+        "step without arguments"
     )
 
 
@@ -149,7 +150,9 @@ def _swapped(model: Any) -> Any:
     from recfuse.perf.tracing.unallocated import unallocated
 
     if not isinstance(model, torch.nn.Module):
-        raise ValueError("--swap needs a model that make returns as (model, inputs); a step hides its model")
+        raise ValueError(
+            "--swap needs a model that make returns as (model, inputs), and a step hides its model"
+        )
     with unallocated():
         print(swap(model))
     return model
@@ -199,7 +202,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device is {device!r}, but torch {torch.__version__} finds no CUDA device here")
     if device != "cpu" and not device.startswith("cuda"):
-        raise ValueError(f"--device is {device!r}, must be cpu or cuda")
+        raise ValueError(f"--device is {device!r}; expected cpu or cuda")
     default = path_of_new(name_here(torch.device(device)), cache_folder())
     path = Path(arguments.calibration or default)
     calibrator = Calibrator(device, path, seconds=arguments.seconds)

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
-        raise ValueError(f"--device is {device!r}, must be cpu, cuda or cuda:N") from error
+        raise ValueError(f"--device is {device!r}; expected cpu, cuda or cuda:N") from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device is {device!r}, but torch {torch.__version__} finds no CUDA device here")
     module, batches = (_table if arguments.trace else collection.problem_of)(arguments, device)
@@ -88,7 +88,7 @@ def _check_counts(arguments: argparse.Namespace) -> None:
     for name in names:
         given = getattr(arguments, name)
         if given is not None and (not str(given).lstrip("-").isdecimal() or int(given) < 1):
-            raise ValueError(f"--{name} is {given}, must be >= 1")
+            raise ValueError(f"--{name} is {given}; expected >= 1")
 
 
 def _table(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
@@ -143,12 +143,12 @@ def _save(plan: Plan, path: str) -> None:
         except OSError:
             os.rmdir(folder)
             raise error from None
-        raise OSError(f"--out: {error}; the plan is in {other} instead") from error
+        raise OSError(f"--out is not written ({error}), and the plan is in {other} instead") from error
 
 
 def _check_writable(path: str) -> None:
     if os.path.isdir(path):
-        raise ValueError(f"--out is {path!r}, which is a folder, must be a file")
+        raise ValueError(f"--out is {path!r}, which is a folder; expected a file")
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise ValueError(f"--out is {path!r}, and the folder {folder!r} is missing or not writable")

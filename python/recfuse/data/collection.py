@@ -91,8 +91,8 @@ def _jagged(given: Lookups, features: int, device: torch.device | None, where: s
     lookups = given.indices.numel()
     if on_host[0] != 0 or on_host[-1] != lookups or (np.diff(on_host) < 0).any():
         raise ArgumentValueError(
-            f"{where} has offsets from {on_host[0]} to {on_host[-1]}, must rise from 0 to the {lookups} "
-            "lookups"
+            f"{where} has offsets from {on_host[0]} to {on_host[-1]}; expected offsets that rise from 0 to "
+            f"the {lookups} lookups"
         )
     return Jagged(*tensors, on_host, (on_host.size - 1) // features)
 

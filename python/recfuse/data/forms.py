@@ -54,14 +54,14 @@ def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tu
     several = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
     if single or not several or (isinstance(batches, Tensor) and batches.dim() < 3):
         raise ArgumentTypeError(
-            f"{function}: batches is {a_type(batches)}, must be an iterable of batches; "
-            "for a single one pass [batch]"
+            f"{function}: batches is {a_type(batches)}; expected an iterable of batches. Pass [batch] for a "
+            "single batch."
         )
     number = -1
     for number, batch in enumerate(batches):
         yield f"{function}: batches[{number}]", batch
     if number < 0:
-        raise ArgumentValueError(f"{function}: batches is empty, must have at least one")
+        raise ArgumentValueError(f"{function}: batches is empty; expected at least one batch")
 
 
 def moved(given: AnyLookups, device: torch.device | None, where: str) -> AnyLookups:
@@ -78,7 +78,9 @@ def of_embedding_bag(batch: Any, include_last_offset: bool, where: str) -> BagLo
     """What `EmbeddingBag.forward` takes, or a KeyedJaggedTensor of one key."""
     if is_keyed(batch):
         if len(batch.keys()) != 1:
-            raise ArgumentValueError(f"{where} has the keys {batch.keys()[:8]}, must have one for one table")
+            raise ArgumentValueError(
+                f"{where} has the keys {batch.keys()[:8]}; expected one key for one table"
+            )
         found = _checked(of_keys(batch, batch.keys(), where), 1, where)
         return BagLookups(found.indices, found.offsets, True, found.weights)
     given = (batch,) if isinstance(batch, Tensor) else _items(batch)
@@ -96,8 +98,8 @@ def of_embedding_bag(batch: Any, include_last_offset: bool, where: str) -> BagLo
         include_last_offset = False
     elif indices.dim() != 1 or offsets is None or offsets.dim() != 1:
         raise ArgumentValueError(
-            f"{where} has an input of {indices.dim()} dimensions "
-            f"{'without' if offsets is None else 'with'} offsets, must have 2 without or 1 with 1-D offsets"
+            f"{where} has an input of {indices.dim()} dimensions {'without' if offsets is None else 'with'} "
+            "offsets; expected 2 without or 1 with 1-D offsets"
         )
     _check_types(where, indices, offsets, weights, "input")
     if weights is not None and weights.numel() != indices.numel():
@@ -134,7 +136,9 @@ def of_torchrec(batch: Any, feature_names: Sequence[str], weighted: bool, where:
         _fail_type(where, batch, "a KeyedJaggedTensor or a TensorDict")
     found = of_keys(keyed, feature_names, where)
     if weighted and found.weights is None:
-        raise ArgumentValueError(f"{where} has no weights, must have them: the collection is weighted")
+        raise ArgumentValueError(
+            f"{where} has no weights; expected weights, since the collection is weighted"
+        )
     return _checked(found if weighted else found._replace(weights=None), len(feature_names), where)
 
 
@@ -151,7 +155,7 @@ def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: fea
     """
     if keyed.variable_stride_per_key():
         raise ArgumentValueError(
-            f"{where}: a KeyedJaggedTensor with a batch size per key, must have one for all"
+            f"{where}: a KeyedJaggedTensor has a batch size per key; expected one batch size for all keys"
         )
     keys = keyed.keys()
     if keys != feature_names:
@@ -159,8 +163,8 @@ def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: fea
         missing = [name for name in feature_names if name not in position]
         if missing:
             raise ArgumentValueError(
-                f"{where}: a KeyedJaggedTensor with no key {missing[0]!r} ({len(missing)} of "
-                f"{len(feature_names)} features are missing); it has {keys[:8]}"
+                f"{where}: a KeyedJaggedTensor with the keys {keys[:8]} has no key {missing[0]!r} "
+                f"({len(missing)} of {len(feature_names)} features are missing)"
             )
         keyed = unshared(keyed).permute([position[name] for name in feature_names])
     return Lookups(keyed.values(), jagged_offsets(keyed), keyed.weights_or_none())
@@ -209,7 +213,7 @@ def _checked(found: Lookups, features: int, where: str) -> Lookups:
     _check_types(where, indices, offsets, weights, "indices")
     if indices.dim() != 1 or offsets.dim() != 1 or not offsets.numel() or (offsets.numel() - 1) % features:
         raise ArgumentValueError(
-            f"{where} has indices {list(indices.shape)} and offsets {list(offsets.shape)}, must have "
+            f"{where} has indices {list(indices.shape)} and offsets {list(offsets.shape)}; expected "
             f"[lookups] and [features * bags + 1] with {features} features"
         )
     if weights is not None and weights.shape != indices.shape:
@@ -220,21 +224,23 @@ def _checked(found: Lookups, features: int, where: str) -> Lookups:
 def _check_types(where: str, indices: Tensor, offsets: Tensor, weights: Tensor | None, name: str) -> None:
     if indices.dtype not in INTEGERS or offsets.dtype not in INTEGERS:
         raise ArgumentTypeError(
-            f"{where} has {indices.dtype} {name} and {offsets.dtype} offsets, must have int32 or int64"
+            f"{where} has {indices.dtype} {name} and {offsets.dtype} offsets; expected int32 or int64"
         )
     if weights is not None and not weights.is_floating_point():
         raise ArgumentTypeError(
-            f"{where} has {weights.dtype} per_sample_weights, must have a floating-point dtype"
+            f"{where} has {weights.dtype} per_sample_weights; expected a floating-point dtype"
         )
 
 
 def _fail_weights(where: str, weights: Tensor, indices: Tensor) -> NoReturn:
-    must = f"must have one for each of the {indices.numel()} lookups"
-    raise ArgumentValueError(f"{where} has per_sample_weights {list(weights.shape)}, {must}")
+    raise ArgumentValueError(
+        f"{where} has per_sample_weights {list(weights.shape)}; expected a weight for each of the "
+        f"{indices.numel()} lookups"
+    )
 
 
 def _fail_type(where: str, batch: Any, must: str) -> NoReturn:
     found = a_type(batch)
     if isinstance(batch, (tuple, list)):
         found += f" of {', '.join(type(one).__name__ for one in batch[:4]) or 'nothing'}"
-    raise ArgumentTypeError(f"{where} is {found}, must be {must}")
+    raise ArgumentTypeError(f"{where} is {found}; expected {must}")

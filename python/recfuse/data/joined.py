@@ -33,8 +33,8 @@ def join_tables(
     try:
         if len(indices) != tables or len(offsets) != tables:
             raise ArgumentValueError(
-                f"{where}: {len(offsets)} offsets and {len(indices)} indices for {tables} tables, must be "
-                "one of each a table"
+                f"{where}: offsets has {len(offsets)} tensors and indices {len(indices)} for {tables} "
+                "tables; expected one tensor of each a table"
             )
         if not isinstance(offsets, Tensor):
             check_storages(where, "offsets", offsets)
@@ -54,42 +54,42 @@ def join_tables(
 
 def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor], where: str) -> None:
     """Raises with the name and the table of a tensor that cannot be joined with the others."""
-    order = "; pool takes (offsets, indices), in this order"
+    order = ". Pass (offsets, indices) in this order."
     for name, given in (("offsets", offsets), ("indices", indices)):
         if not are_tensors(given):
             raise ArgumentTypeError(
-                f"{where}: {name} is {a_type(given)}, must be a tensor or a list of tensors, one a table"
+                f"{where}: {name} is {a_type(given)}; expected a tensor or a list with one tensor a table"
             )
     if len(indices) != len(offsets):
         return
     for name, given in (("offsets", offsets), ("indices", indices)):
         if isinstance(given, Tensor) and given.dim() != 2:
             raise ArgumentValueError(
-                f"{where}: {name} has {given.dim()} dimensions, must have 2: a row a table{order}"
+                f"{where}: {name} has {given.dim()} dimensions; expected 2, with a row a table{order}"
             )
         if isinstance(given, Tensor):
             continue
         for table, one in enumerate(given):
             if one.dim() != 1:
                 raise ArgumentValueError(
-                    f"{where}: {name}[{table}] has {one.dim()} dimensions, must have 1{order}"
+                    f"{where}: {name}[{table}] has {one.dim()} dimensions; expected 1{order}"
                 )
             if one.device != given[0].device:
                 found = f"{name}[{table}] is on {one.device}, {name}[0] is on {given[0].device}"
-                raise ArgumentValueError(f"{where}: {found}; must be on one device")
+                raise ArgumentValueError(f"{where}: {found}; expected one device")
     counts = [one.shape[0] for one in offsets]
     for table, count in enumerate(counts):
         if count != counts[0]:
             raise ArgumentValueError(
-                f"{where}: offsets[{table}] has {count} bags, offsets[0] has {counts[0]}, must have as "
-                f"many{order}"
+                f"{where}: offsets[{table}] has {count} bags, offsets[0] has {counts[0]}; expected equal "
+                f"numbers{order}"
             )
 
 
 def _joined(offsets: Tensor, indices: Tensor | Sequence[Tensor], where: str) -> Tensor:
     """As `join_offsets`, by torch's functions: for a GPU, for programs that are traced, and for errors."""
     if offsets.dtype not in INTEGERS:
-        raise ArgumentTypeError(f"{where}: offsets are {offsets.dtype}, must be int32 or int64")
+        raise ArgumentTypeError(f"{where}: offsets are {offsets.dtype}; expected int32 or int64")
     offsets = offsets.to(torch.int64)
     if isinstance(indices, Tensor):
         tables, each = indices.shape
@@ -134,12 +134,12 @@ def _check_first(offsets: Tensor, where: str) -> None:
     """Raises where a table's first offset is not 0: to the kernel it would end the table before."""
     if torch.compiler.is_compiling():
         good = begin_with_0(offsets, offsets.shape[1], offsets.device)
-        torch._assert_async(torch.all(good), f"{where}: offsets must begin with 0")
+        torch._assert_async(torch.all(good), f"{where}: offsets begin with another number; expected 0")
     elif not offsets.is_meta and torch.count_nonzero(first := offsets[:, :1]):
         wrong = int(first.reshape(-1).nonzero()[0])
         raise OffsetError(
-            f"{where}: offsets of table {wrong} begin with {int(first[wrong])}, must begin with 0; pool "
-            "takes (offsets, indices), in this order"
+            f"{where}: offsets of table {wrong} begin with {int(first[wrong])}; expected 0. Pass (offsets, "
+            "indices) in this order."
         )
 
 
@@ -154,8 +154,8 @@ def _sample_weights(
         return None
     if len(row_weights) != len(indices):
         raise ArgumentValueError(
-            f"{where}: {len(row_weights)} row_weights for {len(indices)} tables, must be one (or None) a "
-            "table"
+            f"{where}: row_weights has {len(row_weights)} elements for {len(indices)} tables; expected one "
+            "tensor or None a table"
         )
     if all(weights is None for weights in row_weights):
         return None
@@ -165,8 +165,8 @@ def _sample_weights(
         ):
             needed = "rows" if rows is None else rows(table)
             raise ArgumentValueError(
-                f"{where}: row_weights[{table}] is {list(weights.shape)}, must be [{needed}]: one for each "
-                "row of its table"
+                f"{where}: row_weights[{table}] is {list(weights.shape)}; expected [{needed}], one weight "
+                "for each row of its table"
             )
         if weights is not None:
             check_storages(where, f"row_weights[{table}]", (weights,))

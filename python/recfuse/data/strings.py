@@ -82,12 +82,12 @@ def hash_strings(strings: Any, seed: int = 0, threads: int | None = None) -> Ten
     """
     found = _hashed(strings, *_numbers(seed, threads))
     if found.offsets is not None:
-        raise ArgumentValueError("hash_strings: strings are lists; use hash_string_lists")
+        raise ArgumentValueError("hash_strings: strings are lists. Use hash_string_lists.")
     if found.present is not None and not found.present.all():
         raise ArgumentValueError(
             f"hash_strings: strings[{int(found.present.argmin())}] is missing "
-            f"({int((~found.present).sum())} of {found.present.size} are); use hash_string_lists, which "
-            "makes it an empty sample"
+            f"({int((~found.present).sum())} of {found.present.size} are). Use hash_string_lists, which "
+            "makes it an empty sample."
         )
     return torch.from_numpy(found.hashes)
 
@@ -151,7 +151,7 @@ def _hashed(strings: Any, seed: int, threads: int) -> _Found:
         strings = np.asarray(strings)
         if strings.ndim != 1:
             raise ArgumentValueError(
-                f"hash_strings: strings has the shape {strings.shape}, must be one-dimensional"
+                f"hash_strings: strings has the shape {strings.shape}; expected one dimension"
             )
         if strings.dtype.kind in "SU":
             native = strings.astype(strings.dtype.newbyteorder("="), copy=False)
@@ -179,7 +179,7 @@ def _of_lists(samples: Sequence[Any], seed: int, threads: int) -> _Found:
     for at, sample in enumerate(samples):
         if sample is not None and not isinstance(sample, _LISTS):
             raise ArgumentTypeError(
-                f"hash_strings: strings[{at}] is {a_type(sample)} beside lists, must be a list or None"
+                f"hash_strings: strings[{at}] is {a_type(sample)} among lists; expected a list or None"
             )
     lists = [() if sample is None else sample for sample in samples]
     found = _of_objects([string for sample in lists for string in sample], seed, threads)
@@ -208,7 +208,7 @@ def _of_arrow(array: Any, seed: int, threads: int) -> _Found:
         lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
         found = _of_arrow(array.flatten(), seed, threads)
         if found.offsets is not None:
-            raise ArgumentTypeError("hash_strings: strings are lists of lists, must be lists of strings")
+            raise ArgumentTypeError("hash_strings: strings are lists of lists; expected lists of strings")
         return found._replace(offsets=_sums(lengths))
     if kind in (pa.string_view(), pa.binary_view()):
         array = array.cast(pa.large_string() if kind == pa.string_view() else pa.large_binary())
@@ -246,4 +246,4 @@ def _joined(parts: list[_Found]) -> _Found:
 
 
 def _wrong(found: str) -> ArgumentTypeError:
-    return ArgumentTypeError(f"hash_strings: strings is {found}, must be {_ALLOWED}")
+    return ArgumentTypeError(f"hash_strings: strings is {found}; expected {_ALLOWED}")

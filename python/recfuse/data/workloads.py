@@ -123,16 +123,16 @@ class Model:
         try:
             dtype = np.dtype(dtype)
         except TypeError as error:
-            text = f"workloads: dtype is {dtype!r}, must be NumPy's int32 or int64"
+            text = f"workloads: dtype is {dtype!r}; expected NumPy's int32 or int64"
             raise ArgumentTypeError(text) from error
         if dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
-            raise ArgumentValueError(f"workloads: dtype is {dtype}, allowed are int32 and int64")
+            raise ArgumentValueError(f"workloads: dtype is {dtype}; expected int32 or int64")
         lengths = self.lengths(size, seed)
         repeats = [group.features for group in self.groups]
         lookups = int(lengths.sum(axis=1, dtype=np.int64) @ np.array(repeats))
         if lookups > np.iinfo(dtype).max:
             raise ArgumentValueError(
-                f"workloads: {lookups} lookups do not fit {dtype} offsets; pass dtype=numpy.int64"
+                f"workloads: {lookups} lookups do not fit {dtype} offsets. Pass dtype=numpy.int64."
             )
         offsets = np.zeros(self.features * size + 1, dtype)
         np.cumsum(np.repeat(lengths, repeats, axis=0), dtype=dtype, out=offsets[1:])
@@ -175,17 +175,17 @@ def model(name: str, seed: int = 0, skew: float | None = None, rows_scale: int |
     match = _VARIANT.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise ArgumentValueError(
-            f"workloads: name is {name!r}, allowed are {', '.join(NAMES)} and variants such as "
-            "'A-zipf1.0', 'A-rows100' and 'A-zipf0.9-rows100'"
+            f"workloads: name is {name!r}; expected {', '.join(NAMES)} and variants such as 'A-zipf1.0', "
+            "'A-rows100' and 'A-zipf0.9-rows100'"
         )
     if (match["skew"] and skew is not None) or (match["rows"] and rows_scale is not None):
         raise ArgumentValueError(
-            f"workloads: name is {name!r} and the variant is given by argument too; give it once"
+            f"workloads: name is {name!r} and the variant is given by argument too. Give it once."
         )
     skew = float(match["skew"] or 0) if skew is None else real("workloads: skew", skew)
     seed = _seed(seed)
     if not 0 <= skew <= 16:
-        raise ArgumentValueError(f"workloads: skew is {skew}, allowed is [0, 16]")
+        raise ArgumentValueError(f"workloads: skew is {skew}; expected [0, 16]")
     base = match["base"]
     largest = _MAX_ROWS // max(_ROWS[kind] for _, groups in _GROUPS[base] for kind, *_ in groups)
     rows_scale = int(match["rows"] or 1) if rows_scale is None else rows_scale

@@ -61,8 +61,8 @@ class Table:
             return Table(*config)
         if isinstance(config, torch.nn.EmbeddingBag):
             raise _type_error(
-                f"a table is {a_type(config)}, which has weights; to take them over, call "
-                "FusedEmbeddingBagCollection.from_embedding_bags(bags)"
+                f"a table is {a_type(config)}, which has weights; expected a table without weights. Call "
+                "FusedEmbeddingBagCollection.from_embedding_bags(bags) to keep the weights."
             )
         fields = ("num_embeddings", "embedding_dim", "name", "feature_names")
         if not all(hasattr(config, name) for name in fields):
@@ -70,7 +70,9 @@ class Table:
             raise wrong_type(f"{_WHERE}: a table", config, needed)
         data_type = getattr(getattr(config, "data_type", None), "value", "FP32")
         if data_type not in _DATA_TYPES:
-            raise _value_error(f"data_type of {config.name} is {data_type}, must be {', '.join(_DATA_TYPES)}")
+            raise _value_error(
+                f"data_type of {config.name} is {data_type}; expected {', '.join(_DATA_TYPES)}"
+            )
         return Table(
             config.num_embeddings,
             config.embedding_dim,
@@ -199,12 +201,14 @@ class FusedEmbeddingBagCollection(PackedModule):
         if isinstance(embedding_bags, (abc.Mapping, torch.nn.ModuleDict)) or not isinstance(
             embedding_bags, abc.Iterable
         ):
-            values = "an iterable of tables: pass its values(), and its keys() as names"
+            values = "an iterable of tables. Pass its values(), and its keys() as names."
             needed = values if hasattr(embedding_bags, "values") else "an iterable of tables"
             raise wrong_type("recfuse.nn.FusedEmbeddingBagCollection: embedding_bags", embedding_bags, needed)
         bags = list(embedding_bags)
         if names is not None and len(names) != len(bags):
-            raise _value_error(f"{len(names)} names for {len(bags)} tables")
+            raise _value_error(
+                f"names has {len(names)} elements for {len(bags)} tables; expected equal numbers"
+            )
         own_names = list(names) if names is not None else [f"t{number}" for number in range(len(bags))]
         _check_names(own_names)
         collection = cls.__new__(cls)
@@ -252,7 +256,7 @@ class FusedEmbeddingBagCollection(PackedModule):
             indices, offsets, per_sample_weights = self._jagged(indices, offsets, per_sample_weights)
         elif offsets is None:
             raise _value_error(
-                "offsets is None, must be a 1-D tensor of features * bags + 1 elements when indices is a "
+                "offsets is None; expected a 1-D tensor of features * bags + 1 elements when indices is a "
                 "tensor"
             )
         return self._pool(indices, offsets, per_sample_weights, mapping)
@@ -268,7 +272,8 @@ class FusedEmbeddingBagCollection(PackedModule):
             raise wrong_type(f"{_WHERE}: indices", keyed, "a torch.Tensor or a KeyedJaggedTensor")
         if offsets is not None or per_sample_weights is not None:
             raise _value_error(
-                "offsets and per_sample_weights must be None with a KeyedJaggedTensor, which has its own"
+                "offsets or per_sample_weights is given with a KeyedJaggedTensor, which has its own; "
+                "expected None"
             )
         return of_keys(keyed, self.feature_names)
 
@@ -290,31 +295,31 @@ def _value_error(detail: str) -> ArgumentValueError:
 
 def _check_names(names: Sequence[str]) -> None:
     if not names:
-        raise _value_error("tables is empty, must have at least one")
+        raise _value_error("tables is empty; expected at least one table")
     if len(set(names)) < len(names):
         twice = next(name for name in names if list(names).count(name) > 1)
         raise _value_error(f"two tables are named {twice!r}")
     for name in names:
         if not isinstance(name, str) or not name or "." in name:
             raise _value_error(
-                f"a table is named {name!r}, must be a string that is not empty and has no dot, since it is "
-                "a part of a name in the state_dict"
+                f"a table is named {name!r}; expected a string that is not empty and has no dot, since it "
+                "is a part of a name in the state_dict"
             )
 
 
 def _spec_of(name: str, table: Table, sparse: bool) -> TableSpec:
     """Return the specification of a table before its placement; raise for an invalid table."""
     if not isinstance(table.dtype, torch.dtype) or not table.dtype.is_floating_point:
-        raise _type_error(f"dtype of {name} is {table.dtype!r}, must be a floating-point torch.dtype")
+        raise _type_error(f"dtype of {name} is {table.dtype!r}; expected a floating-point torch.dtype")
     if isinstance(table.feature_names, str):
         raise _type_error(
-            f"feature_names of {name} is the str {table.feature_names!r}, must be a sequence of names"
+            f"feature_names of {name} is the str {table.feature_names!r}; expected a sequence of names"
         )
     if table.mode not in MODES:
-        raise _value_error(f'mode of {name} is {table.mode!r}, must be "sum", "mean" or "max"')
+        raise _value_error(f'mode of {name} is {table.mode!r}; expected "sum", "mean" or "max"')
     if sparse and table.mode == "max":
         raise _value_error(
-            f'sparse is True and mode of {name} is "max", which has no sparse gradient; pass sparse=False'
+            f'sparse is True and mode of {name} is "max", which has no sparse gradient. Pass sparse=False.'
         )
     rows, dim = (
         integer(f"{_WHERE}: {field} of {name}", getattr(table, field), 0, _MOST)

@@ -41,11 +41,11 @@ class _SplitLinear(torch.nn.Module):
         super().__init__()
         name = type(self).__name__
         if not isinstance(in_features, Sequence) or isinstance(in_features, str):
-            raise wrong_type(f"{name}: in_features", in_features, "a tuple: the features of each level")
+            raise wrong_type(f"{name}: in_features", in_features, "a tuple with the features of each level")
         if not 2 <= len(in_features) <= MOST_LEVELS:
             raise ArgumentValueError(
-                f"{name}: in_features has {len(in_features)} levels, must have 2 to {MOST_LEVELS}: those of "
-                "users, then of candidates"
+                f"{name}: in_features has {len(in_features)} levels; expected 2 to {MOST_LEVELS}, of users "
+                "first, then of candidates"
             )
         self.in_features = tuple(
             integer(f"{name}: in_features[{level}]", features, 0, 2**62)
@@ -54,7 +54,7 @@ class _SplitLinear(torch.nn.Module):
         self.out_features = integer(f"{name}: out_features", out_features, 0, 2**62)
         if activation not in get_args(Activation):
             allowed = ", ".join(map(repr, get_args(Activation)))
-            raise ArgumentValueError(f"{name}: activation is {activation!r}, must be one of {allowed}")
+            raise ArgumentValueError(f"{name}: activation is {activation!r}; expected one of {allowed}")
         self.activation, self.path = activation, path
         shape = self.out_features, sum(self.in_features)
         self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -85,15 +85,15 @@ class _SplitLinear(torch.nn.Module):
             raise wrong_type(f"{cls.__name__}.from_linear: linear", linear, "a torch.nn.Linear")
         if not isinstance(linear.weight, torch.nn.Parameter):
             raise ArgumentTypeError(
-                f"{cls.__name__}.from_linear: linear.weight is computed from other parameters, must be a "
-                "Parameter; remove its parametrization first"
+                f"{cls.__name__}.from_linear: linear.weight is computed from other parameters; expected a "
+                "Parameter. Remove its parametrization first."
             )
         has_bias = linear.bias is not None
         layer = cls(in_features, linear.out_features, bias=has_bias, device="meta", **options)
         found = sum(layer.in_features)
         if found != linear.in_features:
             raise ArgumentValueError(
-                f"{cls.__name__}.from_linear: in_features is {layer.in_features}, {found} in all, must be "
+                f"{cls.__name__}.from_linear: in_features is {layer.in_features}, {found} in all; expected "
                 f"the {linear.in_features} of linear"
             )
         layer.weight, layer.bias = linear.weight, linear.bias
@@ -122,8 +122,8 @@ class _SplitLinear(torch.nn.Module):
         if cand_to_user is None:
             if isinstance(x_user, Tensor) or isinstance(x_cand, Tensor):
                 raise ArgumentTypeError(
-                    f"{type(self).__name__}: cand_to_user is None, must be a tensor; or pass two lists, of "
-                    "inputs and of maps"
+                    f"{type(self).__name__}: cand_to_user is None; expected a tensor. Pass it, or pass two "
+                    "lists, of inputs and of maps."
                 )
             return ikbo_linear_chain(
                 weights, x_user, x_cand, bias=self.bias, activation=self.activation, path=self.path
@@ -131,11 +131,12 @@ class _SplitLinear(torch.nn.Module):
         if len(weights) != 2:
             raise ArgumentTypeError(
                 f"{type(self).__name__}: x_user, x_cand and cand_to_user are of two levels, the layer has "
-                f"{len(weights)}; pass two lists, of inputs and of maps"
+                f"{len(weights)}. Pass two lists, of inputs and of maps."
             )
         if not isinstance(x_user, Tensor) or not isinstance(x_cand, Tensor):
             raise ArgumentTypeError(
-                f"{type(self).__name__}: x_user and x_cand must be tensors beside cand_to_user"
+                f"{type(self).__name__}: x_user or x_cand is no tensor, but cand_to_user is given; expected "
+                "tensors"
             )
         w_user, w_cand = weights
         return ikbo_linear(

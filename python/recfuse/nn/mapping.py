@@ -148,17 +148,17 @@ def _checked(offsets: Any, features: int) -> NDArray[np.integer]:
     if isinstance(offsets, Tensor):
         if offsets.device.type != "cpu":
             raise ArgumentValueError(
-                f"recfuse: offsets is on {offsets.device}, must be on the CPU: the host reads them"
+                f"recfuse: offsets is on {offsets.device}; expected the CPU, since the host reads them"
             )
         check_storages("recfuse", "offsets", (offsets,))
         offsets = offsets.detach().numpy()
     if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
         found = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
-        raise ArgumentTypeError(f"recfuse: offsets is {found}, must be an int32 or int64 array or tensor")
+        raise ArgumentTypeError(f"recfuse: offsets is {found}; expected an int32 or int64 array or tensor")
     if offsets.ndim != 1 or offsets.size == 0 or (offsets.size - 1) % max(features, 1):
         raise ArgumentValueError(
-            f"recfuse: offsets has shape {list(offsets.shape)}, must have features * bags + 1 elements "
-            f"with {features} features"
+            f"recfuse: offsets has shape {list(offsets.shape)}; expected features * bags + 1 elements with "
+            f"{features} features"
         )
     return np.ascontiguousarray(offsets)
 

@@ -82,10 +82,10 @@ class PinnedRows:
         """Choose the rows; the first refresh pins them."""
         check_tensor("PinnedRows", "weight", weight)
         if weight.dim() != 2:
-            _fail(f"weight has shape {list(weight.shape)}, must have [rows, dim]")
+            _fail(f"weight has shape {list(weight.shape)}; expected [rows, dim]")
         l2_fraction = real("recfuse.PinnedRows: l2_fraction", l2_fraction)
         if not 0 < l2_fraction <= 1:
-            _fail(f"l2_fraction is {l2_fraction}, must lie in (0, 1]")
+            _fail(f"l2_fraction is {l2_fraction}; expected (0, 1]")
         every = integer("recfuse.PinnedRows: every", every, 1, 2**63 - 1)
         self.weight = weight
         self.l2_fraction = l2_fraction
@@ -199,21 +199,21 @@ class PinnedRows:
 def _choice(weight: Tensor, trace: Any, statistics: Any, rows: Any) -> Tensor:
     """Return the chosen rows of the table, int64 ``[n]`` on the CPU, the most frequent first."""
     if sum(source is not None for source in (trace, statistics, rows)) != 1:
-        _fail("exactly one of trace, statistics and rows must be given")
+        _fail("several or no arguments of trace, statistics and rows are given; expected exactly one of them")
     if trace is not None:
         from recfuse.data import traces
 
         rows = traces.hottest(row_indices("recfuse.PinnedRows: trace", trace))
     elif statistics is not None:
         if not hasattr(statistics, "hottest"):
-            needed = "what recfuse.traces.statistics gave"
+            needed = "the result of recfuse.traces.statistics"
             raise wrong_type("recfuse.PinnedRows: statistics", statistics, needed)
         rows = statistics.hottest
     chosen = torch.from_numpy(row_indices("recfuse.PinnedRows: rows", rows).astype(np.int64))
     if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < weight.shape[0]:
         _fail(
-            f"rows lie in [{int(chosen.min())}, {int(chosen.max())}], must lie in [0, {weight.shape[0]}), "
-            "the rows of the table"
+            f"rows lie in [{int(chosen.min())}, {int(chosen.max())}]; expected [0, {weight.shape[0]}), the "
+            "rows of the table"
         )
     return chosen
 

@@ -18,6 +18,7 @@ class RefusedQconfig:
         """Accept None, which means no quantisation; raise ValueError for all other values."""
         if value is not None:
             raise ArgumentValueError(
-                f"recfuse: qconfig of {a_type(module)} is set, must be None: quantisers convert only classes "
-                "of torch and TorchRec, and would skip this module. Call recfuse.unswap(model) first"
+                f"recfuse: qconfig of {a_type(module)} is set; expected None, since quantisers convert only "
+                "classes of torch and TorchRec, and would skip this module. Call recfuse.unswap(model) "
+                "first."
             )

@@ -63,7 +63,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         bags = list(embedding_bags)
         if not bags:
             raise ArgumentValueError(
-                "recfuse.nn.FusedEmbeddingBagList: embedding_bags is empty, must have at least one"
+                "recfuse.nn.FusedEmbeddingBagList: embedding_bags is empty; expected at least one table"
             )
         self._pack([str(number) for number in range(len(bags))], bags, range(len(bags)), optimizers)
         self._with_last_offset = [at for at, bag in enumerate(bags) if bag.include_last_offset]
@@ -83,7 +83,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
             return list(self._modules.values())[number]  # type: ignore[return-value]
         except IndexError:
             raise IndexError(
-                f"recfuse.nn.FusedEmbeddingBagList: there is no table {number}, allowed is {-len(self)} to "
+                f"recfuse.nn.FusedEmbeddingBagList: there is no table {number}; expected {-len(self)} to "
                 f"{len(self) - 1}"
             ) from None
 
@@ -117,8 +117,9 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         if self._with_last_offset:
             raise ArgumentValueError(
                 "recfuse.nn.FusedEmbeddingBagList: include_last_offset of table "
-                f"{self._with_last_offset[0]} is True, must be False: offsets of pool are where bags begin. "
-                "Make the list from tables without it and pass offsets[:-1], or call the tables one by one"
+                f"{self._with_last_offset[0]} is True; expected False, since offsets of pool are the "
+                "beginnings of bags. Make the list from tables without it and pass offsets[:-1], or call "
+                "each table."
             )
 
     def _rows(self, table: int) -> int:

@@ -81,12 +81,13 @@ class TargetAttention(torch.nn.Module):
         self.kv_heads = self.num_heads if kv_heads is None else _size("kv_heads", kv_heads)
         if self.num_heads % self.kv_heads:
             raise ArgumentValueError(
-                f"TargetAttention: kv_heads is {self.kv_heads}, must divide num_heads, {self.num_heads}"
+                f"TargetAttention: kv_heads is {self.kv_heads}; expected a divisor of num_heads, "
+                f"{self.num_heads}"
             )
         if head_dim is None and self.embed_dim % self.num_heads:
             raise ArgumentValueError(
-                f"TargetAttention: num_heads is {self.num_heads}, must divide embed_dim, {self.embed_dim}; "
-                "or pass head_dim"
+                f"TargetAttention: num_heads is {self.num_heads}; expected a divisor of embed_dim, "
+                f"{self.embed_dim}. Pass head_dim for another size."
             )
         self.head_dim = self.embed_dim // self.num_heads if head_dim is None else _size("head_dim", head_dim)
         self.kdim = self.embed_dim if kdim is None else _size("kdim", kdim)
@@ -184,5 +185,5 @@ def _check(name: str, given: Any, sizes: str, features: int) -> None:
     check_tensor("nn.TargetAttention", name, given)
     if given.dim() != sizes.count(",") + 2 or given.shape[-1] != features:
         raise ArgumentValueError(
-            f"TargetAttention: {name} is {list(given.shape)}, must be [{sizes}, {features}]"
+            f"TargetAttention: {name} is {list(given.shape)}; expected [{sizes}, {features}]"
         )

@@ -76,7 +76,7 @@ class Tuning:
         if isinstance(warps, bool) or not isinstance(warps, int):
             raise wrong_type("recfuse: warps", warps, "an int")
         if warps < 0:
-            raise ArgumentValueError(f"recfuse: warps is {warps}, must be >= 0")
+            raise ArgumentValueError(f"recfuse: warps is {warps}; expected >= 0")
         self.schedules = None if schedules is None else self._rows(schedules)
         self.warps, self.plan = warps, None
 
@@ -85,15 +85,15 @@ class Tuning:
             schedules = _parsed(schedules)
         rows = torch.as_tensor(schedules).detach().to("cpu")
         if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
-            raise ArgumentTypeError(f"recfuse: schedules is {rows.dtype}, must be int32")
+            raise ArgumentTypeError(f"recfuse: schedules is {rows.dtype}; expected int32")
         if rows.shape != (self.features, FIELDS):
             raise ArgumentValueError(
-                f"recfuse: schedules has shape {list(rows.shape)}, must have [{self.features}, {FIELDS}]: "
-                "a row a feature: kind, threads, distance, split, expected lookups of a bag times 16"
+                f"recfuse: schedules has shape {list(rows.shape)}; expected [{self.features}, {FIELDS}], a "
+                "row a feature with kind, threads, distance, split, expected lookups of a bag times 16"
             )
         if rows.numel() and (rows.min() < -1 or rows.max() > _MOST):
             wrong = int(rows.max() if rows.max() > _MOST else rows.min())
-            raise ArgumentValueError(f"recfuse: schedules has {wrong}, must be from -1 to {_MOST}")
+            raise ArgumentValueError(f"recfuse: schedules has {wrong}; expected -1 to {_MOST}")
         return rows.to(torch.int32, copy=True).contiguous()
 
     def _expect(self, schedules: Tensor | None, sixteenths: Tensor) -> None:
@@ -118,8 +118,8 @@ class Tuning:
         added = [lengths.add(of_batch) for of_batch in offsets]
         if not any(added):
             raise ArgumentValueError(
-                f"recfuse: none of the {len(added)} batches has lookups, and offsets of {self.features} * "
-                "bags + 1 elements that rise from 0"
+                f"recfuse: no batch of {len(added)} has lookups, and offsets of {self.features} * bags + 1 "
+                "elements that rise from 0"
             )
         self._expect(self.schedules, lengths.mean_sixteenths())
 
@@ -127,7 +127,7 @@ class Tuning:
 def _parsed(schedules: Any) -> list[list[int]]:
     """Return the rows of schedules, each a text or a parsed schedule."""
     if not isinstance(schedules, Sequence) or isinstance(schedules, str):
-        needed = "an int32 tensor or array, or a sequence of texts, one a feature"
+        needed = "an int32 tensor or array, or a sequence of texts, a text a feature"
         raise wrong_type("recfuse: schedules", schedules, needed)
     rows = []
     for number, item in enumerate(schedules):
@@ -135,9 +135,7 @@ def _parsed(schedules: Any) -> list[list[int]]:
             schedule = FusedSchedule.parse(item) if isinstance(item, str) else item
             rows.append(list(schedule.row()))
         except AttributeError as error:
-            needed = (
-                'a text such as "kind=pool threads=16", or an int32 tensor or array must be given for all'
-            )
+            needed = 'a text such as "kind=pool threads=16", or an int32 tensor or array for all'
             raise wrong_type(f"recfuse: schedules[{number}]", item, needed) from error
         except ValueError as error:
             raise ArgumentValueError(f"recfuse: schedules[{number}]: {error}") from error

@@ -21,9 +21,9 @@ from recfuse.ops.library import below_autograd, call_below_autograd, library, ne
 def refuse_jvp(operator: str) -> NoReturn:
     """Raise NotImplementedError for forward-mode derivatives."""
     raise NotImplementedError(
-        f"recfuse.{operator}: forward-mode derivatives (torch.autograd.forward_ad, torch.func.jvp, "
-        "jacfwd, hessian) are not implemented; use reverse mode: backward(), torch.func.grad, vjp or "
-        "jacrev"
+        f"recfuse.{operator}: forward-mode derivatives (torch.autograd.forward_ad, torch.func.jvp, jacfwd, "
+        "hessian) are not implemented. Use reverse mode, such as backward(), torch.func.grad, vjp or "
+        "jacrev."
     )
 
 

@@ -156,9 +156,9 @@ def embedding_bag(
         if schedule:
             fail(
                 f"schedule is {schedule!r}, but no kernel takes {weight.dtype} weight on {weight.device} "
-                f"with {input.dtype} input on {input.device}: all must be on one CPU or CUDA device, weight "
-                "float32, float16 or bfloat16, input and offsets int32 or int64; pass such tensors, or "
-                'schedule=""'
+                f"with {input.dtype} input on {input.device}; expected all on one CPU or CUDA device, "
+                "weight of float32, float16 or bfloat16, input and offsets of int32 or int64. Pass such "
+                'tensors, or schedule="".'
             )
         tensors = input, weight, offsets, per_sample_weights
         if any(
@@ -190,7 +190,7 @@ def embedding_bag(
     if updates is not None and scale_grad_by_freq:
         fail(
             "scale_grad_by_freq is True and weight belongs to an optimizer of recfuse.optim, which has no "
-            "such gradient; pass scale_grad_by_freq=False"
+            "such gradient. Pass scale_grad_by_freq=False."
         )
     if is_transformed():
         if updates is not None and is_compiled():
@@ -273,13 +273,13 @@ def _shape(
 ) -> Tensor:
     """Return an empty output."""
     torch._check(
-        weight.dim() == 2, lambda: f"recfuse.embedding_bag: weight has {weight.dim()} dimensions, must have 2"
+        weight.dim() == 2, lambda: f"recfuse.embedding_bag: weight has {weight.dim()} dimensions; expected 2"
     )
     if offsets is None:
         torch._check(
             indices.dim() == 2 and not include_last_offset,
             lambda: (
-                f"recfuse.embedding_bag: indices has {indices.dim()} dimensions, must have 2 without offsets"
+                f"recfuse.embedding_bag: indices has {indices.dim()} dimensions; expected 2 without offsets"
             ),
         )
         return weight.new_empty((indices.shape[0], weight.shape[1]))

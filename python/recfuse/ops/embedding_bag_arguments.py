@@ -52,8 +52,8 @@ def check_integers(input: Tensor, weight: Tensor, offsets: Tensor | None) -> Non
     for name, given in (("input", input), ("offsets", offsets)):
         if given is not None and (given.dtype.is_floating_point or given.dtype.is_complex):
             _fail_type(
-                f"{name} is {str(given.dtype).removeprefix('torch.')}, must be int32 "
-                f"or int64: pass {name}.long()"
+                f"{name} is {str(given.dtype).removeprefix('torch.')}; expected int32 or int64. Pass "
+                f"{name}.long()."
             )
 
 
@@ -86,44 +86,43 @@ def check_arguments(
     """Raise an error for arguments that a kernel does not take."""
     if per_sample_weights is not None and per_sample_weights.shape != input.shape:
         fail(
-            f"per_sample_weights has shape {list(per_sample_weights.shape)}, must have that of input: "
+            f"per_sample_weights has shape {list(per_sample_weights.shape)}; expected the shape of input, "
             f"{list(input.shape)}"
         )
     if weight.dim() != 2:
-        fail(f"weight has {weight.dim()} dimensions, must have 2: [rows, dim]")
+        fail(f"weight has {weight.dim()} dimensions; expected 2, [rows, dim]")
     if input.dim() == 2:
         if offsets is not None:
             fail(
-                f"offsets is given with a 2-D input {list(input.shape)}, whose rows are the bags; pass "
-                "offsets=None, or a 1-D input"
+                f"offsets is given with a 2-D input {list(input.shape)}, whose rows are the bags. Pass "
+                "offsets=None, or a 1-D input."
             )
     elif input.dim() != 1:
-        fail(f"input has {input.dim()} dimensions, must have 1 (with offsets) or 2")
+        fail(f"input has {input.dim()} dimensions; expected 1 (with offsets) or 2")
     elif offsets is None:
-        fail("offsets is None, must be a 1-D tensor with a 1-D input")
+        fail("offsets is None; expected a 1-D tensor with a 1-D input")
     elif offsets.dim() != 1:
-        fail(f"offsets has {offsets.dim()} dimensions, must have 1")
+        fail(f"offsets has {offsets.dim()} dimensions; expected 1")
     if mode not in MODES:
-        fail(f'mode is {mode!r}, must be "sum", "mean" or "max"')
+        fail(f'mode is {mode!r}; expected "sum", "mean" or "max"')
     for name, value in (("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
         if not isinstance(value, bool):
-            _fail_type(f"{name} is {a_type(value)}, must be a bool")
+            _fail_type(f"{name} is {a_type(value)}; expected a bool")
     if mode == "max" and scale_grad_by_freq:
         fail(
-            'scale_grad_by_freq is True with mode "max", which has no such gradient; pass False, or '
-            "another mode"
+            'scale_grad_by_freq is True with mode "max", which has no such gradient. Pass False, or '
+            "another mode."
         )
     if mode == "max" and sparse:
-        fail('sparse is True with mode "max", which has no sparse gradient; pass False, or another mode')
+        fail('sparse is True with mode "max", which has no sparse gradient. Pass False, or another mode.')
     if per_sample_weights is not None and mode != "sum":
         raise NotImplementedError(
-            f'recfuse.embedding_bag: per_sample_weights is given with mode "{mode}", is only defined for '
-            'mode "sum"'
+            f'recfuse.embedding_bag: per_sample_weights is given with mode "{mode}"; expected mode "sum"'
         )
     if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
         _fail_type(
-            f"per_sample_weights is {per_sample_weights.dtype}, must have the dtype of weight: pass "
-            f"per_sample_weights.to({weight.dtype})"
+            f"per_sample_weights is {per_sample_weights.dtype}; expected the dtype of weight. Pass "
+            f"per_sample_weights.to({weight.dtype})."
         )
 
 
@@ -134,11 +133,11 @@ def padding_row(padding_idx: int | None, weight: Tensor) -> int:
     rows = weight.shape[0]
     is_plain = isinstance(padding_idx, (int, torch.SymInt))  # for dynamo, a dynamic int is an int
     if isinstance(padding_idx, bool) or not (is_plain or hasattr(padding_idx, "__index__")):
-        _fail_type(f"padding_idx is {a_type(padding_idx)}, must be an int or None")
+        _fail_type(f"padding_idx is {a_type(padding_idx)}; expected an int or None")
     if not is_plain:  # NumPy's integers, which torch takes too
         padding_idx = operator.index(padding_idx)
     if not -rows <= padding_idx < rows:
-        fail(f"padding_idx is {padding_idx}, must lie in [{-rows}, {rows}) with a table of {rows} rows")
+        fail(f"padding_idx is {padding_idx}; expected [{-rows}, {rows}) with a table of {rows} rows")
     return padding_idx % rows
 
 
@@ -169,7 +168,7 @@ def renormalise(
         if low < 0 or high >= weight.shape[0]:
             wrong = int(((indices < 0) | (indices >= weight.shape[0])).nonzero()[0])
             raise IndexRangeError(
-                f"recfuse.embedding_bag: input[{wrong}] is {int(indices[wrong])}, must lie in [0, "
+                f"recfuse.embedding_bag: input[{wrong}] is {int(indices[wrong])}; expected [0, "
                 f"{weight.shape[0]})"
             )
     torch.embedding_renorm_(weight, indices, max_norm, norm_type)

@@ -121,8 +121,8 @@ def fused_embedding_bag(
         any_max = pools_max(features)
         if any_max and sparse:
             raise ArgumentValueError(
-                "recfuse.fused_embedding_bag: sparse is True and a feature pools by max, which has no sparse "
-                "gradient; pass sparse=False"
+                "recfuse.fused_embedding_bag: sparse is True and a feature pools by max, which has no "
+                "sparse gradient. Pass sparse=False."
             )
     arguments = features, indices, offsets, output_dim, per_sample_weights, sparse
     options: tuple[Any, ...] = prefetch_distance, bounds_check, schedules, warps, mapping, any_max
@@ -156,7 +156,7 @@ def _check_tensors(weights: Any, features: Any, indices: Any, offsets: Any, samp
     """Raise TypeError if an argument of a failed call is no tensor."""
     if not isinstance(weights, (list, tuple)):
         raise NotATensorError(
-            f"recfuse.fused_embedding_bag: weights is {a_type(weights)}, must be a list of tensors"
+            f"recfuse.fused_embedding_bag: weights is {a_type(weights)}; expected a list of tensors"
         )
     given = {f"weights[{number}]": weight for number, weight in enumerate(weights)}
     given |= {"features": features, "indices": indices, "offsets": offsets}

@@ -72,8 +72,8 @@ def sparse_grads(output: OutputGrad, weights: Sequence[Form]) -> list[tuple[Tens
     grad, *_, by_freq = output
     if by_freq:
         raise ArgumentValueError(
-            "recfuse.embedding_bag: scale_grad_by_freq is True with sparse, which has no such gradient; pass "
-            "sparse=False"
+            "recfuse.embedding_bag: scale_grad_by_freq is True with sparse, which has no such gradient. "
+            "Pass sparse=False."
         )
     where, factors = output[:4], output[4:6]
     if len(weights) < 2 or not is_readable(grad):

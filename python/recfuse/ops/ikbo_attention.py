@@ -211,7 +211,7 @@ def _shapes(
         q.dim() == 4 and k.dim() == dims and v.dim() == dims and cand_to_user.dim() == 1,
         lambda: (
             f"recfuse.ikbo_attention: q, k, v and cand_to_user have {q.dim()}, {k.dim()}, {v.dim()} and "
-            f"{cand_to_user.dim()} dimensions, must have 4, {dims}, {dims} and 1"
+            f"{cand_to_user.dim()} dimensions; expected 4, {dims}, {dims} and 1"
         ),
     )
     torch._check(cand_to_user.shape[0] == q.shape[0])

@@ -177,8 +177,8 @@ def ikbo_linear_chain(
     _check_tensors("ikbo_linear_chain", (*names, "bias"), tensors)
     if not weights:  # the dispatcher would find no device
         raise ArgumentValueError(
-            f"recfuse.ikbo_linear_chain: weights has 0 tensors, must have 2 to {MOST_LEVELS}: one for each "
-            "level, the broadest first"
+            f"recfuse.ikbo_linear_chain: weights has 0 tensors; expected 2 to {MOST_LEVELS}, a tensor for "
+            "each level, the broadest first"
         )
     transformed = is_transformed()
     if inputs and is_autocast(inputs[0], transformed):
@@ -281,8 +281,8 @@ def _shape(weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[T
     torch._check(
         2 <= len(weights) <= MOST_LEVELS and len(inputs) == len(weights) == len(maps) + 1,
         lambda: (
-            f"recfuse.ikbo_linear_chain: {len(weights)} weights, {len(inputs)} inputs and {len(maps)} maps, "
-            f"must be 2 to {MOST_LEVELS} weights, as many inputs and one map less"
+            f"recfuse.ikbo_linear_chain: weights has {len(weights)} tensors, inputs {len(inputs)} and maps "
+            f"{len(maps)}; expected 2 to {MOST_LEVELS} weights, as many inputs and one map less"
         ),
     )
     dims = inputs[0].dim()
@@ -290,8 +290,9 @@ def _shape(weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[T
         torch._check(
             weight.dim() == 2 and given.dim() == dims and dims in (2, 3),
             lambda: (
-                "recfuse.ikbo_linear: a weight must have 2 dimensions, inputs 2 or 3, all as many; one has "
-                f"{weight.dim()} and {given.dim()}"  # noqa: B023  (called at once)
+                "recfuse.ikbo_linear: the dimensions of a weight and its input are "
+                f"{weight.dim()} and {given.dim()}; "  # noqa: B023  (called at once)
+                "expected 2 of the weight, and 2 or 3 of all inputs"
             ),
         )
         torch._check(weight.shape[0] == weights[0].shape[0])

@@ -64,7 +64,7 @@ def check_tensor(function: str, name: str, value: Any) -> None:
     """Raise TypeError if an argument is no tensor."""
     if not isinstance(value, Tensor):
         raise NotATensorError(
-            f"recfuse.{function}: {name} is {a_type(value)}, must be a torch.Tensor"
+            f"recfuse.{function}: {name} is {a_type(value)}; expected a torch.Tensor"
         ) from None
 
 
@@ -139,7 +139,7 @@ def dtype_code(tensor: Tensor, operator: str, argument: str) -> int:
     except ValueError:
         name = str(tensor.dtype).removeprefix("torch.")
         raise ArgumentTypeError(
-            f"recfuse.{operator}: {argument} is {name}, must be float32, float16 or bfloat16"
+            f"recfuse.{operator}: {argument} is {name}; expected float32, float16 or bfloat16"
         ) from None
 
 
@@ -225,8 +225,8 @@ def check_devices(
             allowed.add(torch.device("cpu"))
         if tensor.device not in allowed:
             raise ArgumentValueError(
-                f"recfuse.{operator}: {name} is on {tensor.device}, {first} on {device}; move all tensors to "
-                "one device"
+                f"recfuse.{operator}: {name} is on {tensor.device}, {first} on {device}. Move all tensors "
+                "to one device."
             )
 
 
@@ -244,8 +244,8 @@ def check_1d(operator: str, indices: Tensor, offsets: Tensor) -> None:
     torch._check(
         offsets.dim() == 1 and indices.dim() == 1,
         lambda: (
-            f"recfuse.{operator}: indices and offsets have {indices.dim()} and {offsets.dim()} dimensions, "
-            "must have 1"
+            f"recfuse.{operator}: indices and offsets have {indices.dim()} and {offsets.dim()} dimensions; "
+            "expected 1"
         ),
     )
 

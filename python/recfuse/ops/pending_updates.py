@@ -37,8 +37,8 @@ def check_hooks(weights: Sequence[Tensor], updates: Sequence[Update | None]) -> 
         if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
             raise ArgumentValueError(
                 "recfuse.optim: a Parameter that a fused optimizer updates inside backward() has a hook, "
-                "which would never run, since the Parameter has no gradient: remove it, or make the "
-                "optimizer with deferred=True"
+                "which would never run, since the Parameter has no gradient. Remove it, or make the "
+                "optimizer with deferred=True."
             )
 
 
@@ -72,8 +72,8 @@ def _check_recomputed(updates: Sequence[Update | None]) -> None:
     if any(update is not None and update.updated for update in updates):
         raise ArgumentValueError(
             "recfuse.optim: a forward pass inside a backward pass would read rows that the same backward() "
-            "has updated already. If this is torch.utils.checkpoint, use use_reentrant=False; else make the "
-            "optimizer with deferred=True"
+            "has updated already. Use use_reentrant=False for torch.utils.checkpoint, or make the "
+            "optimizer with deferred=True."
         )
 
 

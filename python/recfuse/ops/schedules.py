@@ -48,13 +48,15 @@ class ScheduleText:
         for word in filter(None, text.split(" ")):  # as the C library splits it
             name, _, value = word.partition("=")
             if name not in names or name in given:
-                raise ValueError(f"{whole}: {_short(word)} is none of, or the second of: {', '.join(names)}")
+                raise ValueError(
+                    f"{whole}: {_short(word)} is unknown or given twice; expected {', '.join(names)}"
+                )
             allowed = cls._WORDS.get(name)
             if allowed and value not in allowed:
-                raise ValueError(f"{whole}: {name} is {_short(value)}, allowed are {', '.join(allowed)}")
+                raise ValueError(f"{whole}: {name} is {_short(value)}; expected {', '.join(allowed)}")
             if not allowed and not (_NUMBER.fullmatch(value) and least <= int(value) < end):
-                must = f"must be a whole number from {least} to {end - 1}"
-                raise ValueError(f"{whole}: {name} is {_short(value)}, {must}")
+                must = f"expected a whole number from {least} to {end - 1}"
+                raise ValueError(f"{whole}: {name} is {_short(value)}; {must}")
             given[name] = value if allowed else int(value)
         return cls(**given)
 

@@ -132,9 +132,9 @@ def _once_a_graph(anchor: Any) -> None:
     task = torch._C._current_graph_task_id()
     if anchor.metadata.get("recfuse") == task:
         raise ArgumentValueError(
-            "recfuse.optim: two calls of one compiled program look rows up in the same Parameter, which the "
-            "compiled backward would update twice: create the optimizer with deferred=True, or do not "
-            "compile these calls"
+            "recfuse.optim: two calls of one compiled program look rows up in the same Parameter, which "
+            "the compiled backward would update twice. Create the optimizer with deferred=True, or do not "
+            "compile these calls."
         )
     anchor.metadata["recfuse"] = task
 
@@ -156,18 +156,18 @@ def _once_a_pass(grad: Tensor, weights: Sequence[Tensor], states: Sequence[Tenso
     for tensor, is_own in zip((*weights, *states), is_written((*weights, *states)), strict=True):
         if tensor.numel() > 0 and not is_own:
             raise ArgumentValueError(
-                "recfuse.optim: the backward pass of a compiled program would update a copy of a Parameter, "
-                f"or of its state, of shape {list(tensor.shape)}. Hooks of saved tensors make copies, as "
-                "those of torch.autograd.graph.save_on_cpu: call the tables outside of them, create the "
-                "optimizer with deferred=True, or do not compile these calls"
+                "recfuse.optim: the backward pass of a compiled program would update a copy of a "
+                f"Parameter, or of its state, of shape {list(tensor.shape)}, as hooks of saved tensors make "
+                "them, such as torch.autograd.graph.save_on_cpu. Call the tables outside of such hooks, "
+                "Create the optimizer with deferred=True, or do not compile these calls."
             )
     for weight in weights:
         address = weight.data_ptr()
         if task >= 0 and _pass_of.get(address) == task and weight.numel() > 0:
             raise ArgumentValueError(
                 "recfuse.optim: two calls of compiled programs look rows up in one Parameter, of shape "
-                f"{list(weight.shape)}, in one backward(), which would update it twice, and has once: create "
-                "the optimizer with deferred=True, or do not compile these calls"
+                f"{list(weight.shape)}, in one backward(), which would update it twice, and has once. "
+                "Create the optimizer with deferred=True, or do not compile these calls."
             )
         _pass_of[address] = task
     if len(_pass_of) > _NOTED:

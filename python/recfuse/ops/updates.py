@@ -87,14 +87,14 @@ class Update:
         owner = self.updater.owner
         if owner is None:
             raise ArgumentValueError(
-                "recfuse.optim: the optimizer that the tables of this forward pass belonged to is gone; call "
-                "the model again, or keep the optimizer until after backward()"
+                "recfuse.optim: the optimizer that the tables of this forward pass belonged to is gone. "
+                "Call the model again, or keep the optimizer until after backward()."
             )
         if self.updated:
             raise ArgumentValueError(
-                f"{owner._where}: a second backward() before step(). The tables' rows are updated inside "
-                "backward(), so gradients do not accumulate: call step() after each backward(), or "
-                f"{owner._instead}"
+                f"{owner._where}: a second backward() came before step(), but the tables' rows are updated "
+                "inside backward(), so gradients do not accumulate. "
+                f"{owner._instead}, or call step() after each backward()."
             )
         if (
             owner._adoption is not None
@@ -102,9 +102,10 @@ class Update:
             and weight.grad is self.applied
         ):
             raise ArgumentValueError(
-                f"{owner._where}: backward() without zero_grad() since the last one, where torch adds "
-                "gradients up. The tables' rows are updated inside backward(), so gradients do not "
-                f"accumulate: call zero_grad() before each backward(), or {owner._instead}"
+                f"{owner._where}: backward() came without zero_grad() since the last backward(), where "
+                "torch adds gradients up, but the tables' rows are updated inside backward(), so gradients "
+                "do not accumulate. "
+                f"{owner._instead}, or call zero_grad() before each backward()."
             )
 
     def check_finished(self, what: str) -> None:
@@ -115,9 +116,9 @@ class Update:
         owner = self.updater.owner
         if self.updated and owner is not None and owner._adoption is not None:
             raise ArgumentValueError(
-                f"{owner._where}: {what} between backward() and step(). backward() has updated the tables' "
-                "rows already, where torch leaves them until step(): call step() after each backward(), or "
-                f"{owner._instead}"
+                f"{owner._where}: {what} came between backward() and step(), but backward() has updated the "
+                "tables' rows already, where torch leaves them until step(). "
+                f"{owner._instead}, or call step() after each backward()."
             )
 
     def storage(self) -> list[int]:
@@ -179,8 +180,8 @@ class _Compiled:
             if not weight.requires_grad:
                 raise ArgumentValueError(
                     f"recfuse.optim: a Parameter of shape {list(weight.shape)} was frozen between the "
-                    "forward and the backward pass of a compiled program, which has updated its rows: freeze "
-                    "tables before the forward pass"
+                    "forward and the backward pass of a compiled program, which has updated its rows. "
+                    "Freeze tables before the forward pass."
                 )
 
 

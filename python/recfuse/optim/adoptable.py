@@ -16,9 +16,11 @@ from recfuse.optim.kinds import SGD, Adagrad, Adam, RowWiseAdagrad
 from recfuse.optim.states import check_state
 
 _DENSE_ADAM = (
-    "moves each row of a table at each step, looked up or not, as a fused one never does: use "
-    "torch.optim.SparseAdam for the tables (with sparse=True), or make recfuse.optim.Adam of them"
+    "moves each row of a table at each step, looked up or not, which a fused optimizer never does. Use "
+    "torch.optim.SparseAdam for the tables (with sparse=True), make recfuse.optim.Adam of them, or pass "
+    "fuse_optimizers=False."
 )
+_PASS = "Pass fuse_optimizers=False."
 _WHY_NOT = {torch.optim.Adam: _DENSE_ADAM, torch.optim.AdamW: _DENSE_ADAM}
 
 
@@ -88,9 +90,9 @@ def check_option(what: str, key: str, value: Any) -> None:
     """Raise an error if a fused step would differ from torch's step with this option."""
     if key == "weight_decay" and value != 0:
         raise ArgumentValueError(
-            f"{what}: weight_decay is {value!r}: torch's changes each row of a table at each step, a fused "
-            "one the rows that are looked up; give the tables a param group without it, or make an optimizer "
-            "of recfuse.optim"
+            f"{what}: weight_decay is {value!r}, by which torch changes each row of a table at each step, "
+            "and a fused optimizer the rows that are looked up. Give the tables a param group without it, "
+            "or make an optimizer of recfuse.optim."
         )
     if key in ("lr", "eps"):
         check_number(what, key, value)
@@ -124,8 +126,8 @@ def check_adoptable(
         form, name = form_of(optimizer), type(optimizer).__name__
         if form is None:
             if own and not isinstance(optimizer, FusedOptimizer):
-                why = _WHY_NOT.get(type(optimizer), f"has no fused step: {_FUSED} have")
-                raise ArgumentValueError(f"{what}: {name} {why}. Or pass fuse_optimizers=False")
+                why = _WHY_NOT.get(type(optimizer), f"has no fused step, which {_FUSED} have. {_PASS}")
+                raise ArgumentValueError(f"{what}: {name} cannot be fused, since it {why}")
             continue
         for group in own:
             check_group(group, f"{what}: {name} of tables")
@@ -134,7 +136,8 @@ def check_adoptable(
                     continue
                 if form.dlrm and id(parameter) in dense:
                     raise ArgumentValueError(
-                        f"{what}: {name} of a table with sparse=False makes another step, by element instead "
-                        "of by row: make the table with sparse=True, or pass fuse_optimizers=False"
+                        f"{what}: {name} of a table with sparse=False makes another step, of each element "
+                        "and not of each row. Make the table with sparse=True, or pass "
+                        "fuse_optimizers=False."
                     )
                 form.check(optimizer.state.get(parameter, {}), parameter, f"{what}: {name} of tables")

@@ -31,7 +31,7 @@ from recfuse.optim.states import states_by_parameter
 from recfuse.optim.steps import check_gradient
 
 _ATTRIBUTE = "_recfuse_adoption"  # of the optimizer of torch
-_INSTEAD = "call recfuse.swap without fuse_optimizers=True, so that torch's optimizer has gradients"
+_INSTEAD = "Call recfuse.swap without fuse_optimizers=True, so that torch's optimizer has gradients"
 
 
 class Adoption:
@@ -155,7 +155,7 @@ class Adoption:
             if group != copy:
                 raise ArgumentValueError(
                     f"{self._what}: a param group from before the swap was written to, which nothing reads "
-                    "any more: take optimizer.param_groups anew"
+                    "any more. Read optimizer.param_groups again."
                 )
 
     # ---- steps
@@ -198,9 +198,9 @@ class Adoption:
                 found.append(parameter)
             else:
                 raise ArgumentValueError(
-                    f"{self._what}: a second step() by the gradients of one backward(), without zero_grad(). "
-                    "A table's rows are updated inside backward(), once: call zero_grad() after each step(), "
-                    f"or {_INSTEAD}"
+                    f"{self._what}: a second step() came for the gradients of one backward(), without "
+                    "zero_grad(), but a table's rows are updated inside backward(), once. "
+                    f"{_INSTEAD}, or call zero_grad() after each step()."
                 )
         for parameter in found:
             parameter.grad = None

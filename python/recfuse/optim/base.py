@@ -39,7 +39,7 @@ class FusedOptimizer(Stepping):
         """Set the texts of errors, which have the name of the class."""
         super().__init_subclass__(**options)
         cls._where = f"recfuse.optim.{cls.__name__}"
-        cls._instead = f"create the optimizer with deferred=True: {cls._where}(..., deferred=True)"
+        cls._instead = f"Create the optimizer as {cls._where}(..., deferred=True)"
 
     def __init__(
         self, params: Any, defaults: dict[str, Any], deferred: bool, stochastic_rounding: bool, seed: int
@@ -206,8 +206,8 @@ class FusedOptimizer(Stepping):
             if found is not own and (found is None or found.data_ptr() != own.data_ptr()):
                 raise ArgumentValueError(
                     f"{self._where}: {name} in the state of a Parameter was removed or replaced by another "
-                    "tensor, which backward() would not know of: write into it with copy_(), or call "
-                    "load_state_dict()"
+                    "tensor, which backward() would not know of. Write into it with copy_(), or call "
+                    "load_state_dict()."
                 )
 
     # ---- steps
@@ -216,8 +216,8 @@ class FusedOptimizer(Stepping):
         """Check, before an update of a Parameter, conditions that a backward pass cannot see."""
         if weight.device != updater.device:
             raise ArgumentValueError(
-                f"{self._where}: a Parameter is on {weight.device}, its optimizer on {updater.device}; make "
-                "the optimizer after the module was moved"
+                f"{self._where}: a Parameter is on {weight.device}, its optimizer on {updater.device}. Make "
+                "the optimizer after the module was moved."
             )
         if not self._is_checked:  # since the last step
             self._check_groups()
@@ -362,6 +362,6 @@ def _release(held: list[weakref.ref[Any]]) -> None:
 def step_was_set(where: str, found: Any) -> ArgumentValueError:
     """Return the error for a number of the step that the user has written into a state."""
     return ArgumentValueError(
-        f"{where}: step in the state of a Parameter was set to {found} by hand, which no kernel reads: they "
-        "count steps themselves; set it in a state_dict(), and call load_state_dict()"
+        f"{where}: step in the state of a Parameter was set to {found} by hand, which no kernel reads, "
+        "since kernels count steps themselves. Set it in a state_dict(), and call load_state_dict()."
     )

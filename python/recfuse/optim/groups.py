@@ -28,10 +28,10 @@ OFF: dict[str, Any] = {
 }
 _READ = ("params", "lr", "eps", "betas", "weight_decay", "maximize")  # options of a group that kernels read
 _WHY = {
-    "momentum": "momentum moves rows that a batch does not look up",
-    "lr_decay": "use a scheduler of torch.optim.lr_scheduler",
-    "amsgrad": "torch.optim.SparseAdam has none either",
-    "differentiable": "a step has no gradient",
+    "momentum": ", since momentum moves rows that a batch does not look up",
+    "lr_decay": ". Use a scheduler of torch.optim.lr_scheduler.",
+    "amsgrad": ", as torch.optim.SparseAdam has none either",
+    "differentiable": ", since a step has no gradient",
 }
 _LARGEST = torch.finfo(torch.float32).max  # kernels read float32
 
@@ -70,7 +70,7 @@ class ParamGroup(dict[str, Any]):
         """Remove an entry; raise ValueError for an option of a step."""
         if key in _READ and self._watcher() is not None:
             raise ArgumentValueError(
-                f"recfuse.optim: {key} cannot be removed from a param group, which kernels read: set it"
+                f"recfuse.optim: {key} cannot be removed from a param group, which kernels read. Set it."
             )
         super().__delitem__(key)
 
@@ -138,23 +138,23 @@ def check_off(where: str, key: str, value: Any) -> None:
     if key == "differentiable" and value is None:
         return
     if key in OFF and (isinstance(value, Tensor) or value != OFF[key]):
-        why = f": {_WHY[key]}" if key in _WHY else ""
-        raise ArgumentValueError(f"{where}: {key} is {value!r}, must be {OFF[key]!r}{why}")
+        why = _WHY.get(key, "")
+        raise ArgumentValueError(f"{where}: {key} is {value!r}; expected {OFF[key]!r}{why}")
 
 
 def check_number(where: str, key: str, value: Any) -> None:
     """Raise an error unless a value of a group is a finite number that is not negative."""
     if isinstance(value, Tensor):
         raise ArgumentTypeError(
-            f"{where}: {key} is a Tensor, must be a number: each change is written to the tables' device, so "
-            "that a CUDA graph sees it too; lr_scheduler's classes work on it as it is"
+            f"{where}: {key} is a Tensor; expected a number, since each change is written to the tables' "
+            "device, so that a CUDA graph and the classes of lr_scheduler see it too"
         )
     number = real(f"{where}: {key}", value)
     if not number >= 0:  # NaN is not, either
-        raise ArgumentValueError(f"{where}: {key} is {value!r}, must be >= 0")
+        raise ArgumentValueError(f"{where}: {key} is {value!r}; expected >= 0")
     if number > _LARGEST:
         raise ArgumentValueError(
-            f"{where}: {key} is {value!r}, must be a finite float32: at most {_LARGEST:.8g}"
+            f"{where}: {key} is {value!r}; expected a finite float32, at most {_LARGEST:.8g}"
         )
 
 
@@ -164,11 +164,11 @@ def check_betas(where: str, value: Any) -> None:
         raise wrong_type(f"{where}: betas", value, "two numbers")
     for number, beta in enumerate(betas):
         if isinstance(beta, Tensor) or not 0 <= real(f"{where}: betas[{number}]", beta) < 1:
-            raise ArgumentValueError(f"{where}: betas[{number}] is {beta!r}, must be a number in [0, 1)")
+            raise ArgumentValueError(f"{where}: betas[{number}] is {beta!r}; expected a number in [0, 1)")
         if np.float32(beta) == 1:
             raise ArgumentValueError(
                 f"{where}: betas[{number}] is {beta!r}, which is 1 in float32, so that no step would move a "
-                "row; must be at most 1 - 2**-24"
+                "row; expected at most 1 - 2**-24"
             )
 
 
@@ -185,6 +185,6 @@ def check_groups(groups: Sequence[Any], count: int, watcher: Any, where: str) ->
             return
     raise ArgumentValueError(
         f"{where}: param_groups was replaced, or one of its groups or its params, and nothing of that would "
-        "reach the kernels that update the tables: change the groups that are there (group['lr'] = ...), use "
-        "add_param_group(), load_state_dict() or requires_grad_(False), or make another optimizer"
+        "reach the kernels that update the tables. Change the groups that are there (group['lr'] = ...), "
+        "use add_param_group(), load_state_dict() or requires_grad_(False), or make another optimizer."
     )

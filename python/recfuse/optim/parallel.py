@@ -56,7 +56,8 @@ def _coalesced(parameter: Tensor) -> Tensor | None:
     if grad is not None and grad.layout is not torch.sparse_coo:
         raise ArgumentValueError(
             f"recfuse.optim.average_gradients: the gradient of a Parameter of shape {list(parameter.shape)} "
-            f"is {grad.layout}, must be sparse: leave dense ones to DistributedDataParallel"
+            f"is {grad.layout}; expected a sparse gradient. Leave dense gradients to "
+            "DistributedDataParallel."
         )
     return None if grad is None else grad.coalesce()
 

@@ -76,13 +76,13 @@ def parameters_of(params: Any, where: str) -> Any:
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise ArgumentValueError(
-            f"{where}: the module has Parameters that are no embedding tables of recfuse ({others[0]}{more}) "
-            "and would not be trained: pass recfuse.optim.embedding_parameters(model), and the others to an "
-            "optimizer of torch"
+            f"{where}: the module has Parameters that are no embedding tables of recfuse "
+            f"({others[0]}{more}) and would not be trained. Pass recfuse.optim.embedding_parameters(model), "
+            "and the others to an optimizer of torch."
         )
     if not found:
         raise ArgumentValueError(
-            f"{where}: the module has no embedding tables of recfuse; call recfuse.swap(model) first"
+            f"{where}: the module has no embedding tables of recfuse. Call recfuse.swap(model) first."
         )
     return found
 
@@ -106,18 +106,18 @@ def check_parameter(parameter: Tensor, where: str) -> None:
     shape = list(parameter.shape)
     if not parameter.is_leaf or type(parameter) not in (Tensor, Parameter):
         raise ArgumentTypeError(
-            f"{where}: {a_type(parameter)} of shape {shape} is no Parameter of its own; pass the "
-            "module's Parameters: of packed tables those are the packed matrices"
+            f"{where}: {a_type(parameter)} of shape {shape} is no Parameter of its own. Pass the module's "
+            "Parameters, which for packed tables are the packed matrices."
         )
     if parameter.dim() != 2 or parameter.dtype not in DTYPES:
         raise ArgumentValueError(
-            f"{where}: a Parameter is {str(parameter.dtype).removeprefix('torch.')} {shape}, must be an "
+            f"{where}: a Parameter is {str(parameter.dtype).removeprefix('torch.')} {shape}; expected an "
             "embedding table [rows, dim] of float32, float16 or bfloat16"
         )
     device = parameter.device.type
     if device != "cpu" and not (device == "cuda" and HAS_CUDA_KERNELS):
         raise ArgumentValueError(
-            f"{where}: a Parameter of shape {shape} is on {parameter.device}, must be on CPU or CUDA"
+            f"{where}: a Parameter of shape {shape} is on {parameter.device}; expected CPU or CUDA"
         )
     if not parameter.is_contiguous():
         raise ArgumentValueError(f"{where}: a Parameter of shape {shape} is not contiguous")
@@ -132,6 +132,6 @@ def check_has_gradients(parameters: Iterable[Tensor], where: str) -> None:
         if (owner := update.updater.owner) is not None:
             raise ArgumentValueError(
                 f"{where}: a Parameter of shape {list(parameter.shape)} is updated inside backward() by "
-                f"recfuse.optim.{type(owner).__name__}, and has no gradient: leave it out, or make its "
-                "optimizer with deferred=True"
+                f"recfuse.optim.{type(owner).__name__}, and has no gradient. Leave it out, or make its "
+                "optimizer with deferred=True."
             )

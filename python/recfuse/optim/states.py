@@ -40,8 +40,8 @@ def check_state(state: Any, names: Sequence[str], shape: Sequence[int], where: s
         found.discard("momentum_buffer")
     if found and found - {"step"} != set(names):
         raise ArgumentValueError(
-            f"{where}: the state of a Parameter has {sorted(map(str, found))}, must have "
-            f"{sorted([*names, 'step'])}: it is that of another optimizer"
+            f"{where}: the state of a Parameter has {sorted(map(str, found))}; expected "
+            f"{sorted([*names, 'step'])}, since this is the state of another optimizer"
         )
     for name in found:
         if name == "step":
@@ -56,12 +56,12 @@ def check_step(value: Any, where: str) -> int:
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.is_complex() or value.is_meta or value.dtype == torch.bool:
             kind = f"a {value.dtype} Tensor of shape {list(value.shape)} on {value.device}"
-            raise ArgumentTypeError(f"{where} is {kind}, must be one real number")
+            raise ArgumentTypeError(f"{where} is {kind}; expected one real number")
         value = value.item()
     if isinstance(value, float) or not hasattr(value, "__index__"):
         number = real(where, value)
         if not math.isfinite(number) or number != math.floor(number):
-            raise ArgumentValueError(f"{where} is {number}, must be a whole number from 0 to {_MOST_STEPS}")
+            raise ArgumentValueError(f"{where} is {number}; expected a whole number from 0 to {_MOST_STEPS}")
         value = int(number)
     return integer(where, value, 0, _MOST_STEPS)
 
@@ -72,6 +72,8 @@ def _check_tensor(value: Any, name: str, shape: list[int], where: str) -> None:
         raise wrong_type(where, value, "a Tensor")
     if not value.is_floating_point() or value.layout is not torch.strided or value.is_meta:
         kind = f"{value.dtype}, {value.layout}, on {value.device}"
-        raise ArgumentTypeError(f"{where} is {kind}; must be real, floating-point, strided, and have memory")
+        raise ArgumentTypeError(
+            f"{where} is {kind}; expected a real, floating-point, strided tensor with memory"
+        )
     if list(value.shape) != shape and [*value.shape, 1] != shape:
-        raise ArgumentValueError(f"{where} has shape {list(value.shape)}, must have {shape}")
+        raise ArgumentValueError(f"{where} has shape {list(value.shape)}; expected {shape}")

@@ -27,7 +27,7 @@ def direct_step(optimizer: Any) -> None:
     if captured and not torch.cuda.is_current_stream_capturing():
         raise ArgumentValueError(
             f"{where}: backward() was captured in a CUDA graph, step() was not, which raises the number of "
-            "the step: capture both in one graph"
+            "the step. Capture both in one graph."
         )
     for _, parameter, _ in own:
         parameter.grad = None
@@ -40,10 +40,10 @@ def check_gradient(where: str, parameter: Tensor, update: Update) -> None:
     if grad is not None and grad is not update.applied:
         text = (
             f"{where}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() "
-            "should have updated its rows: it is used outside of the calls of recfuse's modules (in a "
-            "penalty on the weight, in a module of torch, under torch.func, in an exported program), or had "
-            "its gradient before the optimizer was made. Set the gradient to None if it is old; else use "
-            "deferred=True with lookups alone, or an optimizer of torch"
+            "updates its rows, so it is used outside of the calls of recfuse's modules (in a penalty on "
+            "the weight, in a module of torch, under torch.func, in an exported program), or had its "
+            "gradient before the optimizer was made. Set the gradient to None if it is old. Use "
+            "deferred=True with lookups alone, or an optimizer of torch, otherwise."
         )
         raise ArgumentValueError(with_old_compiler(text, "does not see the optimizer"))
 
@@ -59,9 +59,9 @@ def deferred_step(optimizer: Any) -> None:
     for parameter, _, grad in given:
         if grad.layout is not torch.sparse_coo or grad.sparse_dim() != 1:
             text = (
-                f"{where}: the gradient of a Parameter of shape {list(parameter.shape)} is {grad.layout}, "
-                "must be sparse by rows: the Parameter is used outside of the calls of recfuse's modules; "
-                "give it to an optimizer of torch"
+                f"{where}: the gradient of a Parameter of shape {list(parameter.shape)} is {grad.layout}; "
+                "expected a gradient that is sparse by rows, since the Parameter is used outside of the "
+                "calls of recfuse's modules. Pass it to an optimizer of torch."
             )
             raise ArgumentValueError(with_old_compiler(text, "does not see the optimizer"))
     scaled = hasattr(optimizer, "grad_scale")

@@ -20,20 +20,20 @@ def check_wrapper(
     if not _waits_for(parallel, {id(parameter) for parameter in parameters}, deferred):
         return
     ignored = (
-        "name them in DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names) "
+        "Name them in DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names) "
         "before it wraps the model"
     )
     if deferred:
         raise ArgumentValueError(
-            f"{where}: a DistributedDataParallel has tables whose gradients are sparse, which it "
-            f"expects of torch.nn.EmbeddingBag with sparse=True alone: {ignored}, and call "
-            "recfuse.optim.average_gradients(parameters) before step()"
+            f"{where}: a DistributedDataParallel has tables whose gradients are sparse, which it expects "
+            f"only of torch.nn.EmbeddingBag with sparse=True. {ignored}, and call "
+            "recfuse.optim.average_gradients(parameters) before step()."
         )
     raise ArgumentValueError(
-        f"{where}: a DistributedDataParallel has the tables. They are updated inside backward() "
-        f"by the gradients of this process alone: {ignored}; for tables that shall be the same "
-        f"on all processes, also {instead}, and call recfuse.optim.average_gradients(parameters) "
-        "before step()"
+        f"{where}: a DistributedDataParallel has the tables, which are updated inside backward() by the "
+        f"gradients of this process alone. {ignored}. {instead}, and call "
+        "recfuse.optim.average_gradients(parameters) before step(), for tables that are the same on all "
+        "processes."
     )
 
 
@@ -41,8 +41,8 @@ def check_scaler(optimizer: torch.optim.Optimizer, where: str, instead: str) -> 
     """Raise ValueError if a gradient scaler calls ``step()``, which is too late for updated tables."""
     if hasattr(optimizer, "grad_scale"):  # set by a GradScaler around its call of step()
         raise ArgumentValueError(
-            f"{where}: step() is called by a GradScaler. backward() has updated the tables' rows already: "
-            f"{instead}"
+            f"{where}: step() is called by a GradScaler, but backward() has updated the tables' rows "
+            f"already. {instead}."
         )
 
 

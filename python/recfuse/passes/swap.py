@@ -119,14 +119,16 @@ def swap(
 
         if list(optimizers) or fuse_optimizers or not fuse:
             raise ArgumentValueError(
-                "recfuse.swap: fuse, optimizers and fuse_optimizers are of modules; a graph keeps its "
-                "Parameters, and its optimizers stay as they are"
+                "recfuse.swap: fuse, optimizers or fuse_optimizers is given with a graph; expected a "
+                "module, since a graph keeps its Parameters and its optimizers"
             )
         return swap_graph(model, patterns, check)
     if not isinstance(model, torch.nn.Module):
         raise wrong_type("recfuse.swap: model", model, "a torch.nn.Module or a torch.export.ExportedProgram")
     if patterns is not None:
-        raise ArgumentValueError("recfuse.swap: patterns is of graphs; a module has none, pass None")
+        raise ArgumentValueError(
+            "recfuse.swap: patterns is given with a module; expected None, since patterns are of graphs"
+        )
     optimizers = check_optimizers(optimizers, "recfuse.swap")
     batches = list(check)
     if batches:
@@ -153,7 +155,7 @@ def _swap_predicted(
 
     if not isinstance(model, torch.nn.Module) or _is_graph(model) or not check:
         raise ArgumentValueError(
-            "recfuse.swap: predict needs a module and a batch of its arguments; pass check=[batch]"
+            "recfuse.swap: predict needs a module and a batch of its arguments. Pass check=[batch]."
         )
     args, kwargs = call_of(check[0])
     inputs = kwargs if kwargs and not args else args
@@ -210,8 +212,8 @@ def _check_optimizers(
     """Raise if an optimizer cannot be fused for the tables that the swap will give to recfuse."""
     if not optimizers:
         raise ArgumentValueError(
-            "recfuse.swap: fuse_optimizers is True without optimizers, must have those of the tables; or "
-            "make one of recfuse.optim afterwards"
+            "recfuse.swap: fuse_optimizers is True without optimizers; expected the optimizers of the "
+            "tables. Pass them, or make an optimizer of recfuse.optim afterwards."
         )
     weights: list[torch.Tensor] = [table.weight for pattern in patterns for table in pattern.tables]
     weights += embedding_parameters(model)

@@ -59,9 +59,9 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
     matrices = [matrix for pattern in patterns for matrix in pattern.owner.packed_weights()]
     if any(map(is_sharded, matrices)):
         raise ArgumentValueError(
-            "recfuse.unswap: fully_shard has cut packed matrices of the model over processes, and would not "
-            "know of new Parameters: unswap before fully_shard, or load the state_dict into a model that was "
-            "not swapped"
+            "recfuse.unswap: fully_shard has cut packed matrices of the model over processes, and would "
+            "not know of new Parameters. Unswap before fully_shard, or load the state_dict into a model "
+            "that was not swapped."
         )
     for optimizer in with_wrapped(optimizers):
         for pattern in patterns:

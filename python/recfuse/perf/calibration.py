@@ -93,8 +93,9 @@ class Calibration:
         """
         if (self.gpu, self.torch) != (other.gpu, other.torch):
             raise ArgumentValueError(
-                f"Calibration.merge: one is of {self.gpu} and torch {self.torch}, the other of {other.gpu} "
-                f"and torch {other.torch}; merge calibrations of the same GPU and torch"
+                f"Calibration.merge: the first calibration is of {self.gpu} and torch {self.torch}, the "
+                f"second of {other.gpu} and torch {other.torch}. Merge calibrations of the same GPU and "
+                "torch."
             )
         points = {kind: [*rows] for kind, rows in self.points.items()}
         for kind, rows in other.points.items():
@@ -131,12 +132,13 @@ class Calibration:
         version = record.get("recfuse_calibration") if isinstance(record, dict) else None
         if not isinstance(version, int):
             raise FileFormatError(
-                f"Calibration.load: {path} is no calibration; recfuse predict --calibrate writes one"
+                f"Calibration.load: {path} is no calibration. Run recfuse predict --calibrate, which writes "
+                "a calibration."
             )
         if version > VERSION:
             raise FileFormatError(
-                f"Calibration.load: {path} has version {version}, this recfuse reads up to {VERSION}; "
-                "calibrate again, or update recfuse"
+                f"Calibration.load: {path} has version {version}, this recfuse reads up to {VERSION}. "
+                "Calibrate again, or update recfuse."
             )
         with parsing(f"Calibration.load: {path}"):
             return _checked(record)
@@ -170,14 +172,16 @@ def _checked(record: dict[str, Any]) -> Calibration:
     for kind, rows in record["points"].items():
         width = len(form_of(kind).sizes) + 2
         if not all(len(row) == width and min(row[:-1]) > 0 and row[-2] < 1e9 for row in rows):
-            raise ValueError(f"points of {kind!r} must be rows of {width} positive numbers")
+            raise ValueError(
+                f"points of {kind!r} have another form; expected rows of {width} positive numbers"
+            )
         points[kind] = [[float(value) for value in row] for row in rows]
     probes = [
         ({str(key): float(number) for key, number in counts.items()}, float(us))
         for counts, us in record["probes"]
     ]
     if any(us <= 0 or not counts for counts, us in probes):
-        raise ValueError("probes must have counts and positive times")
+        raise ValueError("probes have other values; expected counts and positive times")
     gaps = Gaps(**{str(name): float(value) for name, value in record["gaps"].items()})
     facts = {str(name): value for name, value in record["facts"].items()}
     return Calibration(

@@ -45,7 +45,7 @@ def largest_batches(
         ValueError: the limit is not above 0.
     """
     if not limit > 0:
-        raise ArgumentValueError(f"recfuse.predict: the limit is {limit} seconds, must be above 0")
+        raise ArgumentValueError(f"recfuse.predict: the limit is {limit} seconds; expected more than 0")
     known: dict[int, Prediction] = {}
 
     def at(batch: int) -> Prediction:

@@ -58,8 +58,8 @@ def choose(gpu: str | None, calibration: Calibration | str | os.PathLike[str] | 
     if found.gpu.lower() != gpu.lower():
         if "cpu" in (found.gpu, gpu):
             raise ArgumentValueError(
-                f"recfuse.predict: the calibration is of {found.gpu}, gpu is {gpu}; one of a CPU and "
-                "one of a GPU do not stand for each other"
+                f"recfuse.predict: the calibration is of {found.gpu}, gpu is {gpu}; expected both of a CPU "
+                "or both of a GPU"
             )
         notes.append(f"no calibration of {gpu}: scaled from {found.gpu} by data sheet")
         spread = math.hypot(spread, _OTHER_GPU)
@@ -86,10 +86,10 @@ def _load(gpu: str, version: str) -> Calibration:
         nearest = min(known, key=lambda name: _distance(data_sheet(name), sheet), default=None)
         own = [key for key in paths if key[0] == nearest]
     if not own:
-        there = ", ".join(f"{name} with torch {minor}" for name, minor in sorted(paths)) or "none"
+        there = ", ".join(f"{name} with torch {minor}" for name, minor in sorted(paths)) or "no calibration"
         raise ArgumentValueError(
-            f"recfuse.predict: no calibration of {gpu}; there are: {there}. On a machine with one, run "
-            f"recfuse predict --calibrate{' --device cpu' if gpu == 'cpu' else ''}"
+            f"recfuse.predict: gpu is {gpu}, which has no calibration; expected {there}. Run recfuse predict "
+            f"--calibrate{' --device cpu' if gpu == 'cpu' else ''} on a machine with this device."
         )
     return Calibration.load(paths[max(own, key=lambda key: (-abs(_minor(key[1]) - _minor(version)), key[1]))])
 

@@ -71,7 +71,7 @@ def _recorded(path: str) -> list[dict[str, Any]]:
             record = json.load(file)
         events = record["traceEvents"] if isinstance(record, dict) else record
         if not isinstance(events, list):
-            raise FileFormatError(f"recfuse predict: {path} is no trace: it has no list of events")
+            raise FileFormatError(f"recfuse predict: {path} is no trace, since it has no list of events")
         return events
 
 

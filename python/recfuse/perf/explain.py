@@ -63,8 +63,8 @@ def explain(
         )
     if gpu is not None and _has_cuda_tensor((call, batch)):
         raise ValueError(
-            f"explain: gpu is {gpu!r} and tensors are on a GPU; expected tensors on the CPU. Move them "
-            "by .cpu(), or leave gpu out to explain the call on their own GPU"
+            f"explain: gpu is {gpu!r} and tensors are on a GPU; expected tensors on the CPU. Move them by "
+            ".cpu(), or leave gpu out to explain the call on their own GPU."
         )
     launches = Launches(record(call, batch, gpu, training))
     return launches.compile() if compile else launches

@@ -29,7 +29,7 @@ def data_sheet(name: str) -> dict[str, Any]:
     for gpu in known_gpus():
         if name.lower().replace("_", " ") in (gpu["name"].lower(), gpu["arch"]):
             return gpu
-    raise ArgumentValueError(f"recfuse.predict: gpu is {name!r}; known are {', '.join(gpu_names())}, and cpu")
+    raise ArgumentValueError(f"recfuse.predict: gpu is {name!r}; expected {', '.join(gpu_names())} or cpu")
 
 
 def name_here(device: torch.device) -> str:

@@ -178,8 +178,8 @@ def place(
     parts = [part for table in found for part in _fitting(table, room)]
     if sum(table.bytes for table, _ in parts) > room * count:
         raise ArgumentValueError(
-            f"recfuse place: the tables have {sum(table.bytes for table in found) / 1e9:.1f} GB, "
-            f"{count} GPUs have room for {room * count / 1e9:.1f} GB; use more GPUs, or narrower types"
+            f"recfuse place: the tables have {sum(table.bytes for table in found) / 1e9:.1f} GB, {count} "
+            f"GPUs have room for {room * count / 1e9:.1f} GB. Use more GPUs, or narrower types."
         )
     best = _arranged(parts, costs, count, room)
     for _ in range(_MOST_SPLITS):
@@ -198,7 +198,7 @@ def _table_of(record: Mapping[str, Any]) -> Table:
         table = Table(**record)
     except TypeError as error:
         raise ArgumentValueError(
-            f"recfuse place: a table is {dict(record)!r}, must have name, rows and dim, and may have "
+            f"recfuse place: a table is {dict(record)!r}; expected name, rows and dim, and optionally "
             "pooling, itemsize and unique"
         ) from error
     integer(f"recfuse place: rows of {table.name!r}", table.rows, 1, 1 << 48)
@@ -208,11 +208,11 @@ def _table_of(record: Mapping[str, Any]) -> Table:
 
 def _check(tables: Sequence[Table]) -> None:
     if not tables:
-        raise ArgumentValueError("recfuse place: there is no table; give at least one")
+        raise ArgumentValueError("recfuse place: no table is given. Pass at least one table.")
     names = [table.name for table in tables]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ArgumentValueError(f"recfuse place: two tables are named {twice!r}; names must differ")
+        raise ArgumentValueError(f"recfuse place: two tables are named {twice!r}; expected different names")
 
 
 _Part = tuple[Table, int]  # a table with some columns of another, and the first of these columns
@@ -250,8 +250,8 @@ def _fitting(table: Table, room: float) -> list[_Part]:
         pieces *= 2
         if table.dim % pieces or table.dim // pieces < _LEAST_COLUMNS:
             raise ArgumentValueError(
-                f"recfuse place: table {table.name!r} has {table.bytes / 1e9:.1f} GB; even parts of its "
-                f"{table.dim} columns do not fit in {room / 1e9:.1f} GB. Give more memory"
+                f"recfuse place: table {table.name!r} has {table.bytes / 1e9:.1f} GB, and even parts of its "
+                f"{table.dim} columns do not fit in {room / 1e9:.1f} GB. Give more memory."
             )
     return _pieces(table, 0, pieces)
 
@@ -304,8 +304,8 @@ def _longest_first(load: Any, size: Any, gpus: int, room: float) -> Any:
             waiting.append(heapq.heappop(queue))
         if not queue:
             raise ArgumentValueError(
-                f"recfuse place: a part of {size[part] / 1e9:.1f} GB fits on no GPU beside the others; "
-                "give more memory"
+                f"recfuse place: a part of {size[part] / 1e9:.1f} GB does not fit on any GPU with the "
+                "others. Give more memory."
             )
         cost, rank = heapq.heappop(queue)
         rank_of[part] = rank

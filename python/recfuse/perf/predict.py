@@ -85,8 +85,8 @@ def operators_of(
     operators, memory = run_traced(tracer, call, module)
     if not any(one.kind for one in operators):
         raise ArgumentValueError(
-            "recfuse.predict: the step launches no kernel; it must compute with torch's operators on a batch "
-            "that is not empty"
+            "recfuse.predict: the step launches no kernel; expected a step that computes with torch's "
+            "operators on a batch that is not empty"
         )
     idle = sum(one.numel() * one.element_size() for one in _tensors_of(module) if not memory.used(one))
     return operators, memory.peak + idle, memory.resident + idle, tracer.rows.unknown

@@ -27,7 +27,7 @@ def reserve(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     try:
         memory = mmap.mmap(-1, numel * dtype.itemsize, flags=flags)
     except OSError as error:
-        raise MemoryError(f"no address space for a table of {list(shape)}") from error
+        raise MemoryError(f"recfuse.predict: no address space for a table of {list(shape)}") from error
     return torch.frombuffer(memory, dtype=dtype, count=numel).view(tuple(shape))
 
 

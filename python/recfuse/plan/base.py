@@ -38,7 +38,8 @@ class Match:
         """Tells the caller of a plan's `apply` what differs."""
         if self.reasons:
             warnings.warn(
-                f"recfuse.Plan: this plan is for something else: {'; '.join(self.reasons)}", stacklevel=3
+                f"recfuse.Plan: this plan is for something else, since {', and '.join(self.reasons)}",
+                stacklevel=3,
             )
 
 
@@ -99,7 +100,7 @@ class BasePlan:
         """Raises ArgumentValueError for values that no plan has."""
         for name in ("default_us", "best_us"):
             if not (us := getattr(self, name)) > 0:
-                raise ArgumentValueError(f"{name} is {us}, must be above 0")
+                raise ArgumentValueError(f"{name} is {us}; expected more than 0")
 
     def _times(self, digits: int) -> str:
         """How long a batch takes by the defaults and by the plan; above 1: the plan is faster."""
@@ -147,12 +148,10 @@ def check_sizes(tables: Iterable[tuple[str, int, int, str]]) -> None:
     total = 0
     for name, rows, dim, dtype in tables:
         if dim > _MOST_COLUMNS:
-            raise ArgumentValueError(f"{name}.dim is {dim}, must be {_MOST_COLUMNS} at most")
+            raise ArgumentValueError(f"{name}.dim is {dim}; expected {_MOST_COLUMNS} at most")
         total += rows * row_bytes(dim, dtype)
         if total > _MOST_BYTES:
-            raise ArgumentValueError(
-                f"{name}.rows is {rows}; all tables must have {_MOST_BYTES} bytes at most"
-            )
+            raise ArgumentValueError(f"{name}.rows is {rows}; expected tables of {_MOST_BYTES} bytes at most")
 
 
 def unique_drift(before: float, now: float, what: str) -> list[str]:

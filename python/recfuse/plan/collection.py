@@ -137,7 +137,7 @@ class CollectionPlan(BasePlan):
 
     def _check(self) -> None:
         if not self.features:
-            raise ArgumentValueError("table_of is empty, must have a table for each feature")
+            raise ArgumentValueError("table_of is empty; expected a table for each feature")
         for name, values in (("schedule_of", self.schedule_of), ("expected", self.expected)):
             if len(values) != self.features:
                 raise ArgumentValueError(f"{name} has {len(values)} features, table_of has {self.features}")
@@ -146,14 +146,14 @@ class CollectionPlan(BasePlan):
             ("table_of", self.table_of, "tables", len(self.tables)),
         ):
             if items > self.features:
-                most = f"must have {self.features} at most: one a feature"
-                raise ArgumentValueError(f"{what} has {items} items, {most}")
+                most = f"{self.features} at most, an item a feature"
+                raise ArgumentValueError(f"{what} has {items} items; expected {most}")
             if wrong := [number for number in numbers if not 0 <= number < items]:
-                raise ArgumentValueError(f"{name} has {wrong[0]}, must be below {items}")
+                raise ArgumentValueError(f"{name} has {wrong[0]}; expected less than {items}")
         if wrong := [value for value in self.expected if value < ALWAYS_EMPTY or value >= 2**31]:
-            raise ArgumentValueError(f"expected has {wrong[0]}, must be from -1 to {2**31 - 1}")
+            raise ArgumentValueError(f"expected has {wrong[0]}; expected -1 to {2**31 - 1}")
         if not 0 <= self.warps <= _MOST_WARPS:
-            raise ArgumentValueError(f"warps is {self.warps}, must be from 0 to {_MOST_WARPS}")
+            raise ArgumentValueError(f"warps is {self.warps}; expected 0 to {_MOST_WARPS}")
         super()._check()
         sizes = [(f"tables[{n}]", table.rows, table.dim, table.dtype) for n, table in enumerate(self.tables)]
         check_sizes(sizes[number] for number in self.table_of)
@@ -180,7 +180,7 @@ class CollectionPlan(BasePlan):
             if (before.dim, before.dtype) != (now.dim, now.dtype):
                 raise ArgumentValueError(
                     f"recfuse.Plan.apply: feature {number} was of dim {before.dim} in {before.dtype}, is of "
-                    f"dim {now.dim} in {now.dtype}; tune again"
+                    f"dim {now.dim} in {now.dtype}. Tune again."
                 )
         try:
             call = native_call_of([table.form for table in self.feature_tables])
@@ -195,8 +195,8 @@ class CollectionPlan(BasePlan):
         view = view_of(collection, function)
         if view.features != self.features:
             raise ArgumentValueError(
-                f"{function}: the plan has {self.features} features, the collection has {view.features}; "
-                "tune again"
+                f"{function}: the plan has {self.features} features, the collection has {view.features}. "
+                "Tune again."
             )
         return view
 

@@ -94,15 +94,15 @@ def runs(values: Iterable[int]) -> str:
 def of_runs(text: Any, where: str) -> list[int]:
     """The integers that a text of `runs` gives; ValueError where it gives none, or over `MOST_ITEMS`."""
     if not isinstance(text, str):
-        raise ArgumentValueError(f"{where} is {shown(text)}, must be str")
+        raise ArgumentValueError(f"{where} is {shown(text)}; expected a str")
     values: list[int] = []
     for word in _WORD.finditer(text):  # one by one: a long text is not split as a whole
         match = _RUN.fullmatch(word[0])
         count = int(match[2] or 1) if match else 0
         if match is None or count < 1 or len(values) + count > MOST_ITEMS:
             raise ArgumentValueError(
-                f"{where} has {shown(word[0])}, must have integers or value*count, for "
-                f"{MOST_ITEMS:,} features at most"
+                f"{where} has {shown(word[0])}; expected integers or value*count, for {MOST_ITEMS:,} "
+                "features at most"
             )
         values.extend([int(match[1])] * count)
     return values

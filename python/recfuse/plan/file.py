@@ -45,13 +45,13 @@ def read_file(path: str) -> dict[str, Any]:
     record: dict[str, Any] = read_json(path, "recfuse.Plan", MOST_BYTES, MOST_VALUES)
     version = record.get("recfuse_plan") if isinstance(record, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
-        raise FileFormatError(f'recfuse.Plan: {path} has no number under "recfuse_plan": it is no plan')
+        raise FileFormatError(f'recfuse.Plan: {path} has no number under "recfuse_plan"; expected a plan')
     if 1 <= version <= VERSION:
         return record
-    must = f"must be from 1 to {VERSION}; tune again"
+    must = f"expected 1 to {VERSION}. Tune again."
     if version > VERSION:
-        must = f"this recfuse knows up to {VERSION}; update recfuse, or tune again with this one"
-    raise FileFormatError(f"recfuse.Plan: {path} is of format {shown(version)}, {must}")
+        must = f"expected 1 to {VERSION}. Update recfuse, or tune again with this version."
+    raise FileFormatError(f"recfuse.Plan: {path} is of format {shown(version)}; {must}")
 
 
 class _Wrong(ValueError):
@@ -87,7 +87,7 @@ def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 def _object(kind: Any, record: Any, given: Mapping[str, Any] = _NOTHING) -> Any:
     if not isinstance(record, dict):
-        raise _Wrong(f"is {shown(record)}, must be an object")
+        raise _Wrong(f"is {shown(record)}; expected an object")
     values = dict(given)
     for name, own in _fields_of(kind):
         if name in values:
@@ -105,7 +105,7 @@ def _object(kind: Any, record: Any, given: Mapping[str, Any] = _NOTHING) -> Any:
 def _value(kind: Any, value: Any, or_null: str = "") -> Any:
     if kind is str and type(value) is str:
         if len(value) > MOST_TEXT:
-            raise _Wrong(f"has {len(value):,} characters, must have {MOST_TEXT:,} at most")
+            raise _Wrong(f"has {len(value):,} characters; expected {MOST_TEXT:,} at most")
         return value
     if get_origin(kind) is types.UnionType:
         return None if value is None else _value(get_args(kind)[0], value, " | null")
@@ -115,23 +115,23 @@ def _value(kind: Any, value: Any, or_null: str = "") -> Any:
         return _list(get_args(kind)[0], value)
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
-            raise _Wrong(f"is {shown(value)}, must be {' or '.join(map(repr, get_args(kind)))}")
+            raise _Wrong(f"is {shown(value)}; expected {' or '.join(map(repr, get_args(kind)))}")
         return value
     given = (int, float) if kind is float else kind
     if not isinstance(value, given) or (isinstance(value, bool) and kind is not bool):
-        raise _Wrong(f"is {shown(value)}, must be {kind.__name__}{or_null}")
+        raise _Wrong(f"is {shown(value)}; expected {kind.__name__}{or_null}")
     if kind in (int, float):
         if not 0 <= value <= MOST:
-            raise _Wrong(f"is {shown(value)}, must be from 0 to {MOST}")
+            raise _Wrong(f"is {shown(value)}; expected 0 to {MOST}")
         return kind(value)
     return value
 
 
 def _list(kind: Any, value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise _Wrong(f"is {shown(value)}, must be a list")
+        raise _Wrong(f"is {shown(value)}; expected a list")
     if len(value) > MOST_ITEMS:
-        raise _Wrong(f"has {len(value):,} items, must have {MOST_ITEMS:,} at most")
+        raise _Wrong(f"has {len(value):,} items; expected {MOST_ITEMS:,} at most")
     found = []
     try:
         for item in value:

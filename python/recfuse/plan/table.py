@@ -147,7 +147,7 @@ class Plan(BasePlan):
         super()._check()
         check_sizes([("table", self.table.rows, self.table.dim, self.table.dtype)])
         if self.pinned is not None and not 0 < self.pinned.l2_fraction <= 1:
-            raise ArgumentValueError(f"pinned.l2_fraction is {self.pinned.l2_fraction}, must lie in (0, 1]")
+            raise ArgumentValueError(f"pinned.l2_fraction is {self.pinned.l2_fraction}; expected (0, 1]")
         none = torch.zeros(0, dtype=torch.int64)
         try:
             Schedule.parse(self.schedule)
@@ -170,8 +170,8 @@ class Plan(BasePlan):
         """
         if not isinstance(module, EmbeddingBag):
             raise ArgumentTypeError(
-                f"recfuse.Plan.apply: module is {a_type(module)}, must be a "
-                "recfuse.nn.EmbeddingBag; recfuse.swap makes one of a torch.nn.EmbeddingBag"
+                f"recfuse.Plan.apply: module is {a_type(module)}; expected a recfuse.nn.EmbeddingBag. Call "
+                "recfuse.swap to convert a torch.nn.EmbeddingBag."
             )
         self._check_fit(module)
         self.matches(module).warn()
@@ -180,7 +180,7 @@ class Plan(BasePlan):
             if trace is None and self.hottest is None:
                 raise ArgumentValueError(
                     f"recfuse.Plan.apply: the plan pins the hottest {self.pinned.rows:,} rows, which its "
-                    "file does not hold; pass trace=, row ids as the table is read"
+                    "file does not hold. Pass trace=, row ids as the table is read."
                 )
             rows = {"rows": self.hottest} if trace is None else {"trace": trace}
             pinned = PinnedRows(module.weight, **rows, l2_fraction=self.pinned.l2_fraction)
@@ -297,7 +297,7 @@ def _bag_of(module: Any, function: str) -> torch.nn.EmbeddingBag:
     """The module; TypeError for one that is no table."""
     if not isinstance(module, torch.nn.EmbeddingBag):
         raise ArgumentTypeError(
-            f"{function}: module is {a_type(module)}, must be a recfuse.nn.EmbeddingBag or a "
-            "torch.nn.EmbeddingBag: the plan is for a single table"
+            f"{function}: module is {a_type(module)}; expected a recfuse.nn.EmbeddingBag or a "
+            "torch.nn.EmbeddingBag, since the plan is for a single table"
         )
     return module

@@ -22,8 +22,8 @@ try:
     from recfuse.torchrec.tables import TableBatchedEmbeddingBags
 except ImportError as error:
     raise ImportError(
-        f"recfuse.torchrec: {error}. It needs torchrec and fbgemm-gpu, or fbgemm-gpu-cpu; "
-        f"tested are torchrec {' and '.join(TESTED)}"
+        f"recfuse.torchrec: {error}. Install torchrec and fbgemm-gpu or fbgemm-gpu-cpu, as tested with "
+        f"torchrec {' and '.join(TESTED)}."
     ) from error
 
 refuse_prefetching()

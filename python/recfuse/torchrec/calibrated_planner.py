@@ -156,8 +156,8 @@ def bytes_per_ms(calibration: Calibration) -> float:
     points = calibration.points.get(_STREAM)
     if not points:
         raise ArgumentValueError(
-            f"{WHERE}.planner: {calibration!r} has no points of {_STREAM}; calibrate again with "
-            "recfuse predict --calibrate"
+            f"{WHERE}.planner: {calibration!r} has no points of {_STREAM}. Calibrate again with "
+            "recfuse predict --calibrate."
         )
     words, us, _ = max(points)
     return words * _STREAM_BYTES / us * _US_PER_MS
@@ -167,14 +167,14 @@ def _chosen(topology: Topology, calibration: Calibration | str | os.PathLike[str
     if topology.compute_device not in ("cuda", "cpu"):
         raise ArgumentValueError(
             f"{WHERE}.planner: the topology's compute_device is {topology.compute_device}, where recfuse has "
-            'no kernels; use "cuda"'
+            'no kernels; expected "cuda" or "cpu"'
         )
     try:
         chosen = choose(None if topology.compute_device == "cuda" else "cpu", calibration)
         found = chosen.calibration
         if topology.compute_device == "cuda" and found.is_cpu:
             raise ArgumentValueError(
-                'the calibration is of the CPU; compute_device "cuda" needs one of a GPU'
+                'the calibration is of the CPU; expected a calibration of a GPU with compute_device "cuda"'
             )
         _ = found.bags.forward_rates, found.bags.backward_rates
         bytes_per_ms(found)

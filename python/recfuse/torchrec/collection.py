@@ -71,7 +71,7 @@ class PooledTables(PackedModule):
             pooled: Tensor = self._pool(indices, offsets, per_sample_weights)
         except (IndexRangeError, OffsetError) as error:
             names = [self._names[table] for table in self.layout.table_of_feature]
-            raise type(error)(f"{error}; the features' tables are {', '.join(names)}") from error
+            raise type(error)(f"{error}, where the features' tables are {', '.join(names)}") from error
         return pooled.to(self._out_dtype)
 
     def table_rows(self, matrices: Sequence[Tensor] | None = None) -> list[Tensor]:

@@ -123,7 +123,7 @@ class DenseTables(DenseTableBatchedEmbeddingBagsCodegen):
     ) -> Tensor:
         """Pools every feature, as :meth:`TableBatchedEmbeddingBags.forward` does."""
         if feature_requires_grad is not None:
-            raise ArgumentValueError(f"{WHERE}: feature_requires_grad is not supported; pass None")
+            raise ArgumentValueError(f"{WHERE}: feature_requires_grad is not supported. Pass None.")
         lookups = indices, offsets, per_sample_weights
         return pool_batch(self.tables, lookups, batch_size_per_feature_per_rank)
 
@@ -206,6 +206,6 @@ def check_kernels(config: GroupedEmbeddingConfig) -> None:
         if table.compute_kernel not in (EmbeddingComputeKernel.FUSED, EmbeddingComputeKernel.DENSE):
             raise ArgumentValueError(
                 f"{WHERE}: table {table.name} has compute kernel {table.compute_kernel.name}, which recfuse "
-                "does not have (it keeps no cache): plan it with FUSED, or leave its collection to "
-                "TorchRec's own sharder"
+                "does not have (it keeps no cache). Plan it with FUSED, or leave its collection to "
+                "TorchRec's own sharder."
             )

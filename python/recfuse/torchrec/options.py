@@ -85,10 +85,10 @@ class Options:
         """
         for name, value in given.items():
             if name in _MUST_BE_OFF and not _MUST_BE_OFF[name](value):
-                raise _refused(name, value, "leave it out, or use TorchRec's own sharder for these tables")
+                raise _refused(name, value, "Leave it out, or use TorchRec's own sharder for these tables")
             if name not in cls.__annotations__ and name not in _MUST_BE_OFF and name not in _WITHOUT_MEANING:
                 raise ArgumentTypeError(
-                    f"{WHERE}: fused_params has {name!r}, which no table-batched embedding takes; remove it"
+                    f"{WHERE}: fused_params has {name!r}, which no table-batched embedding takes. Remove it."
                 )
         options = cls(**{name: value for name, value in given.items() if name in cls.__annotations__})
         options._check()
@@ -97,12 +97,12 @@ class Options:
     def _check(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             known = ", ".join(kind.name for kind in OPTIMIZERS)
-            raise _refused("optimizer", self.optimizer, f"choose one of {known}")
+            raise _refused("optimizer", self.optimizer, f"Use one of {known}")
         for name in ("weights_precision", "output_dtype"):
             if getattr(self, name) not in DTYPES:
-                raise _refused(name, getattr(self, name), "choose FP32, FP16 or BF16")
+                raise _refused(name, getattr(self, name), "Use FP32, FP16 or BF16")
         if self.pooling_mode not in MODES:
-            raise _refused("pooling_mode", self.pooling_mode, "choose SUM or MEAN")
+            raise _refused("pooling_mode", self.pooling_mode, "Use SUM or MEAN")
         if self.weight_decay and (
             self.optimizer is not EmbOptimType.EXACT_ROWWISE_ADAGRAD
             or self.weight_decay_mode is not WeightDecayMode.L2
@@ -111,7 +111,7 @@ class Options:
             raise _refused(
                 "weight_decay",
                 f"{self.weight_decay} with {self.optimizer.name} and weight_decay_mode {mode}",
-                "only EXACT_ROWWISE_ADAGRAD with WeightDecayMode.L2 has one here; set it to 0",
+                "Set it to 0, or use EXACT_ROWWISE_ADAGRAD with WeightDecayMode.L2",
             )
 
     @property
@@ -132,4 +132,4 @@ class Options:
 
 def _refused(name: str, value: Any, instead: str) -> ArgumentValueError:
     shown = getattr(value, "name", value)
-    return ArgumentValueError(f"{WHERE}: {name} is {shown}, which has no fused form here; {instead}")
+    return ArgumentValueError(f"{WHERE}: {name} is {shown}, which has no fused form. {instead}.")

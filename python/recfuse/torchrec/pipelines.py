@@ -29,8 +29,8 @@ def _check(model: nn.Module, what: str) -> None:
     )
     if not cached and any(isinstance(kernel, FusedKernel) for kernel in kernels):
         raise ArgumentValueError(
-            f"{WHERE}: {what} has nothing to prefetch: recfuse's tables have no cache, and no other table of "
-            "the model has one; use TrainPipelineSparseDist, or StagedTrainPipeline without prefetch_stream"
+            f"{WHERE}: {what} has nothing to prefetch, since no table of the model has a cache. Use "
+            "TrainPipelineSparseDist, or StagedTrainPipeline without prefetch_stream."
         )
 
 

@@ -39,8 +39,8 @@ def _create_kernel(
     strategy = getattr(given.pop("env", None), "sharding_strategy", None)
     if getattr(strategy, "name", None) == "FULLY_SHARDED":
         raise ArgumentValueError(
-            f"{WHERE}: ShardingStrategy.FULLY_SHARDED is not supported; use DEFAULT or PER_MODULE, or "
-            "TorchRec's own sharder"
+            f"{WHERE}: ShardingStrategy.FULLY_SHARDED is not supported. Use DEFAULT or PER_MODULE, or "
+            "TorchRec's own sharder."
         )
     if config.compute_kernel == EmbeddingComputeKernel.DENSE:
         return DenseKernel(config, **given)

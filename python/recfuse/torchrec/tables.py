@@ -67,7 +67,8 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
             if location not in (EmbeddingLocation.DEVICE, EmbeddingLocation.HOST):
                 raise ArgumentValueError(
                     f"{WHERE}: table {name} has location {EmbeddingLocation(location).name}, which needs a "
-                    "cache that recfuse does not have; place it on the device, or use TorchRec's own sharder"
+                    "cache that recfuse does not have. Place it on the device, or use TorchRec's own "
+                    "sharder."
                 )
         self.feature_table_map = list(feature_table_map or range(len(self.embedding_specs)))
         self.optimizer = self.options.optimizer
@@ -121,7 +122,7 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
             ("hash_zch_runtime_meta", hash_zch_runtime_meta),
         ):
             if value is not None:
-                raise ArgumentValueError(f"{WHERE}: {name} is not supported; pass None")
+                raise ArgumentValueError(f"{WHERE}: {name} is not supported. Pass None.")
         lookups = indices, offsets, per_sample_weights
         return pool_batch(
             self.tables, lookups, batch_size_per_feature_per_rank, vbe_output, vbe_output_offsets
@@ -174,7 +175,8 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
                 group[name] = value
             else:
                 raise NotImplementedError(
-                    f"{WHERE}: {self.optimizer.name} has no hyper-parameter {name!r}; it has {sorted(group)}"
+                    f"{WHERE}: {self.optimizer.name} has no hyper-parameter {name!r}; expected "
+                    f"{sorted(group)}"
                 )
 
     # ---- for callers of FBGEMM's module: there is no cache

@@ -92,7 +92,7 @@ def tune(
     collection = is_collection(module)
     if not collection and not isinstance(module, torch.nn.EmbeddingBag):
         raise ArgumentTypeError(
-            f"recfuse.tune: module is {a_type(module)}, must be a recfuse.nn.EmbeddingBag, a "
+            f"recfuse.tune: module is {a_type(module)}; expected a recfuse.nn.EmbeddingBag, a "
             "torch.nn.EmbeddingBag, or a recfuse.nn.FusedEmbeddingBagCollection"
         )
     if budget_s is None:
@@ -100,15 +100,15 @@ def tune(
     budget_s = real("recfuse.tune: budget_s", budget_s)
     seed = integer("recfuse.tune: seed", seed, 0, 2**63 - 1)
     if not budget_s >= 0:
-        raise ArgumentValueError(f"recfuse.tune: budget_s is {budget_s}, must be >= 0")
+        raise ArgumentValueError(f"recfuse.tune: budget_s is {budget_s}; expected >= 0")
     if collection:
         from recfuse.tuner.collection.search import tune_collection
 
         if pin:
-            raise ArgumentValueError("recfuse.tune: pin is True, must be None or False for a collection")
+            raise ArgumentValueError("recfuse.tune: pin is True; expected None or False for a collection")
         return tune_collection(module, batches, budget_s, progress=progress, seed=seed, resume=resume)
     if resume is not None:
-        raise ArgumentValueError(f"recfuse.tune: resume is {resume!r}, must be None for a single table")
+        raise ArgumentValueError(f"recfuse.tune: resume is {resume!r}; expected None for a single table")
     start = time.monotonic()
     problem = Problem.of(cast(torch.nn.EmbeddingBag, module), batches)
     if problem.weight.is_cuda:

@@ -83,12 +83,12 @@ void test_embedding_bag_errors(void) {
     /* Arguments. */
     EMBEDDING_BAG(RF_ERR_VALUE, "weight|-1", call.rows = -1);
     EMBEDDING_BAG(RF_ERR_VALUE, "weight|-1", call.dim = -1);
-    EMBEDDING_BAG(RF_ERR_VALUE, "-1 lookups", call.lookups = -1);
-    EMBEDDING_BAG(RF_ERR_VALUE, "-1 bags", call.bags = -1);
+    EMBEDDING_BAG(RF_ERR_VALUE, "lookups is -1", call.lookups = -1);
+    EMBEDDING_BAG(RF_ERR_VALUE, "bags -1", call.bags = -1);
     EMBEDDING_BAG(RF_ERR_VALUE, "weight|NULL", call.weight = NULL);
     EMBEDDING_BAG(RF_ERR_VALUE, "indices|NULL", call.indices = NULL);
     EMBEDDING_BAG(RF_ERR_VALUE, "offsets|NULL", call.offsets = NULL; call.include_last_offset = true);
-    EMBEDDING_BAG(RF_ERR_VALUE, "5 lookups|3 bags|offsets", call.offsets = NULL; call.lookups = 5);
+    EMBEDDING_BAG(RF_ERR_VALUE, "lookups is 5|bags 3|offsets", call.offsets = NULL; call.lookups = 5);
     EMBEDDING_BAG(RF_ERR_VALUE, "output|NULL", call.output = NULL);
     EMBEDDING_BAG(RF_ERR_VALUE, "weight_stride|1|2", call.weight_stride = 1);
     EMBEDDING_BAG(RF_ERR_VALUE, "output_stride|1|2", call.output_stride = 1);
@@ -155,10 +155,10 @@ void test_fused_embedding_bag_errors(void) {
     FUSED(RF_ERR_OFFSET, "offsets", offsets[3] = INT64_MAX);
 
     /* Arguments. */
-    FUSED(RF_ERR_VALUE, "-1 features", call.n_features = -1);
-    FUSED(RF_ERR_VALUE, "-1 weights", call.n_buffers = -1);
-    FUSED(RF_ERR_VALUE, "-1 lookups", call.lookups = -1);
-    FUSED(RF_ERR_VALUE, "-1 bags", call.bags = -1);
+    FUSED(RF_ERR_VALUE, "n_features is -1", call.n_features = -1);
+    FUSED(RF_ERR_VALUE, "n_buffers -1", call.n_buffers = -1);
+    FUSED(RF_ERR_VALUE, "lookups is -1", call.lookups = -1);
+    FUSED(RF_ERR_VALUE, "bags -1", call.bags = -1);
     FUSED(RF_ERR_VALUE, "bags", call.bags = INT64_MAX);
     FUSED(RF_ERR_VALUE, "output|-1", call.output_dim = -1);
     FUSED(RF_ERR_VALUE, "stride|3|4", call.output_stride = 3);
@@ -187,7 +187,7 @@ void test_fused_embedding_bag_errors(void) {
     FUSED(RF_ERR_VALUE, "features[1]|column", features[1].output_column = 3);
     FUSED(RF_ERR_VALUE, "features[1]|column", features[1].output_column = -1);
     FUSED(RF_ERR_VALUE, "features[1]|column", features[1].output_column = INT64_MAX);
-    FUSED(RF_ERR_VALUE, "output_column 0|begin at column 2", features[1].output_column = 0);
+    FUSED(RF_ERR_VALUE, "output_column 0|expected 2", features[1].output_column = 0);
     FUSED(RF_ERR_UNSUPPORTED, "sum|feature 1", call.sample_weights = samples; features[1].pooling = RF_MEAN);
 
     /* Nothing to do. */

@@ -130,7 +130,8 @@ void test_hash_strings_errors(void) {
     HASH(RF_OK, "", (offsets[3] = 2, n_bytes = 2));
     HASH(RF_OK, "", (memset(offsets, 0, sizeof offsets), n_bytes = 0, bytes = NULL));
     HASH(RF_ERR_VALUE, "recfuse.hash_strings: string 0 lies from offset -1 to 2", offsets[0] = -1);
-    HASH(RF_ERR_VALUE, "string 1 lies from offset 2 to 1; offsets rise", offsets[2] = 1);
+    HASH(RF_ERR_VALUE, "string 1 lies from offset 2 to 1; expected offsets that never decrease",
+         offsets[2] = 1);
     HASH(RF_ERR_VALUE, "string 2 lies from offset 2 to 7", offsets[3] = 7);
     HASH(RF_ERR_VALUE, "to at most the 5 bytes", n_bytes = 5);
     HASH(RF_ERR_VALUE, "string 1 lies from offset 2 to 9223372036854775807", offsets[2] = INT64_MAX);

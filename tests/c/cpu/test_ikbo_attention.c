@@ -125,36 +125,35 @@ void test_ikbo_attention_keys(void) {
 
 void test_ikbo_attention_errors(void) {
     BAD(RF_ERR_TYPE, "dtype is 4", call.dtype = (rf_dtype)4);
-    BAD(RF_ERR_VALUE, "sizes are 0 or more", call.n_users = -1);
-    BAD(RF_ERR_VALUE, "sizes are 0 or more", call.dim = -1);
-    BAD(RF_ERR_VALUE, "must be a multiple", call.kv_heads = 3);
-    BAD(RF_ERR_VALUE, "must be a multiple", call.kv_heads = 0);
-    BAD(RF_ERR_VALUE, "fit int64", call.positions = INT64_MAX / 4);
-    BAD(RF_ERR_VALUE, "scale is 0, must be positive", call.scale = 0);
-    BAD(RF_ERR_VALUE, "scale is -1, must be positive", call.scale = -1);
-    BAD(RF_ERR_VALUE, "must be positive", call.scale = (double)NAN);
+    BAD(RF_ERR_VALUE, "expected sizes of 0 or more", call.n_users = -1);
+    BAD(RF_ERR_VALUE, "expected sizes of 0 or more", call.dim = -1);
+    BAD(RF_ERR_VALUE, "expected a multiple", call.kv_heads = 3);
+    BAD(RF_ERR_VALUE, "expected a multiple", call.kv_heads = 0);
+    BAD(RF_ERR_VALUE, "fits int64", call.positions = INT64_MAX / 4);
+    BAD(RF_ERR_VALUE, "scale is 0; expected positive", call.scale = 0);
+    BAD(RF_ERR_VALUE, "scale is -1; expected positive", call.scale = -1);
+    BAD(RF_ERR_VALUE, "expected positive", call.scale = (double)NAN);
     BAD(RF_ERR_VALUE, "normal number of float32", call.scale = 1e-40);
     BAD(RF_ERR_VALUE, "normal number of float32", call.scale = 1e40);
     BAD(RF_ERR_VALUE, "up to 1.7", call.scale = 2e38); /* times log2(e) it overflows */
-    BAD(RF_ERR_VALUE, "-1 candidates of 1 queries", call.candidates.count = -1);
-    BAD(RF_ERR_VALUE, "fit int64", call.candidates.queries = INT64_MAX / 4);
+    BAD(RF_ERR_VALUE, "the number of candidates is -1, of 1 queries", call.candidates.count = -1);
+    BAD(RF_ERR_VALUE, "fits int64", call.candidates.queries = INT64_MAX / 4);
     BAD(RF_ERR_VALUE, "q of candidates is NULL", call.candidates.q = NULL);
     BAD(RF_ERR_VALUE, "out of candidates is NULL", call.candidates.out = NULL);
     BAD(RF_ERR_VALUE, "out of users is NULL", call.users.out = NULL);
-    BAD(RF_ERR_VALUE, "users.count is 3, must be n_users, 2", call.users.count = 3);
+    BAD(RF_ERR_VALUE, "users.count is 3; expected n_users, 2", call.users.count = 3);
     BAD(RF_ERR_TYPE, "kv_lengths_type 7", call.kv_lengths_type = (rf_int_type)7);
     BAD(RF_ERR_VALUE, "both given", (call.kv_lengths = lengths, call.kv_offsets = offsets));
     BAD(RF_ERR_VALUE, "cand_to_user is NULL", call.cand_to_user = NULL);
     BAD(RF_ERR_VALUE, "k is NULL", call.k = NULL);
     BAD(RF_ERR_VALUE, "v is NULL", call.v = NULL);
-    BAD_CONTENTS(RF_ERR_INDEX, "cand_to_user[1] is 2; allowed is 0 to 1", map[1] = 2);
+    BAD_CONTENTS(RF_ERR_INDEX, "cand_to_user[1] is 2; expected 0 to 1", map[1] = 2);
     BAD_CONTENTS(RF_ERR_INDEX, "cand_to_user[2] is -1", map[2] = -1);
-    BAD_CONTENTS(RF_ERR_INDEX, "no index is allowed", call.n_users = 0);
-    BAD_CONTENTS(RF_ERR_VALUE, "kv_lengths[0] is 3; allowed is 0 to 2",
+    BAD_CONTENTS(RF_ERR_INDEX, "no index is valid", call.n_users = 0);
+    BAD_CONTENTS(RF_ERR_VALUE, "kv_lengths[0] is 3; expected 0 to 2",
                  (call.kv_lengths = lengths, lengths[0] = 3));
     BAD_CONTENTS(RF_ERR_VALUE, "kv_lengths[1] is -2", (call.kv_lengths = lengths, lengths[1] = -2));
     BAD_CONTENTS(RF_ERR_VALUE, "kv_offsets[0] is -1", (call.kv_offsets = offsets, offsets[0] = -1));
-    BAD_CONTENTS(RF_ERR_VALUE, "kv_offsets[2] is 0; allowed is 1",
-                 (call.kv_offsets = offsets, offsets[2] = 0));
+    BAD_CONTENTS(RF_ERR_VALUE, "kv_offsets[2] is 0; expected 1", (call.kv_offsets = offsets, offsets[2] = 0));
     BAD_CONTENTS(RF_ERR_VALUE, "kv_offsets[2] is 3", (call.kv_offsets = offsets, offsets[2] = 3));
 }

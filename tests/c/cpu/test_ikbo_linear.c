@@ -119,20 +119,20 @@ void test_ikbo_add_random(void) {
 
 void test_ikbo_add_errors(void) {
     ADD(RF_OK, "", (void)0);
-    ADD(RF_ERR_INDEX, "recfuse.ikbo_linear: cand_to_user[1] is 2; allowed is 0 to 1", parent[1] = 2);
-    ADD(RF_ERR_INDEX, "ikbo_linear_chain: maps[2][0] is -5; allowed is 0 to 1, since inputs[2] has 2 items",
+    ADD(RF_ERR_INDEX, "recfuse.ikbo_linear: cand_to_user[1] is 2; expected 0 to 1", parent[1] = 2);
+    ADD(RF_ERR_INDEX, "ikbo_linear_chain: maps[2][0] is -5; expected 0 to 1, since inputs[2] has 2 items",
         (parent[0] = -5, call.map = 2));
-    ADD(RF_ERR_INDEX, "no index is allowed, since x_user has 0 items", call.parents = 0);
+    ADD(RF_ERR_INDEX, "no index is valid, since x_user has 0 items", call.parents = 0);
     ADD(RF_ERR_TYPE, "dtype is 4", call.dtype = (rf_dtype)4);
     ADD(RF_ERR_TYPE, "parent_type is 7", call.parent_type = (rf_int_type)7);
     ADD(RF_ERR_VALUE, "activation is 9", call.activation = (rf_activation)9);
-    ADD(RF_ERR_VALUE, "sizes are 0 or more", call.count = -1);
-    ADD(RF_ERR_VALUE, "sizes are 0 or more", call.n = -1);
+    ADD(RF_ERR_VALUE, "expected sizes of 0 or more", call.count = -1);
+    ADD(RF_ERR_VALUE, "expected sizes of 0 or more", call.n = -1);
     ADD(RF_ERR_VALUE, "less than 2^31 elements", call.n = INT64_C(1) << 31);
     ADD(RF_ERR_VALUE, "less than 2^31 elements", (call.n = INT64_C(1) << 62, call.m = 4));
     ADD(RF_ERR_VALUE, "less than 2^63 bytes", (call.n = 1 << 30, call.parents = INT64_C(1) << 40));
     ADD(RF_ERR_VALUE, "out is NULL", call.out = NULL);
     ADD(RF_ERR_VALUE, "base is NULL", call.base = NULL);
     ADD(RF_ERR_VALUE, "parent is NULL with 2 items and 3 parents", (call.parent = NULL, call.parents = 3));
-    ADD(RF_ERR_VALUE, "bias_on_n with m = 2", (call.bias_on_n = true, call.m = 2, call.n = 1));
+    ADD(RF_ERR_VALUE, "bias_on_n is given with m = 2", (call.bias_on_n = true, call.m = 2, call.n = 1));
 }

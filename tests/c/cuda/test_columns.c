@@ -124,19 +124,19 @@ static void columns_refusals(char **arguments) {
     static rf_buffer buffers[4033];
     REFUSED(RF_ERR_VALUE, "aligned to 16 bytes", program = NULL);
     REFUSED(RF_ERR_VALUE, "aligned to 16 bytes", program += 1);
-    REFUSED(RF_ERR_UNSUPPORTED, "pack them into fewer",
+    REFUSED(RF_ERR_UNSUPPORTED, "Pack them into fewer",
             (of->params.buffers = buffers, of->params.n_buffers = 4033, buffers[0] = of->buffer));
     for (int i = 0; i < 2017; i++)
         inputs[i] = (rf_column_input){
             .values = buffers, .width = COLUMNS, .sample_stride = COLUMNS, .value_stride = 1};
     REFUSED(RF_ERR_UNSUPPORTED, "2017 inputs, of which 2017 are dense",
             (of->params.inputs = inputs, of->params.n_inputs = 2017));
-    REFUSED(RF_ERR_UNSUPPORTED, "a GPU takes 32256 bytes of them", /* one of them has a buffer */
+    REFUSED(RF_ERR_UNSUPPORTED, "expected 32256 bytes of them", /* one of them has a buffer */
             (of->params.inputs = inputs, of->params.n_inputs = 2016));
     inputs[0].sample_stride = INT64_C(1) << 32; /* this makes all three units long */
     REFUSED(RF_ERR_UNSUPPORTED, "672 inputs, of which 0 are dense",
             (of->params.inputs = inputs, of->params.n_inputs = 672));
-    REFUSED(RF_ERR_UNSUPPORTED, "cut the batch",
+    REFUSED(RF_ERR_UNSUPPORTED, "Cut the batch",
             (of->params.batch = INT64_C(1) << 38, of->params.output_stride = 160));
     REFUSED(RF_ERR_VALUE, "output_dim is 5", of->params.output_dim = 5);
     REFUSED(RF_ERR_VALUE, "tasks beyond its words", of->program[14] = 1 << 20);

@@ -101,51 +101,52 @@ static void errors(char **arguments) {
     CHECK(rf__cuda_check_word(gpu, word, capturing_stream()) == RF_OK, "raised during a capture");
     expect_error(
         gpu, &word, RF_ERR_INDEX,
-        "recfuse.embedding_bag: indices[70] is 12, for bag 3; allowed is 0 to 9, less than the 10 rows");
+        "recfuse.embedding_bag: indices[70] is 12, for bag 3; expected 0 to 9, less than the 10 rows");
     record.feature = 4;
     CHECK(record_write(&word, record), "not recorded");
-    expect_error(gpu, &word, RF_ERR_INDEX, "indices[70] is 12, for feature 4, bag 3; allowed");
+    expect_error(gpu, &word, RF_ERR_INDEX, "indices[70] is 12, for feature 4, bag 3; expected");
     record.operator_number = RF_OPERATOR_embedding_columns, record.argument = RF_ARGUMENT_column_index;
     record.position = -1;
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_INDEX,
-                 "embedding_columns: the index of values is 12, of column 4 and sample 3; allowed is 0 to 9");
+                 "embedding_columns: the index of values is 12, of column 4 and sample 3; expected 0 to 9");
     record.operator_number = RF_OPERATOR_embedding_bag, record.argument = RF_ARGUMENT_indices;
     record.position = 70, record.limit = 0;
     CHECK(record_write(&word, record), "not recorded");
-    expect_error(gpu, &word, RF_ERR_INDEX, "its table has no rows, which allows no index");
+    expect_error(gpu, &word, RF_ERR_INDEX, "its table has no rows, so no index is valid");
     record.limit = 10, record.bag = -1, record.argument = RF_ARGUMENT_rows;
     CHECK(record_write(&word, record), "not recorded");
-    expect_error(gpu, &word, RF_ERR_INDEX, "rows[70] is 12; allowed is 0 to 9");
+    expect_error(gpu, &word, RF_ERR_INDEX, "rows[70] is 12; expected 0 to 9");
     record.operator_number = RF_OPERATOR_ikbo_linear_chain, record.argument = RF_ARGUMENT_maps,
     record.feature = 1;
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_INDEX,
-                 "recfuse.ikbo_linear_chain: maps[1][70] is 12; allowed is 0 to 9, less than the 10 items");
+                 "recfuse.ikbo_linear_chain: maps[1][70] is 12; expected 0 to 9, less than the 10 items");
     record.operator_number = RF_OPERATOR_ikbo_linear, record.argument = RF_ARGUMENT_cand_to_user;
     record.feature = -1, record.limit = 0;
     CHECK(record_write(&word, record), "not recorded");
-    expect_error(gpu, &word, RF_ERR_INDEX,
-                 "recfuse.ikbo_linear: cand_to_user[70] is 12; x_user has no items, which allows no index");
+    expect_error(
+        gpu, &word, RF_ERR_INDEX,
+        "recfuse.ikbo_linear: cand_to_user[70] is 12, but x_user has no items, so no index is valid");
     record.operator_number = RF_OPERATOR_ikbo_attention, record.argument = RF_ARGUMENT_attending_to;
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_INDEX,
-                 "recfuse.ikbo_attention: cand_to_user[70] is 12; k has no users, which allows no index");
+                 "recfuse.ikbo_attention: cand_to_user[70] is 12, but k has no users, so no index is valid");
     record.argument = RF_ARGUMENT_kv_lengths, record.lookups = 9;
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_VALUE,
-                 "kv_lengths[70] is 12; allowed is 0 to 9, the positions of a user of k (found on the GPU");
+                 "kv_lengths[70] is 12; expected 0 to 9, the positions of a user of k (found on the GPU");
     record.argument = RF_ARGUMENT_kv_offsets, record.position = 0, record.limit = 4;
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_VALUE,
-                 "kv_offsets[0] is 12; allowed is 4 to 9, the positions of k, from the offset before on (");
+                 "kv_offsets[0] is 12; expected 4 to 9, the positions of k, from the offset before on (");
     record = (rf_error_record){.argument = RF_ARGUMENT_offsets, .feature = -1, .value = 5, .lookups = 100};
     CHECK(record_write(&word, record), "not recorded");
-    expect_error(gpu, &word, RF_ERR_OFFSET, "offsets[0] is 5; the first bag must begin at 0");
+    expect_error(gpu, &word, RF_ERR_OFFSET, "offsets[0] is 5; expected 0, where the first bag begins");
     record.position = 2, record.bag = 2, record.limit = 7;
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_OFFSET,
-                 "offsets[2] is 5, for bag 2; allowed is 7 (where the bag before begins");
+                 "offsets[2] is 5, for bag 2; expected 7 (where the bag before begins");
     record.operator_number = 77; /* an invalid record still results in a message */
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_INTERNAL, "operator 77");
@@ -259,8 +260,8 @@ static void tensor_map(char **arguments) {
     REFUSED(RF_ERR_VALUE, "aligned to 16", params.data = data + 8);
     REFUSED(RF_ERR_VALUE, "aligned to 16", params.data = NULL);
     REFUSED(RF_ERR_TYPE, "dtype is 3", params.dtype = (rf_dtype)3);
-    REFUSED(RF_ERR_VALUE, "0 dimensions", params.dimensions = 0);
-    REFUSED(RF_ERR_VALUE, "6 dimensions", params.dimensions = 6);
+    REFUSED(RF_ERR_VALUE, "rank is 0", params.dimensions = 0);
+    REFUSED(RF_ERR_VALUE, "rank is 6", params.dimensions = 6);
     REFUSED(RF_ERR_VALUE, "dimension 1 has 0 elements", params.sizes[1] = 0);
     REFUSED(RF_ERR_VALUE, "dimension 4 has 4294967297 elements", params.sizes[4] = 4294967297);
     REFUSED(RF_ERR_VALUE, "box has 0 elements of dimension 2", params.box[2] = 0);

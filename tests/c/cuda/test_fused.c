@@ -140,15 +140,15 @@ static void fused_bad(char **arguments) {
     REFUSED(RF_ERR_VALUE, "bags", one.params.bags = -1);
     REFUSED(RF_ERR_VALUE, "prefetch_distance", one.params.prefetch_distance = -2);
     REFUSED(RF_ERR_UNSUPPORTED, "at most", one.params.bags = INT64_C(1) << 31);
-    REFUSED(RF_ERR_VALUE, "-1 features", one.params.n_features = -1);
-    REFUSED(RF_ERR_VALUE, "-1 weights", one.params.n_buffers = -1);
+    REFUSED(RF_ERR_VALUE, "n_features is -1", one.params.n_features = -1);
+    REFUSED(RF_ERR_VALUE, "n_buffers -1", one.params.n_buffers = -1);
     REFUSED(RF_ERR_VALUE, "output_dim is", one.params.n_features = 3);
     REFUSED(RF_ERR_VALUE, "features[0] is in weights[0]", one.params.n_buffers = 0);
     REFUSED(RF_ERR_VALUE, "weights[0] is NULL", one.buffers[0].data = NULL);
     REFUSED(RF_ERR_TYPE, "dtype", one.buffers[1].dtype = (rf_dtype)3);
-    REFUSED(RF_ERR_VALUE, "must lie in weights[0]", one.features[1].rows = 1 << 20);
-    REFUSED(RF_ERR_VALUE, "must lie in weights[0]", one.features[1].rows = INT64_MAX);
-    REFUSED(RF_ERR_VALUE, "must lie in weights[0]", one.features[1].weight_offset = -1);
+    REFUSED(RF_ERR_VALUE, "expected weights[0]", one.features[1].rows = 1 << 20);
+    REFUSED(RF_ERR_VALUE, "expected weights[0]", one.features[1].rows = INT64_MAX);
+    REFUSED(RF_ERR_VALUE, "expected weights[0]", one.features[1].weight_offset = -1);
     REFUSED(RF_ERR_UNSUPPORTED, "per-sample weights", one.params.sample_weights = one.params.output);
     REFUSED(RF_ERR_VALUE, "pooling", one.features[0].pooling = 3);
     REFUSED(RF_ERR_VALUE, "output_stride is 1", one.params.output_stride = 1);
@@ -158,7 +158,7 @@ static void fused_bad(char **arguments) {
     REFUSED(RF_ERR_VALUE, "warps is -7", one.plan.warps = -7);
     const rf_cuda_stream nowhere = {77, NULL};
     CHECK(rf_fused_embedding_bag_cuda(&good.params, &good.plan, NULL, 0, &nowhere) == RF_ERR_VALUE &&
-              strstr(rf_last_error(), "there is no GPU 77") != NULL,
+              strstr(rf_last_error(), "no GPU has the number 77") != NULL,
           "%s", rf_last_error());
     CHECK(rf_fused_embedding_bag_workspace(&good.params, &good.plan, &streams[0], &bytes) == RF_OK &&
               bytes > 0,

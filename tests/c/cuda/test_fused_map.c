@@ -231,13 +231,13 @@ void fused_map_bad(char **arguments) {
     REFUSED(RF_ERR_VALUE, "bags", one.params.bags = 0);
     REFUSED(RF_ERR_VALUE, "bags", one.params.bags = -1);
     REFUSED(RF_ERR_UNSUPPORTED, "at most", one.params.bags = INT64_C(1) << 31);
-    REFUSED(RF_ERR_VALUE, "product fits int64", one.params.bags = INT64_MAX / 2);
-    REFUSED(RF_ERR_VALUE, "-1 features", one.params.n_features = -1);
+    REFUSED(RF_ERR_VALUE, "product that fits int64", one.params.bags = INT64_MAX / 2);
+    REFUSED(RF_ERR_VALUE, "n_features is -1", one.params.n_features = -1);
     REFUSED(RF_ERR_TYPE, "offset", one.params.offset_type = (rf_int_type)7);
     REFUSED(RF_ERR_VALUE, "offsets", one.params.offsets = NULL);
-    REFUSED(RF_ERR_VALUE, "there are 2 weights", one.features[2].buffer = 2);
-    REFUSED(RF_ERR_VALUE, "must lie in weights[0]", one.features[2].rows = 1 << 20);
-    REFUSED(RF_ERR_VALUE, "begin at column", one.features[2].output_column++);
+    REFUSED(RF_ERR_VALUE, "one of 2 weights", one.features[2].buffer = 2);
+    REFUSED(RF_ERR_VALUE, "expected weights[0]", one.features[2].rows = 1 << 20);
+    REFUSED(RF_ERR_VALUE, "the end of the feature before", one.features[2].output_column++);
     REFUSED(RF_ERR_VALUE, "padding", one.features[2].padding_idx = 100000);
     REFUSED(RF_ERR_VALUE, "output_stride is", one.params.output_stride--);
     REFUSED(RF_ERR_TYPE, "dtype", one.params.output_dtype = (rf_dtype)9);

@@ -54,7 +54,7 @@ static void ikbo_add(char **arguments) {
     expect_grid("no rows", params, 0);
     params.m = INT32_MAX, params.count = INT64_C(1) << 24;
     CHECK(rf_ikbo_add_cuda(&params, &stream) == RF_ERR_UNSUPPORTED &&
-              strstr(rf_last_error(), "cut the batch"),
+              strstr(rf_last_error(), "Cut the batch"),
           "%s", rf_last_error());
     params.activation = (rf_activation)4;
     CHECK(rf_ikbo_add_cuda(&params, &stream) == RF_ERR_VALUE, "%s", rf_last_error());
@@ -124,11 +124,11 @@ static void ikbo_takes(char **arguments) {
     REFUSED(0, "is not aligned to 16 bytes", layer.levels[0].x = memory + 2);
     REFUSED(0, "multiple of 16 bytes apart", layer.levels[1].x_pitch[0] = 0);
     REFUSED(0, "multiple of 16 bytes apart", layer.levels[1].x_pitch[1] = 257);
-    REFUSED_AS(RF_ERR_VALUE, 0, "n_levels is 1; must be 2 to 4", layer.n_levels = 1);
-    REFUSED_AS(RF_ERR_VALUE, 0, "n_levels is 5; must be 2 to 4", layer.n_levels = 5);
+    REFUSED_AS(RF_ERR_VALUE, 0, "n_levels is 1; expected 2 to 4", layer.n_levels = 1);
+    REFUSED_AS(RF_ERR_VALUE, 0, "n_levels is 5; expected 2 to 4", layer.n_levels = 5);
     REFUSED_AS(RF_ERR_TYPE, 0, "dtype is 9", layer.dtype = (rf_dtype)9);
     REFUSED_AS(RF_ERR_VALUE, 0, "activation is -1", layer.activation = (rf_activation)-1);
-    REFUSED_AS(RF_ERR_VALUE, 0, "sizes are 0 or more", layer.m = -1);
+    REFUSED_AS(RF_ERR_VALUE, 0, "expected sizes of 0 or more", layer.m = -1);
     REFUSED_AS(RF_ERR_VALUE, 0, "level 1 has -1 items", layer.levels[1].count = -1);
     REFUSED_AS(RF_ERR_VALUE, 0, "weight of level 0 is NULL", layer.levels[0].weight = NULL);
     REFUSED_AS(RF_ERR_VALUE, 0, "x of level 1 is NULL", layer.levels[1].x = NULL);

@@ -279,7 +279,8 @@ static void notes(char **arguments) {
     RAISES(rf__cuda_check_word(gpus[0], words[0][0], NULL), RF_ERR_INDEX, "one");
     CHECK(rf__cuda_check_word(gpus[0], words[0][0], NULL) == RF_OK, "raised twice");
     note(words[0][0], RF_ERR_INDEX, "three");
-    RAISES(rf_cuda_check(0), RF_ERR_VALUE, "two; calls with other tables left 1 more: check again");
+    RAISES(rf_cuda_check(0), RF_ERR_VALUE,
+           "two. Check again, since calls with other tables left 1 more errors.");
     RAISES(rf_cuda_check(0), RF_ERR_INDEX, "three");
     CHECK(rf_cuda_check(0) == RF_OK, "%s", rf_last_error());
     RAISES(rf_cuda_check(1), RF_ERR_VALUE, "of the other device");

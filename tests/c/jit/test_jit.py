@@ -77,7 +77,7 @@ def test_an_error_holds_the_compilers_text(cuda_program: Program, tmp_path: Path
         assert words in error
     assert "sm_42" in (error := cuda_program.compile(tmp_path, "sm_42")["error"]) and "-arch" in error
     error = cuda_program.compile(tmp_path, source=("absent.cu", "rf_scale"))["error"]
-    assert str(cuda_program.kernels / "absent.cu") in error and "install recfuse again" in error
+    assert str(cuda_program.kernels / "absent.cu") in error and "Install recfuse again" in error
     assert "too many options" in cuda_program.compile(tmp_path, defines="-DA " * 70)["error"]
     assert entries(tmp_path) == []
 

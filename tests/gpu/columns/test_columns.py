@@ -139,7 +139,7 @@ def test_bad_indices_and_offsets_are_raised_later() -> None:
     given = arguments(problem, gpu.DEVICE)
     found = OPS.embedding_columns(*given)
     assert found[:, 0].tolist() == [1, 1, 0, 1, 1, 1]
-    with pytest.raises(IndexError, match=r"values\[2\] is 9, of column 0 and sample 2; allowed is 0 to 4"):
+    with pytest.raises(IndexError, match=r"values\[2\] is 9, of column 0 and sample 2; expected 0 to 4"):
         recfuse.check(gpu.DEVICE)
     given[4][0][3] = 77
     assert OPS.embedding_columns(*given)[:, 0].tolist()[4:] == [1, 1]

@@ -133,9 +133,9 @@ def test_a_bad_index_is_named_and_counts_as_no_row(value: int, position: int, le
 
 
 BAD_OFFSETS = {
-    "first": ([1, 2], r"offsets\[0\] is 1; the first bag must begin at 0"),
-    "decreasing": ([0, 3, 2], r"offsets\[2\] is 2, for bag 1; allowed is 3 .* to 4 \(the number of"),
-    "beyond": ([0, 5], r"offsets\[1\] is 5, for bag [01]; allowed is 0 .* to 4 "),
+    "first": ([1, 2], r"offsets\[0\] is 1; expected 0, where the first bag begins"),
+    "decreasing": ([0, 3, 2], r"offsets\[2\] is 2, for bag 1; expected 3 .* to 4 \(the number of"),
+    "beyond": ([0, 5], r"offsets\[1\] is 5, for bag [01]; expected 0 .* to 4 "),
     "huge": ([0, 2**40], r"offsets\[1\] is 1099511627776, for bag [01]; "),
 }
 
@@ -172,7 +172,7 @@ def test_two_dimensional_input_is_one_kernel(columns: int) -> None:
 def test_refused_schedules() -> None:
     problem = Problem(Case())
     for schedule, changes, text in (
-        ("bags=16", {}, "bags is 16, must be 1 to 8 for rows of 512 bytes"),
+        ("bags=16", {}, "bags is 16; expected 1 to 8 for rows of 512 bytes"),
         ("bags=4", {"mode": "max"}, "bags is 4, which is for sums and means without"),
         ("bags=4 parts=1", {}, "bags is 4, with which there is no station, distance, threads, parts or"),
     ):

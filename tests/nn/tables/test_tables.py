@@ -16,14 +16,14 @@ from support.tables.model import LOOKUPS, OFFSETS, Model, assert_equal, backward
 
 @pytest.mark.parametrize("method", ("append", "extend", "insert", "pop", "__delitem__", "__iadd__"))
 def test_a_list_is_not_changed(method):
-    with pytest.raises(TypeError, match=rf"{method} of packed tables is refused.*unswap"):
+    with pytest.raises(TypeError, match=rf"{method} of packed tables is not supported.*unswap"):
         getattr(Model(packed=True).emb_l, method)(1)
 
 
 def test_a_dictionary_is_not_changed():
     tables = FusedEmbeddingBagCollection([(5, 4), (6, 4)]).tables
     for method in ("pop", "clear", "update", "__delitem__"):
-        with pytest.raises(TypeError, match=r"refused.*unswap"):
+        with pytest.raises(TypeError, match=r"not supported.*unswap"):
             getattr(tables, method)("t0")
     assert list(tables) == ["t0", "t1"] and isinstance(tables, nn.ModuleDict)
 
@@ -41,7 +41,7 @@ def test_each_parameter_of_a_model_is_there_once():
 def test_packed_parameters_are_named_below_their_tables():
     model = nn.Sequential(FusedEmbeddingBagCollection([(5, 4), (6, 4)]))
     assert [name for name, _ in model.named_parameters()] == ["0.embedding_bags.packed_dim4"]
-    with pytest.raises(AttributeError, match=r"set embedding_bags\.packed_dim4"):
+    with pytest.raises(AttributeError, match=r"Set embedding_bags\.packed_dim4"):
         model[0].packed_dim4 = nn.Parameter(torch.zeros(14, 4))
 
 
@@ -289,7 +289,7 @@ def test_quantisers_are_refused_where_they_would_skip_a_module():
     for model in (bag, torchrec, Model(packed=True)):
         of_others = copy.deepcopy(model)
         torch.ao.quantization.propagate_qconfig_(of_others, {nn.Linear: qconfig})
-        with pytest.raises(ValueError, match=r"qconfig of .* must be None.*recfuse\.unswap"):
+        with pytest.raises(ValueError, match=r"qconfig of .* expected None.*recfuse\.unswap"):
             torch.ao.quantization.propagate_qconfig_(model, {"": qconfig})
     prepared = nn.Sequential(nn.EmbeddingBag(9, 4))
     prepared[0].qconfig = qconfig

@@ -228,7 +228,7 @@ def test_bad_contents_raise():
     with pytest.raises(IndexError, match=r" for feature 1"):
         swapped(wrong, indices, offsets, *rest)
     moved = [offsets[0], torch.clamp(offsets[1], min=1)]
-    with pytest.raises(RuntimeError, match="must begin with 0"):
+    with pytest.raises(RuntimeError, match="begin with another number; expected 0"):
         swapped(fixed, indices, moved, *rest)
 
 

@@ -159,7 +159,7 @@ def test_results_share_no_memory(function, way):
 @pytest.mark.parametrize(
     ("inner", "options", "message"),
     (
-        ("indcutor", {}, "inner is 'indcutor', must be a callable .* Did you mean 'inductor'"),
+        ("indcutor", {}, "inner is 'indcutor'; expected a callable .* Try 'inductor'"),
         ("inductor", {"mode": "fastest"}, "mode is 'fastest'"),
         ("inductor", {"options": {"no_such_option": 1}}, "no_such_option"),
     ),

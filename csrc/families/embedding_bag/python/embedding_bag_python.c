@@ -30,10 +30,10 @@ RF__PY_METHOD(
         return NULL;
     if (dtype < RF_FLOAT32 || dtype > RF_BFLOAT16 || index_type < RF_INT32 || index_type > RF_INT64 ||
         offset_type < RF_INT32 || offset_type > RF_INT64 || pooling < RF_SUM || pooling > RF_MAX)
-        return PyErr_Format(
-            PyExc_ValueError,
-            "embedding_bag_compile: unknown dtype %d, index type %d, offset type %d or pooling %d", dtype,
-            index_type, offset_type, pooling);
+        return PyErr_Format(PyExc_ValueError,
+                            "embedding_bag_compile: dtype is %d, index type %d, offset type %d and pooling "
+                            "%d; expected numbers of their enums",
+                            dtype, index_type, offset_type, pooling);
     const rf_embedding_bag_params params = {.dim = dim,
                                             .weight_stride = stride,
                                             .rows = rows >= 0 ? rows : lookups,
@@ -67,7 +67,7 @@ static bool batch_read(PyObject *object, rf_embedding_bag_params *batch) {
     long long lookups, bags;
     int index_type, offset_type, include_last_offset;
     RF__PY_REFUSE_IF(!PyTuple_Check(object), PyExc_TypeError,
-                     "embedding_bag_measure: a batch must be a tuple");
+                     "embedding_bag_measure: a batch has another type; expected a tuple");
     if (!PyArg_ParseTuple(object, "KLiKLipKK:embedding_bag_measure", &indices, &lookups, &index_type,
                           &offsets, &bags, &offset_type, &include_last_offset, &sample_weights, &output))
         return false;
@@ -146,7 +146,8 @@ RF__PY_METHOD(
         return NULL;
     if (pinned != Py_None) {
         if (!PyTuple_Check(pinned))
-            return PyErr_Format(PyExc_TypeError, "embedding_bag_measure: pinned must be a tuple or None");
+            return PyErr_Format(PyExc_TypeError,
+                                "embedding_bag_measure: pinned has another type; expected a tuple or None");
         if (!PyArg_ParseTuple(pinned, "KL|i:embedding_bag_measure", &pinned_rows, &n_pinned, &pinned_type))
             return NULL;
     }

@@ -61,13 +61,13 @@ static rf_status params_read(rf__call *call, rf_feature *feature, rf_fused_backw
         .features = feature, .n_features = 1, .rows = feature->rows, .dim = feature->dim};
     RF_CHECK(rf__call_device(call, GRAD));
     RF_FAIL_IF(dtype < RF_FLOAT32 || dtype > RF_BFLOAT16, RF_ERR_TYPE,
-               "dtype is %lld, must be 0 (float32), 1 (float16) or 2 (bfloat16)", (long long)dtype);
+               "dtype is %lld; expected 0 (float32), 1 (float16) or 2 (bfloat16)", (long long)dtype);
     params->dtype = (rf_dtype)dtype;
     RF_CHECK(rf__call_integers(call, INDICES, &params->indices, &params->lookups, &params->index_type));
     RF_CHECK(rf__call_integers(call, OFFSETS, &params->offsets, &params->bags, &params->offset_type));
     if (values[INCLUDE_LAST_OFFSET].boolean) {
         RF_FAIL_IF(params->bags == 0, RF_ERR_VALUE,
-                   "offsets is empty, must have at least one element with include_last_offset");
+                   "offsets is empty; expected at least one element with include_last_offset");
         params->bags--;
     } else {
         RF_CHECK(rf__call_offsets_complete(call, params->bags, params->lookups, &params->offsets,

@@ -44,7 +44,7 @@ static rf_status lookups_read(rf__call *call, rf_embedding_bag_params *params) {
     int64_t n_offsets = 0, columns = 0;
     if (!call->values[OFFSETS].given) {
         RF_FAIL_IF(params->include_last_offset, RF_ERR_VALUE,
-                   "include_last_offset is True without offsets, must be False");
+                   "include_last_offset is True without offsets; expected False");
         RF_CHECK(rf__call_integer_rows(call, INDICES, &params->indices, &params->bags, &columns,
                                        &params->index_type));
         params->lookups = params->bags * columns;
@@ -54,7 +54,7 @@ static rf_status lookups_read(rf__call *call, rf_embedding_bag_params *params) {
     RF_CHECK(rf__call_integers(call, INDICES, &params->indices, &params->lookups, &params->index_type));
     RF_CHECK(rf__call_integers(call, OFFSETS, &params->offsets, &n_offsets, &params->offset_type));
     RF_FAIL_IF(params->include_last_offset && n_offsets == 0, RF_ERR_VALUE,
-               "offsets is empty, must have at least one element with include_last_offset");
+               "offsets is empty; expected at least one element with include_last_offset");
     params->bags = n_offsets - params->include_last_offset;
     return RF_OK;
 }
@@ -124,7 +124,7 @@ static rf_status plain_run(rf__call *call) {
                                       .prefetch_distance = -1};
     rf__tensor weight;
     RF_FAIL_IF(values[POOLING].integer != RF_SUM && values[POOLING].integer != RF_MEAN, RF_ERR_VALUE,
-               "pooling is %lld, must be 0 (sum) or 1 (mean)", (long long)values[POOLING].integer);
+               "pooling is %lld; expected 0 (sum) or 1 (mean)", (long long)values[POOLING].integer);
     RF_CHECK(rf__call_device(call, WEIGHT));
     RF_CHECK(weight_read(call, &weight, &params));
     RF_CHECK(lookups_read(call, &params));

@@ -136,7 +136,7 @@ static rf_status prepare_started(started_call *of, int32_t threads) {
 
 rf_status rf_embedding_columns_start_cpu(const rf_embedding_columns_params *params, int32_t threads,
                                          rf_embedding_columns_done done, void *context) {
-    RF__REFUSE_IF(threads < 1, RF_ERR_VALUE, "threads is %d, must be >= 1", (int)threads);
+    RF__REFUSE_IF(threads < 1, RF_ERR_VALUE, "threads is %d; expected >= 1", (int)threads);
     started_call *of = malloc(sizeof *of);
     RF__REFUSE_IF(of == NULL, RF_ERR_MEMORY, "%s", "no memory for a call");
     of->params = *params;

@@ -33,21 +33,20 @@ static rf_status report(const rf__columns_call *call) {
     RF__REFUSE_IF(bad->kind == RF__COLUMN_NO_MEMORY, RF_ERR_MEMORY,
                   "column " RF__I64 ": no memory for a row of " RF__I64 " elements", bad->column, bad->value);
     RF__REFUSE_IF(bad->kind == RF__COLUMN_BAD_INDEX && bad->limit == 0, RF_ERR_INDEX,
-                  "column " RF__I64 ": index " RF__I64 ", of value " RF__I64 " of sample " RF__I64
-                  "; its table has no rows, which allows no index",
+                  "column " RF__I64 ": the index is " RF__I64 ", of value " RF__I64 " of sample " RF__I64
+                  ", but its table has no rows, so no index is valid",
                   bad->column, bad->value, bad->position, bad->sample);
     RF__REFUSE_IF(bad->kind == RF__COLUMN_BAD_INDEX, RF_ERR_INDEX,
-                  "column " RF__I64 ": index " RF__I64 ", of value " RF__I64 " of sample " RF__I64
-                  "; allowed is 0 to " RF__I64 ", less than the " RF__I64 " rows of its table",
+                  "column " RF__I64 ": the index is " RF__I64 ", of value " RF__I64 " of sample " RF__I64
+                  "; expected 0 to " RF__I64 ", less than the " RF__I64 " rows of its table",
                   bad->column, bad->value, bad->position, bad->sample, bad->limit - 1, bad->limit);
     RF__REFUSE_IF(bad->limit < 0, RF_ERR_OFFSET,
                   "column " RF__I64 ": offsets[0] of input " RF__I64 " is " RF__I64
-                  "; the first bag must begin at 0",
+                  "; expected 0, where the first bag begins",
                   bad->column, bad->input, bad->value);
     return rf__fail(RF_ERR_OFFSET,
                     "recfuse.%s: column " RF__I64 ": offsets[" RF__I64 "] of input " RF__I64 " is " RF__I64
-                    "; allowed is " RF__I64
-                    " (where the bag before begins; offsets must not decrease) to " RF__I64
+                    "; expected " RF__I64 " (where the bag before begins) to " RF__I64
                     " (the number of its values)",
                     operator_name, bad->column, bad->position, bad->input, bad->value, bad->limit,
                     call->params->inputs[bad->input].lookups);

@@ -100,9 +100,10 @@ rf_status rf_hash_strings_cpu(const void *bytes, int64_t n_bytes, const void *of
                               const rf_executor *executor) {
     static const char operator_name[] = "hash_strings";
     RF__REFUSE_IF(count < 0 || n_bytes < 0, RF_ERR_VALUE,
-                  RF__I64 " strings of " RF__I64 " bytes; both are 0 or more", count, n_bytes);
+                  RF__I64 " strings of " RF__I64 " bytes are given; expected 0 or more of both", count,
+                  n_bytes);
     RF__REFUSE_IF(offset_type != RF_INT32 && offset_type != RF_INT64, RF_ERR_TYPE,
-                  "offset_type is %d, allowed are int32 and int64", (int)offset_type);
+                  "offset_type is %d; expected int32 or int64", (int)offset_type);
     if (count == 0) return RF_OK;
     RF__REFUSE_IF(offsets == NULL || hashes == NULL || (bytes == NULL && n_bytes > 0), RF_ERR_VALUE,
                   "%s is NULL with " RF__I64 " strings of " RF__I64 " bytes",
@@ -116,7 +117,7 @@ rf_status rf_hash_strings_cpu(const void *bytes, int64_t n_bytes, const void *of
     RF_CHECK(rf__tasks_run(operator_name, (count - 1) / BLOCK + 1, workers, hash_block, &call, executor));
     RF__REFUSE_IF(call.bad < count, RF_ERR_VALUE,
                   "string " RF__I64 " lies from offset " RF__I64 " to " RF__I64
-                  "; offsets rise, or stay, from 0 or more to at most the " RF__I64 " bytes",
+                  "; expected offsets that never decrease, from 0 or more to at most the " RF__I64 " bytes",
                   call.bad, offset_at(&call, call.bad), offset_at(&call, call.bad + 1), n_bytes);
     return RF_OK;
 }

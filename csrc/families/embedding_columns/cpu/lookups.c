@@ -83,8 +83,8 @@ static rf_status run(lookups_call *of, const rf_executor *executor) {
     for (int64_t bag = 0; bag < bags; bag++) offsets[bag + 1] += offsets[bag];
     if (of->lookups->indices == NULL || of->call->has_offence) return RF_OK;
     RF__REFUSE_IF(offsets[bags] > of->lookups->capacity, RF_ERR_VALUE,
-                  "capacity is " RF__I64 "; the samples have " RF__I64 " lookups", of->lookups->capacity,
-                  offsets[bags]);
+                  "capacity is " RF__I64 "; expected the " RF__I64 " lookups of the samples or more",
+                  of->lookups->capacity, offsets[bags]);
     of->counts = false;
     return rf__tasks_run(operator_name, n_columns * of->n_pieces, workers, look_up, of, executor);
 }
@@ -94,14 +94,15 @@ rf_status rf_embedding_columns_lookups_cpu(const rf_embedding_columns_params *pa
                                            const rf_executor *executor) {
     rf__columns_call call;
     RF__REFUSE_IF(lookups->offsets == NULL, RF_ERR_VALUE, "%s",
-                  "offsets is NULL; it must point to its elements");
+                  "offsets is NULL; expected a pointer to its elements");
     RF_CHECK(rf__columns_begin(params, false, &call));
     lookups_call of = {.call = &call, .lookups = lookups};
     return rf__columns_end(&call, run(&of, executor));
 }
 
 static rf_status too_many(void) {
-    return rf__fail(RF_ERR_VALUE, "recfuse.%s: the lookups of all samples must fit in int64", operator_name);
+    return rf__fail(RF_ERR_VALUE, "recfuse.%s: the lookups of all samples do not fit in int64",
+                    operator_name);
 }
 
 /* Adds the lookups of a dense column to *capacity, and those of a jagged column to the uses of its

@@ -42,12 +42,13 @@ static rf_status check_boundaries(const rf_columns *from, int64_t at) {
     const rf_column_step *step = &from->steps[at];
     REFUSE_STEP_IF(step->a < 0 || step->b < 0 || step->b > INT32_MAX || step->a > from->n_boundaries ||
                        step->b > from->n_boundaries - step->a,
-                   RF__I64 " boundaries from " RF__I64 " on; there are " RF__I64, step->b, step->a,
-                   from->n_boundaries);
+                   "it has " RF__I64 " boundaries from " RF__I64 " on; expected a part of the " RF__I64
+                   " that exist",
+                   step->b, step->a, from->n_boundaries);
     const float *boundaries = from->boundaries + step->a;
     for (int64_t i = 0; i < step->b; i++)
         REFUSE_STEP_IF(isnan(boundaries[i]) || (i > 0 && boundaries[i] < boundaries[i - 1]),
-                       "boundary " RF__I64 " is %g; boundaries must rise, and none may be a NaN", i,
+                       "boundary " RF__I64 " is %g; expected boundaries that rise, and no NaN", i,
                        (double)boundaries[i]);
     return RF_OK;
 }
@@ -142,8 +143,9 @@ static rf_status check_words(const rf_columns *from, int64_t at) {
     const rf_column_step *step = &from->steps[at];
     REFUSE_STEP_IF(step->a < 0 || step->b < 0 || step->b > INT32_MAX / 2 || step->a > from->n_vocabulary ||
                        step->b > from->n_vocabulary - step->a,
-                   RF__I64 " words from " RF__I64 " on; there are " RF__I64, step->b, step->a,
-                   from->n_vocabulary);
+                   "it has " RF__I64 " words from " RF__I64 " on; expected a part of the " RF__I64
+                   " that exist",
+                   step->b, step->a, from->n_vocabulary);
     return RF_OK;
 }
 
@@ -153,11 +155,11 @@ static rf_status write_step(const rf_columns *from, const int64_t *owners, int64
     rf_columns_step *to = &steps[at];
     *to = (rf_columns_step){.operation = (int32_t)step->operation, .a = step->a, .b = step->b};
     REFUSE_STEP_IF(step->operation < 0 || step->operation > RF_COLUMN_VOCABULARY,
-                   "operation is " RF__I64 "; allowed is 0 (affine) to %d (vocabulary)", step->operation,
+                   "operation is " RF__I64 "; expected 0 (affine) to %d (vocabulary)", step->operation,
                    (int)RF_COLUMN_VOCABULARY);
     if (step->operation == RF_COLUMN_HASH) {
         REFUSE_STEP_IF(step->a < 1 || step->a > INT32_MAX,
-                       "it hashes to " RF__I64 " buckets; allowed is 1 to 2^31 - 1", step->a);
+                       "it hashes to " RF__I64 " buckets; expected 1 to 2^31 - 1", step->a);
         to->count = (int32_t)step->a;
     } else if (step->operation == RF_COLUMN_BUCKETIZE || step->operation == RF_COLUMN_BUCKETIZE_RIGHT) {
         to->count = (int32_t)step->b;
@@ -247,9 +249,10 @@ static rf_status check_arrays(const rf_columns *from) {
                   {"vocabulary", from->vocabulary, from->n_vocabulary}};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         RF__REFUSE_IF(arrays[i].count < 0 || arrays[i].count > INT32_MAX / 2, RF_ERR_VALUE,
-                      RF__I64 " %s; allowed is 0 to 2^30 - 1", arrays[i].count, arrays[i].name);
+                      "the number of %s is " RF__I64 "; expected 0 to 2^30 - 1", arrays[i].name,
+                      arrays[i].count);
         RF__REFUSE_IF(arrays[i].count > 0 && arrays[i].data == NULL, RF_ERR_VALUE,
-                      "%s is NULL; it must point to its elements", arrays[i].name);
+                      "%s is NULL; expected a pointer to its elements", arrays[i].name);
     }
     return RF_OK;
 }
@@ -266,7 +269,7 @@ static rf_status check_contents(const rf_columns *from, const int64_t *owners, i
         if (owners[at] == at) *words += 2 * step->b;
     }
     RF__REFUSE_IF(*words > INT32_MAX, RF_ERR_VALUE,
-                  RF__I64 " words in vocabularies; allowed is up to 2^30 - 1", *words / 2);
+                  "vocabularies have " RF__I64 " words; expected up to 2^30 - 1", *words / 2);
     return RF_OK;
 }
 

@@ -39,14 +39,14 @@ RF__PY_METHOD(embedding_columns_pack,
     group_of = rf__py_array(groups, NPY_INT32, 1, function, "groups");
     if (group_of == NULL) return NULL;
     RF__PY_REFUSE_IF(PyArray_DIM(group_of, 0) != packing.inputs->count || packing.n_groups < 0,
-                     PyExc_ValueError, "%s: groups are of %lld inputs, must be of %lld", function,
+                     PyExc_ValueError, "%s: groups are of %lld inputs; expected of %lld", function,
                      (long long)PyArray_DIM(group_of, 0), (long long)packing.inputs->count);
     packing.group_of = PyArray_DATA(group_of);
     RF__PY_UNLOCKED(status = rf__columns_pack_plan(&packing));
     if (status != RF_OK) goto out;
     RF__PY_REFUSE_IF(memory != 0 && packing.bytes > capacity, PyExc_ValueError,
-                     "%s: the batch needs %lld bytes, there are %lld", function, (long long)packing.bytes,
-                     capacity);
+                     "%s: the batch needs %lld bytes; expected the %lld of the buffer at most", function,
+                     (long long)packing.bytes, capacity);
     if (memory != 0) RF__PY_UNLOCKED(rf__columns_pack(&packing, rf__py_pointer(memory)));
     parts = parts_of(&packing);
     if (parts != NULL) result = Py_BuildValue("LN", (long long)packing.bytes, parts);

@@ -8,7 +8,7 @@ static PyArrayObject *fields_read(PyObject *object, npy_intp fields, const char 
                                   const char *argument) {
     PyArrayObject *array = rf__py_array(object, NPY_INT64, 2, function, argument);
     if (array == NULL || PyArray_DIM(array, 1) == fields) return array;
-    PyErr_Format(PyExc_ValueError, "%s: %s has %zd columns, needed are %zd", function, argument,
+    PyErr_Format(PyExc_ValueError, "%s: %s has %zd columns; expected %zd", function, argument,
                  (Py_ssize_t)PyArray_DIM(array, 1), (Py_ssize_t)fields);
     Py_DECREF(array);
     return NULL;

@@ -35,11 +35,11 @@ RF__PY_METHOD(hash_padded_strings, "hash_padded_strings(strings: S or U [count],
     rf_status status = RF_OK;
     if (!PyArg_ParseTuple(arguments, "OKL:hash_padded_strings", &object, &seed, &threads)) return NULL;
     PyArrayObject *array = (PyArrayObject *)object;
-    RF__PY_REFUSE_IF(
-        !PyArray_Check(object) || !PyArray_ISCARRAY_RO(array) || PyArray_NDIM(array) != 1 ||
-            (PyArray_TYPE(array) != NPY_STRING && PyArray_TYPE(array) != NPY_UNICODE),
-        PyExc_TypeError,
-        "hash_strings: needed is a contiguous array [count] of S or U in this machine's byte order");
+    RF__PY_REFUSE_IF(!PyArray_Check(object) || !PyArray_ISCARRAY_RO(array) || PyArray_NDIM(array) != 1 ||
+                         (PyArray_TYPE(array) != NPY_STRING && PyArray_TYPE(array) != NPY_UNICODE),
+                     PyExc_TypeError,
+                     "hash_strings: the array has another form; expected a contiguous array [count] of S or "
+                     "U in this machine's byte order");
     const npy_intp count = PyArray_DIM(array, 0);
     const bool code_points = PyArray_TYPE(array) == NPY_UNICODE;
     const rf__padded_strings strings = {PyArray_DATA(array), count,
@@ -92,7 +92,7 @@ static bool object_add(text *all, PyObject *object, Py_ssize_t at) {
         if (bytes == NULL) goto out;
     } else {
         RF__PY_REFUSE_IF(!PyBytes_Check(object), PyExc_TypeError,
-                         "hash_strings: strings[%zd] is of %S, allowed are str, bytes and None", at,
+                         "hash_strings: strings[%zd] is of %S; expected a str, bytes or None", at,
                          (PyObject *)Py_TYPE(object));
         bytes = PyBytes_AsString(object);
         n_bytes = PyBytes_Size(object);

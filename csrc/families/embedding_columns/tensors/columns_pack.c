@@ -36,7 +36,7 @@ static rf_status group_add(const rf__columns_packing *packing, int64_t number) {
     if (group->inputs++ == 0)
         *group = (rf__columns_group){.type = input->type, .is_jagged = is_jagged, .inputs = 1, .bags = bags};
     RF_FAIL_IF(group->type != input->type || group->is_jagged != is_jagged || group->bags != bags,
-               RF_ERR_VALUE, "inputs of group %d differ, must have one form", (int)at);
+               RF_ERR_VALUE, "inputs of group %d differ; expected one form", (int)at);
     group->values += is_jagged ? used_values(packing->inputs, input) : input->width;
     group->has_weights |= input->weights != NULL;
     group->is_wide |= is_jagged && input->offset_type == RF_INT64;
@@ -72,7 +72,7 @@ static void group_lay_out(rf__columns_packing *packing, rf__columns_group *group
 rf_status rf__columns_pack_plan(rf__columns_packing *packing) {
     const size_t n = (size_t)packing->n_groups;
     bool any_weights = false;
-    RF_FAIL_IF(packing->inputs->on_gpu, RF_ERR_VALUE, "inputs are on a GPU, must be on the CPU");
+    RF_FAIL_IF(packing->inputs->on_gpu, RF_ERR_VALUE, "inputs are on a GPU; expected on the CPU");
     packing->groups = calloc(n + 1, sizeof *packing->groups);
     packing->parts = calloc(RF__COLUMNS_LISTS * n + 1, sizeof *packing->parts);
     RF_FAIL_IF(packing->groups == NULL || packing->parts == NULL, RF_ERR_MEMORY, "no memory for %zu groups",

@@ -31,13 +31,12 @@ static rf_status lists_read(const rf__call *call, const rf__columns_arguments *a
     RF_CHECK(list_of(call, at->values, &lists->values, &lists->n_values));
     RF_CHECK(list_of(call, at->offsets, &lists->offsets, &lists->n_offsets));
     RF_CHECK(list_of(call, at->value_weights, &lists->value_weights, &lists->n_value_weights));
-    RF_FAIL_IF(
-        lists->n_offsets != lists->n_values ||
-            (lists->n_value_weights != 0 && lists->n_value_weights != lists->n_values),
-        RF_ERR_VALUE,
-        "values has %zu tensors, offsets %zu and value_weights %zu; there must be offsets for each, and "
-        "weights for each or none",
-        lists->n_values, lists->n_offsets, lists->n_value_weights);
+    RF_FAIL_IF(lists->n_offsets != lists->n_values ||
+                   (lists->n_value_weights != 0 && lists->n_value_weights != lists->n_values),
+               RF_ERR_VALUE,
+               "values has %zu tensors, offsets %zu and value_weights %zu; expected offsets for each, and "
+               "weights for each or no weights",
+               lists->n_values, lists->n_offsets, lists->n_value_weights);
     return RF_OK;
 }
 
@@ -73,11 +72,10 @@ static rf_status host_tensor_copy(rf__call *call, AtenTensorHandle *handle) {
     RF_CHECK(rf__call_stream(call, &stream));
     RF_CHECK(rf__cuda_device_get(stream.device, &device));
     RF_CHECK(rf__cuda_store_of(device, stream.stream, NULL, &store));
-    RF_FAIL_IF(
-        store.resident, RF_ERR_UNSUPPORTED,
-        "%s is on the CPU, other arguments are on a GPU whose work is captured, and a CUDA graph would "
-        "copy what it holds now; move it to the GPU",
-        tensor.argument);
+    RF_FAIL_IF(store.resident, RF_ERR_UNSUPPORTED,
+               "%s is on the CPU, other arguments are on a GPU whose work is captured, and a CUDA graph "
+               "would copy its present contents. Move it to the GPU.",
+               tensor.argument);
     RF_CHECK(rf__call_temporary(call, tensor.dim, tensor.sizes, tensor.dtype, handle, &data));
     return rf__cuda_copy(&store, tensor.data, (size_t)bytes, (uintptr_t)data);
 }
@@ -107,8 +105,8 @@ static rf_status host_weight_find(const rf__call *call, const rf__tensor *tensor
     RF_CHECK(rf__cuda_device_get(call->device.index, &device));
     const rf__cu_pointer found = rf__cuda_host_pointer(device, tensor->data);
     RF_FAIL_IF(found == 0 && tensor->data != NULL, RF_ERR_VALUE,
-               "%s is on the CPU, other arguments are on a GPU, which reads page-locked memory alone; pass "
-               "%s.pin_memory(), or move all tensors to one device",
+               "%s is on the CPU, other arguments are on a GPU, which reads page-locked memory alone. Pass "
+               "%s.pin_memory(), or move all tensors to one device.",
                tensor->argument, tensor->argument);
     *data = (const void *)(uintptr_t)found;
     return RF_OK;
@@ -157,12 +155,12 @@ static rf_status inputs_take(rf__call *call, int argument, int64_t batch) {
     const rf__columns_inputs *inputs =
         inputs_set(call, rf__columns_inputs_take(call->values[argument].integer));
     RF_FAIL_IF(inputs == NULL, RF_ERR_VALUE,
-               "inputs is %lld, which is no batch that is being read; call recfuse.nn.EmbeddingColumns",
+               "inputs is %lld, which is no batch that is being read. Call recfuse.nn.EmbeddingColumns.",
                (long long)call->values[argument].integer);
     const bool on_gpu = !rf__device_is_cpu(call->device);
     RF_FAIL_IF(inputs->batch != batch || (inputs->on_gpu != 0) != on_gpu ||
                    (on_gpu && inputs->device != call->device.index),
-               RF_ERR_VALUE, "inputs is a batch of %lld samples on %s %d, must be of %lld where weights are",
+               RF_ERR_VALUE, "inputs is a batch of %lld samples on %s %d; expected of %lld where weights are",
                (long long)inputs->batch, inputs->on_gpu ? "GPU" : "the CPU, device", (int)inputs->device,
                (long long)batch);
     return RF_OK;
@@ -209,7 +207,7 @@ rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
                            rf_embedding_columns_params *params) {
     tensor_lists lists = {0};
     const int64_t batch = params->batch = call->values[at->batch].integer;
-    RF_FAIL_IF(batch < 0, RF_ERR_VALUE, "batch is %lld, must be >= 0", (long long)batch);
+    RF_FAIL_IF(batch < 0, RF_ERR_VALUE, "batch is %lld; expected >= 0", (long long)batch);
     RF_CHECK(lists_read(call, at, &lists));
     RF_CHECK(device_find(call, &lists));
     RF_CHECK(program_read(call, at->program, params));
@@ -225,7 +223,7 @@ rf_status rf__columns_read_with_output(rf__call *call, const rf__columns_argumen
                                        rf_embedding_columns_params *params) {
     params->output_dim = params->output_stride = call->values[output_dim].integer;
     RF_CHECK(rf__columns_read(call, at, params));
-    RF_FAIL_IF(params->output_dim < 0, RF_ERR_VALUE, "output_dim is %lld, must be >= 0",
+    RF_FAIL_IF(params->output_dim < 0, RF_ERR_VALUE, "output_dim is %lld; expected >= 0",
                (long long)params->output_dim);
     const int64_t sizes[2] = {params->batch, params->output_dim};
     return rf__call_output(call, 0, 2, sizes, rf__torch_dtype(params->output_dtype), &params->output);

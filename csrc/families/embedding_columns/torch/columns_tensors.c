@@ -21,13 +21,13 @@ static rf_status type_read(const rf__tensor *tensor, rf_column_type *type) {
     const int32_t codes[] = {aoti_torch_dtype_float32(), aoti_torch_dtype_int32(), aoti_torch_dtype_int64()};
     for (*type = RF_COLUMN_FLOAT32; *type <= RF_COLUMN_INT64; ++*type)
         if (tensor->dtype == codes[*type]) return RF_OK;
-    return rf__fail(RF_ERR_TYPE, "%s is %s, must be float32, int32 or int64", tensor->argument,
+    return rf__fail(RF_ERR_TYPE, "%s is %s; expected float32, int32 or int64", tensor->argument,
                     rf__torch_dtype_name(tensor->dtype));
 }
 
 rf_status rf__columns_contiguous_check(const rf__tensor *tensor) {
     RF_FAIL_IF(!rf__tensor_is_contiguous(tensor), RF_ERR_VALUE,
-               "%s has stride %lld, must be contiguous: pass tensor.contiguous()", tensor->argument,
+               "%s has stride %lld; expected contiguous. Pass tensor.contiguous().", tensor->argument,
                (long long)tensor->strides[0]);
     return RF_OK;
 }
@@ -54,13 +54,13 @@ static rf_status offsets_read(rf__columns_inputs *inputs, AtenTensorHandle handl
     RF_CHECK(tensor_read(inputs, "offsets", handle, 1, &tensor));
     input->offset_type = tensor.dtype == aoti_torch_dtype_int64() ? RF_INT64 : RF_INT32;
     RF_FAIL_IF(input->offset_type == RF_INT32 && tensor.dtype != aoti_torch_dtype_int32(), RF_ERR_TYPE,
-               "%s is %s, must be int32 or int64", tensor.argument, rf__torch_dtype_name(tensor.dtype));
+               "%s is %s; expected int32 or int64", tensor.argument, rf__torch_dtype_name(tensor.dtype));
     RF_CHECK(rf__columns_contiguous_check(&tensor));
     const int64_t bags = tensor.sizes[0] - 1;
     if (inputs->batch < 0 && bags >= 0) inputs->batch = bags;
     const int64_t batch = inputs->batch;
     RF_FAIL_IF(bags < 0 || (batch > 0 ? bags % batch != 0 : bags != 0), RF_ERR_VALUE,
-               "%s has %lld elements, must have features * batch + 1 with a batch of %lld", tensor.argument,
+               "%s has %lld elements; expected features * batch + 1 with a batch of %lld", tensor.argument,
                (long long)bags + 1, (long long)batch);
     input->offsets = tensor.data;
     input->features = batch > 0 ? bags / batch : INT32_MAX; /* without samples: as many as columns read */
@@ -81,7 +81,8 @@ rf_status rf__columns_jagged_read(rf__columns_inputs *inputs, int64_t at, void *
     RF_CHECK(tensor_read(inputs, "value_weights", weights, 1, &tensor));
     if (tensor.sizes[0] == 0) return RF_OK;
     if (tensor.dtype != aoti_torch_dtype_float32() || tensor.sizes[0] != input->lookups)
-        return rf__tensor_refuse(&tensor, RF_ERR_VALUE, "float32 [%lld], one for each value, or empty",
+        return rf__tensor_refuse(&tensor, RF_ERR_VALUE,
+                                 "float32 [%lld], a weight for each value, or an empty tensor",
                                  (long long)input->lookups);
     RF_CHECK(rf__columns_contiguous_check(&tensor));
     input->weights = tensor.data;

@@ -12,8 +12,8 @@ enum { PROGRAM, DENSE, VALUES, OFFSETS, VALUE_WEIGHTS, BATCH, PROGRAM_ON_DEVICE,
 static rf_status bags_of(const rf__columns *program, int64_t batch, int64_t *bags, int64_t *n_offsets) {
     RF_FAIL_IF(__builtin_mul_overflow(program->header->n_tables, batch, bags) ||
                    __builtin_add_overflow(*bags, 1, n_offsets),
-               RF_ERR_VALUE, "batch is %lld for %lld tables; their product must fit int64", (long long)batch,
-               (long long)program->header->n_tables);
+               RF_ERR_VALUE, "batch is %lld for %lld tables; expected a product that fits int64",
+               (long long)batch, (long long)program->header->n_tables);
     return RF_OK;
 }
 

@@ -89,7 +89,7 @@ static void lookup_done(void *context, rf_status status, const char *message) {
         memset(of->staging->memory, 0, pooled_bytes(&of->host.params));
         of->note->status = status;
         snprintf(of->note->text, sizeof of->note->text,
-                 "%s, " OF_HOST " (found by CPU threads for an earlier call, whose output is wrong)",
+                 "%s (" OF_HOST ", found by CPU threads for an earlier call, whose output is wrong)",
                  message);
         rf__cuda_note_leave(of->word, of->note);
         of->note = NULL;
@@ -150,7 +150,7 @@ static rf_status lookup_new(rf__call *call, host_columns *host, lookup **made) {
 
 /* Marks an error as that of the host columns. */
 static rf_status of_host(rf_status status) {
-    return status == RF_OK ? RF_OK : rf__fail(status, "%s, " OF_HOST, rf_last_error());
+    return status == RF_OK ? RF_OK : rf__fail(status, "%s (" OF_HOST ")", rf_last_error());
 }
 
 /* As many as torch's threads without the caller's. */
@@ -249,7 +249,7 @@ static rf_status host_read(rf__call *call, host_columns *host) {
     call->scratch = NULL;
     RF_CHECK(of_host(status));
     RF_FAIL_IF(!rf__device_is_cpu(call->device), RF_ERR_VALUE,
-               "inputs of columns whose tables are on the host are on a GPU, must be on the CPU");
+               "inputs of columns whose tables are on the host are on a GPU; expected on the CPU");
     RF_CHECK(of_host(rf__columns_open(params->program, params->program_words, &program)));
     params->output_dim = params->output_stride = program.header->output_dim;
     params->output_dtype = RF_FLOAT32;

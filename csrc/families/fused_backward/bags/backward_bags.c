@@ -129,7 +129,7 @@ static rf_status lower(const rf__gpu *gpu, const bags_description *description, 
         parts = parts < 1 ? 1 : parts > MOST_PARTS ? MOST_PARTS : parts;
     }
     RF__REFUSE_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
-                  RF__I64 " bags of " RF__I64 " features; that is more than a launch takes; split the batch",
+                  RF__I64 " bags of " RF__I64 " features are more than a launch takes. Split the batch.",
                   params->bags, params->n_features);
     const bags_variant variant = {(int32_t)params->index_type, (int32_t)params->offset_type,
                                   (int32_t)problem->grad_dtype};
@@ -201,7 +201,7 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cuda(const rf_fused_emb
     RF_CHECK(rf__check_fused_features(&checked));
     RF_CHECK(rf__check_dtype(operator_name, "grad_dtype", grad_dtype));
     RF__REFUSE_IF(output == NULL || (grad == NULL && params->bags * params->output_dim > 0), RF_ERR_VALUE,
-                  "%s is NULL; it must point to its elements", output == NULL ? "output" : "grad");
+                  "%s is NULL; expected a pointer to its elements", output == NULL ? "output" : "grad");
     const bags_problem problem = {
         .params = params, .kernel = SAMPLE_WEIGHTS, .grad_dtype = grad_dtype, .grad = grad, .output = output};
     return run(operator_name, &problem, allocator, stream);

@@ -99,7 +99,8 @@ rf_status rf_fused_embedding_bag_backward_cpu(const rf_fused_backward_params *pa
     RF_TRY(rf__check_fused_backward(name, params));
     if (params->rows == 0 || params->dim == 0) goto out;
     if (output == NULL) {
-        status = rf__fail(RF_ERR_VALUE, "recfuse.%s: output is NULL; it must point to its elements", name);
+        status =
+            rf__fail(RF_ERR_VALUE, "recfuse.%s: output is NULL; expected a pointer to its elements", name);
         goto out;
     }
     const int64_t row_bytes = rf__elements_bytes(params->dtype, params->dim);

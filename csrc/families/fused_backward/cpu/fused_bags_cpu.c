@@ -105,7 +105,7 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cpu(const rf_fused_embe
     RF_TRY(rf__check_fused_features(&checked));
     RF_TRY(rf__check_dtype(name, "grad_dtype", grad_dtype));
     RF_FAIL_IF(output == NULL || (grad == NULL && params->bags * params->output_dim > 0), RF_ERR_VALUE,
-               "recfuse.%s: %s is NULL; it must point to its elements", name,
+               "recfuse.%s: %s is NULL; expected a pointer to its elements", name,
                output == NULL ? "output" : "grad");
     memset(output, 0, (size_t)params->lookups * sizeof *output);
     RF_TRY(run(name, &call, multiply_rows, executor));

@@ -131,7 +131,7 @@ rf_status rf__transpose_run(rf__transpose *transpose, const rf_fused_backward_pa
     rf_status status = RF_OK;
     int64_t lookups = 0;
     RF_FAIL_IF(params->rows > (int64_t)1 << MOST_ROW_BITS, RF_ERR_UNSUPPORTED,
-               "recfuse.%s: the weight has %lld rows; gradients are of at most 2^%d", operator_name,
+               "recfuse.%s: the weight has %lld rows; expected at most 2^%d", operator_name,
                (long long)params->rows, (int)MOST_ROW_BITS);
     transpose->params = params;
     transpose->features = malloc(sizeof(int64_t) * (size_t)between(params->n_features, 1, INT64_MAX));

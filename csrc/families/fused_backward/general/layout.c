@@ -34,12 +34,12 @@ static int32_t ceil_div(int64_t count, int64_t by) { return (int32_t)((count + b
 
 static rf_status check_limits(const char *operator_name, const rf_fused_backward_params *call) {
     const int64_t slots = call->n_features * call->bags;
-    RF__REFUSE_IF(call->lookups > MOST_ENTRIES || slots > UINT32_MAX ||
-                      call->n_features > RF_BACKWARD_MOST_FEATURES,
-                  RF_ERR_UNSUPPORTED,
-                  RF__I64 " lookups in " RF__I64 " bags of " RF__I64
-                          " features; on a GPU at most 2^31, 2^32 and 2^24; split the batch",
-                  call->lookups, slots, call->n_features);
+    RF__REFUSE_IF(
+        call->lookups > MOST_ENTRIES || slots > UINT32_MAX || call->n_features > RF_BACKWARD_MOST_FEATURES,
+        RF_ERR_UNSUPPORTED,
+        RF__I64 " lookups in " RF__I64 " bags of " RF__I64
+                " features are given; expected at most 2^31, 2^32 and 2^24 on a GPU. Split the batch.",
+        call->lookups, slots, call->n_features);
     return RF_OK;
 }
 
@@ -85,8 +85,8 @@ rf_status rf__backward_layout_of(const rf__gpu *gpu, const char *operator_name,
                                 .pitch = ceil_div(described->dim, 4) * 4,
                                 .bytes = begin};
     RF__REFUSE_IF(problem->emit == RF_ROWWISE_ADAGRAD + 1 && to->slices > 1, RF_ERR_UNSUPPORTED,
-                  "row-wise Adagrad in the backward pass of rows of %d columns; it takes up to %d on a GPU; "
-                  "pass deferred=True",
+                  "row-wise Adagrad in the backward pass has rows of %d columns; expected up to %d on a GPU. "
+                  "Pass deferred=True.",
                   (int)described->dim, (int)(COLUMNS * WIDEST_VECTORS));
     const int64_t digits = INT64_C(1) << variant.digit_bits;
     to->chunks =

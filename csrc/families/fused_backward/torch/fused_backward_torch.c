@@ -40,7 +40,7 @@ static rf_status call_read(rf__call *call, rf_fused_backward_params *params) {
 static rf_status weight_set(rf_fused_backward_params *params, int64_t group, int64_t rows, int64_t dim,
                             int64_t dtype) {
     RF_FAIL_IF(dtype < RF_FLOAT32 || dtype > RF_BFLOAT16, RF_ERR_TYPE,
-               "dtype is %lld, must be 0 (float32), 1 (float16) or 2 (bfloat16)", (long long)dtype);
+               "dtype is %lld; expected 0 (float32), 1 (float16) or 2 (bfloat16)", (long long)dtype);
     params->group = group;
     params->rows = rows;
     params->dim = dim;
@@ -146,7 +146,7 @@ static rf_status several_run(rf__call *call) {
     for (int list = GROUP + 1; list < GROUP + LISTS; list++) {
         size_t size = 0;
         RF__TORCH_CHECK(torch_list_size(call->values[list].list, &size));
-        RF_FAIL_IF(size != n, RF_ERR_VALUE, "%s has %zu items, must have %zu, as groups",
+        RF_FAIL_IF(size != n, RF_ERR_VALUE, "%s has %zu items; expected %zu, as groups",
                    call->registered->signature.names[list], size, n);
     }
     rf_fused_backward_params *params =

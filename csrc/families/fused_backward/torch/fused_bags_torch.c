@@ -29,7 +29,7 @@ static rf_status winners_run(rf__call *call) {
     RF_CHECK(rf__call_device(call, INDICES));
     RF_CHECK(call_read(call, WEIGHTS, &params));
     RF_FAIL_IF(call->values[OUTPUT_DIM].integer != params.output_dim, RF_ERR_VALUE,
-               "output_dim is %lld, must be the %lld columns of the features",
+               "output_dim is %lld; expected the %lld columns of the features",
                (long long)call->values[OUTPUT_DIM].integer, (long long)params.output_dim);
     const int64_t sizes[2] = {params.bags, params.output_dim};
     RF_CHECK(rf__call_output(call, 0, 2, sizes, aoti_torch_dtype_int64(), &winners));
@@ -54,7 +54,7 @@ static rf_status sample_weights_run(rf__call *call) {
     RF_CHECK(call_read(call, WEIGHTS, &params));
     RF_CHECK(rf__fused_grad_read(call, GRAD, params.bags, &grad, &grad_dtype));
     RF_FAIL_IF(grad.sizes[1] != params.output_dim, RF_ERR_VALUE,
-               "grad has %lld columns, must have the %lld of the features", (long long)grad.sizes[1],
+               "grad has %lld columns; expected the %lld of the features", (long long)grad.sizes[1],
                (long long)params.output_dim);
     RF_CHECK(rf__call_output(call, 0, 1, &params.lookups, aoti_torch_dtype_float32(), &output));
     if (rf__call_on_cpu(call)) {

@@ -15,7 +15,7 @@ static rf_status written_read(rf__call *call, const char *argument, AtenTensorHa
                               rf__tensor *tensor) {
     RF_CHECK(rf__tensor_read(argument, handle, dim, call->device, tensor));
     if (!rf__tensor_is_contiguous(tensor))
-        return rf__tensor_refuse(tensor, RF_ERR_VALUE, "contiguous: pass what contiguous() gives");
+        return rf__tensor_refuse(tensor, RF_ERR_VALUE, "a contiguous tensor. Pass tensor.contiguous().");
     return RF_OK;
 }
 
@@ -62,7 +62,7 @@ static rf_status matrices_read(rf__call *call, int weights, int states, int64_t 
     RF__TORCH_CHECK(torch_list_size(values[weights].list, &count));
     RF__TORCH_CHECK(torch_list_size(values[states].list, &n_states));
     RF_FAIL_IF((int64_t)n_states != (int64_t)count * states_of(optimizer), RF_ERR_VALUE,
-               "states has %zu tensors, must have %lld for each of the %zu weights", n_states,
+               "states has %zu tensors; expected %lld for each of the %zu weights", n_states,
                (long long)states_of(optimizer), count);
     rf_update_matrix *read = calloc(count + 1, sizeof *read);
     RF_FAIL_IF(read == NULL, RF_ERR_MEMORY, "no memory for %zu weights", count);
@@ -87,7 +87,7 @@ static rf_status update_read(rf__call *call, int numbers_argument, int options, 
         return rf__tensor_refuse(&numbers, RF_ERR_VALUE, "float32 [%d]", RF_UPDATE_NUMBERS);
     RF_CHECK(rf__call_contiguous(call, &numbers, numbers.dtype));
     RF_FAIL_IF(values[0].integer < RF_SGD || values[0].integer > RF_ADAM, RF_ERR_VALUE,
-               "optimizer is %lld, must be 0 (SGD), 1 (Adagrad), 2 (row-wise Adagrad) or 3 (Adam)",
+               "optimizer is %lld; expected 0 (SGD), 1 (Adagrad), 2 (row-wise Adagrad) or 3 (Adam)",
                (long long)values[0].integer);
     *update = (rf_update){.optimizer = (rf_optimizer)values[0].integer,
                           .numbers = numbers.data,
@@ -155,15 +155,15 @@ static rf_status rows_run(rf__call *call) {
     const int64_t optimizer = params.update.optimizer;
     RF__TORCH_CHECK(torch_list_size(call->values[STATES].list, &n_states));
     RF_FAIL_IF((int64_t)n_states != states_of(optimizer), RF_ERR_VALUE,
-               "states has %zu tensors, must have %lld", n_states, (long long)states_of(optimizer));
+               "states has %zu tensors; expected %lld", n_states, (long long)states_of(optimizer));
     RF_CHECK(states_read(call, STATES, 0, optimizer, &params.matrix));
     RF_CHECK(rf__call_integers(call, ROWS, &rows, &params.count, &row_type));
-    RF_FAIL_IF(row_type != RF_INT64, RF_ERR_TYPE, "rows is %s, must be int64", "int32");
+    RF_FAIL_IF(row_type != RF_INT64, RF_ERR_TYPE, "rows is %s; expected int64", "int32");
     params.rows = rows;
     RF_CHECK(rf__call_tensor(call, SUMS, 2, &sums));
     RF_CHECK(rf__tensor_dtype(&sums, &params.sums_dtype));
     if (sums.sizes[0] != params.count || sums.sizes[1] != params.matrix.dim)
-        return rf__tensor_refuse(&sums, RF_ERR_VALUE, "[%lld, %lld]: a row for each of rows, as weight has",
+        return rf__tensor_refuse(&sums, RF_ERR_VALUE, "[%lld, %lld], a row for each of rows, as weight has",
                                  (long long)params.count, (long long)params.matrix.dim);
     RF_CHECK(rf__call_contiguous(call, &sums, sums.dtype));
     params.sums = sums.data;

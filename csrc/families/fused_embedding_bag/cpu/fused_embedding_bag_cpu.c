@@ -23,8 +23,8 @@ rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params
     const int64_t last = call.n_offsets - 1;
     const int64_t end = rf__load_int(call.offsets, call.offset_type, last);
     RF_FAIL_IF(end != call.lookups, RF_ERR_VALUE,
-               "recfuse.fused_embedding_bag: offsets[%" PRId64 "], the last one, is %" PRId64
-               "; it must be %" PRId64 ", the number of indices",
+               "recfuse.fused_embedding_bag: offsets[%" PRId64 "], the last offset, is %" PRId64
+               "; expected %" PRId64 ", the number of indices",
                last, end, call.lookups);
     return RF_OK;
 }

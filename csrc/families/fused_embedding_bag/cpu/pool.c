@@ -199,21 +199,20 @@ static rf_status report(const rf__pool_call *call) {
     const rf__offence *bad = &call->offence;
     RF_FAIL_IF(bad->kind == RF__BAD_INDEX && bad->limit == 0, RF_ERR_INDEX,
                "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
-               "; its table has no rows, which allows no index",
+               ", but its table has no rows, so no index is valid",
                call->operator_name, bad->position, bad->value, bad->feature, bad->bag);
     RF_FAIL_IF(bad->kind == RF__BAD_INDEX, RF_ERR_INDEX,
                "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
-               "; allowed is 0 to %" PRId64 ", less than the %" PRId64 " rows of its table",
+               "; expected 0 to %" PRId64 ", less than the %" PRId64 " rows of its table",
                call->operator_name, bad->position, bad->value, bad->feature, bad->bag, bad->limit - 1,
                bad->limit);
     RF_FAIL_IF(bad->position == 0, RF_ERR_OFFSET,
-               "recfuse.%s: offsets[0] is %" PRId64 "; the first bag must begin at 0", call->operator_name,
-               bad->value);
+               "recfuse.%s: offsets[0] is %" PRId64 "; expected 0, where the first bag begins",
+               call->operator_name, bad->value);
     return rf__fail(
         RF_ERR_OFFSET,
         "recfuse.%s: offsets[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
-        "; allowed is %" PRId64 " (where the bag before begins; offsets must not decrease) to %" PRId64
-        " (the number of indices)",
+        "; expected %" PRId64 " (where the bag before begins) to %" PRId64 " (the number of indices)",
         call->operator_name, bad->position, bad->value, bad->feature, bad->bag, bad->limit, call->lookups);
 }
 

@@ -182,10 +182,9 @@ static rf_status look_at_all(const rf__fused_mappable *what, const rf__fused_map
     }
     if (bits % 64 != 0) cover.written[bits / 64] = ~UINT64_C(0) << bits % 64;
     if (!tasks_write(&cover) || !lists_write(&cover, rows)) {
-        status =
-            rf__fail(RF_ERR_VALUE,
-                     "recfuse.fused_embedding_bag: mapping has a task that no call has, or two tasks that "
-                     "write the same output; it must not be changed: create it again");
+        status = rf__fail(RF_ERR_VALUE,
+                          "recfuse.fused_embedding_bag: mapping has a task that no call has, or two tasks "
+                          "that write the same output. Create it again, and do not change it.");
         goto out;
     }
     left = first_left(&cover);
@@ -193,7 +192,7 @@ static rf_status look_at_all(const rf__fused_mappable *what, const rf__fused_map
     while (cover.first[feature + 1] <= left) feature++;
     status = rf__fail(RF_ERR_VALUE,
                       "recfuse.fused_embedding_bag: mapping leaves out bag %" PRId64 " of feature %" PRId64
-                      "; it must have each bag of each feature once: create it again",
+                      "; expected each bag of each feature once. Create it again.",
                       (left - cover.first[feature]) % mapping->bags, feature);
 out:
     free(cover.written);

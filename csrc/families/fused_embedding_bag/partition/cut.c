@@ -22,7 +22,8 @@ static int64_t offset_at(const rf__fused_batch *batch, int64_t place) {
 static rf_status count_lookups(rf__fused_cut *cut, const rf__fused_batch *batch) {
     int64_t begin = batch->offsets != NULL ? offset_at(batch, 0) : 0;
     RF_FAIL_IF(begin != 0, RF_ERR_VALUE,
-               "recfuse.fused_embedding_bag: offsets[0] is %" PRId64 "; the first bag must begin at 0",
+               "recfuse.fused_embedding_bag: offsets[0] is %" PRId64
+               "; expected 0, where the first bag begins",
                begin);
     for (int64_t f = 0; f < cut->what.n_features; f++) {
         if (batch->offsets == NULL) {
@@ -33,7 +34,7 @@ static rf_status count_lookups(rf__fused_cut *cut, const rf__fused_batch *batch)
         const int64_t end = offset_at(batch, (f + 1) * batch->bags);
         RF_FAIL_IF(end < begin, RF_ERR_VALUE,
                    "recfuse.fused_embedding_bag: offsets[%" PRId64 "] is %" PRId64 ", less than %" PRId64
-                   " where feature %" PRId64 " begins; offsets must not decrease",
+                   " where feature %" PRId64 " begins; expected offsets that never decrease",
                    (f + 1) * batch->bags, end, begin, f);
         cut->lookups[f] = (double)(end - begin);
         begin = end;
@@ -181,7 +182,7 @@ static rf_status cut_all(rf__fused_cut *cut, const rf__fused_batch *batch, int32
     if (cut->rows > INT32_MAX || cut->n_partials > INT32_MAX) {
         status = rf__fail(RF_ERR_UNSUPPORTED,
                           "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64
-                          " bags make %" PRId64 " tasks; at most %d are supported",
+                          " bags make %" PRId64 " tasks; expected at most %d",
                           n_features, batch->bags, cut->n_tasks, INT32_MAX);
     }
 out:
@@ -192,8 +193,8 @@ rf_status rf__fused_cut_new(const rf__fused_mappable *what, const rf__fused_batc
                             int32_t blocks_per_sm, rf__fused_cut **result, int64_t *rows) {
     *result = NULL;
     RF_FAIL_IF(batch->bags <= 0 || sms <= 0 || batch->bags > INT32_MAX - RF_FUSED_BLOCK, RF_ERR_VALUE,
-               "recfuse.fused_embedding_bag: a mapping for %" PRId64
-               " bags and %d SMs; both must be 1 or more, and bags less than 2^31",
+               "recfuse.fused_embedding_bag: a mapping is made for %" PRId64
+               " bags and %d SMs; expected 1 or more of both, and less than 2^31 bags",
                batch->bags, (int)sms);
     rf__fused_cut *cut = calloc(1, sizeof *cut);
     RF_FAIL_IF(cut == NULL, RF_ERR_MEMORY, "no memory to map %" PRId64 " features", what->n_features);

@@ -45,9 +45,9 @@ static rf_status feature_count(const rf__fused_feature *feature, int64_t number,
         if (at < 0) continue;
         const rf__fused_class *schedule = &classes->of[at];
         RF_FAIL_IF(schedule->split > 1, RF_ERR_VALUE,
-                   "recfuse.fused_embedding_bag: schedules[%" PRId64 "] has split=%d, and how long bags are "
-                   "is not known ahead; must be 1 then: or give each feature's expected lookups, or a "
-                   "mapping",
+                   "recfuse.fused_embedding_bag: schedules[%" PRId64
+                   "] has split=%d, but the lengths of bags are unknown; expected 1. Pass each feature's "
+                   "expected lookups, or a mapping, for another split.",
                    number, (int)schedule->split);
         const double blocks = blocks_a_bag(&feature->shape, schedule, &runs);
         table->blocks_a_bag[b][at] += blocks;
@@ -79,8 +79,9 @@ static rf_status count(const rf__fused_feature *features, int64_t n_features,
         table->tasks_a_bag += 1.0 / RF_FUSED_TILE_BAGS;
     }
     RF_FAIL_IF(all > INT32_MAX / RF_FUSED_TILE, RF_ERR_UNSUPPORTED,
-               "recfuse.fused_embedding_bag: %" PRId64 " features have so wide rows that the GPU cannot "
-               "share their work out; give their expected lookups, or fewer features a call",
+               "recfuse.fused_embedding_bag: %" PRId64
+               " features have so wide rows that the GPU cannot share their work out. Give their expected "
+               "lookups, or fewer features a call.",
                n_features);
     table->n_tiles = (int32_t)all;
     return RF_OK;
@@ -159,8 +160,8 @@ static rf_status most_tasks(const rf__fused_map_table *table, const rf_fused_emb
     const double by_bags = (double)params->bags * table->tasks_a_bag + table->runs + 2;
     const double most = by_work < by_bags ? by_work : by_bags;
     RF_FAIL_IF(most > INT32_MAX / 2, RF_ERR_UNSUPPORTED,
-               "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64 " bags make up to %.0f tasks; "
-               "at most %d are supported",
+               "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64
+               " bags make up to %.0f tasks; expected at most %d",
                params->n_features, params->bags, most, INT32_MAX / 2);
     *tasks = (int32_t)most;
     return RF_OK;

@@ -23,10 +23,10 @@ static int buffers_read(PyObject *list, rf__py_fused_call *call) {
         int dtype;
         PyObject *tuple = PyList_GetItem(list, i);
         RF__PY_REFUSE_IF(!PyTuple_Check(tuple), PyExc_TypeError,
-                         "call: a buffer must be a tuple (address, numel, dtype)");
+                         "call: a buffer has another form; expected a tuple (address, numel, dtype)");
         if (!PyArg_ParseTuple(tuple, "KLi:call", &data, &numel, &dtype)) return -1;
         RF__PY_REFUSE_IF(dtype < RF_FLOAT32 || dtype > RF_BFLOAT16, PyExc_ValueError,
-                         "call: unknown dtype %d", dtype);
+                         "call: dtype is %d; expected 0 to 2", dtype);
         call->buffers[i] = (rf_buffer){rf__py_pointer(data), numel, (rf_dtype)dtype};
     }
     call->params.buffers = call->buffers;
@@ -42,16 +42,20 @@ int rf__py_call_read(PyObject *object, const char *function, rf__py_fused_call *
     rf_fused_embedding_bag_params *params = &call->params;
     long long output_stride;
     int output_dtype;
-    RF__PY_REFUSE_IF(!PyTuple_Check(object), PyExc_TypeError, "%s: call must be a tuple", function);
+    RF__PY_REFUSE_IF(!PyTuple_Check(object), PyExc_TypeError, "%s: call has another type; expected a tuple",
+                     function);
     if (!PyArg_ParseTuple(object, "O!OiL:call", &PyList_Type, &buffers, &features, &output_dtype,
                           &output_stride))
         return -1;
     if (buffers_read(buffers, call) != 0) return -1;
     call->features = rf__py_array(features, NPY_INT64, 2, function, "features");
     if (call->features == NULL) return -1;
-    RF__PY_REFUSE_IF(
-        PyArray_DIM(call->features, 1) != FIELDS || output_dtype < RF_FLOAT32 || output_dtype > RF_BFLOAT16,
-        PyExc_ValueError, "%s: features must have %d columns, and output_dtype be 0 to 2", function, FIELDS);
+    RF__PY_REFUSE_IF(PyArray_DIM(call->features, 1) != FIELDS || output_dtype < RF_FLOAT32 ||
+                         output_dtype > RF_BFLOAT16,
+                     PyExc_ValueError,
+                     "%s: features or output_dtype has another form; expected %d columns of features, and "
+                     "output_dtype 0 to 2",
+                     function, FIELDS);
     params->features = PyArray_DATA(call->features);
     params->n_features = PyArray_DIM(call->features, 0);
     params->output_dtype = (rf_dtype)output_dtype;
@@ -79,7 +83,8 @@ PyArrayObject *rf__py_schedules(PyObject *object, int dimensions, const rf__py_f
     if (array == NULL || (PyArray_DIM(array, dimensions - 1) == FIELDS &&
                           PyArray_DIM(array, dimensions - 2) == call->params.n_features))
         return array;
-    PyErr_Format(PyExc_ValueError, "%s: schedules must be [..., %lld, %d], a row a feature", function,
+    PyErr_Format(PyExc_ValueError,
+                 "%s: schedules has another shape; expected [..., %lld, %d], a row a feature", function,
                  (long long)call->params.n_features, FIELDS);
     Py_DECREF(array);
     return NULL;

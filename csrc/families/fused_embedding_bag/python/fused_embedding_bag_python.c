@@ -21,7 +21,7 @@ RF__PY_METHOD(fused_embedding_bag_candidates, "fused_embedding_bag_candidates(ca
         return NULL;
     if (rf__py_call_read(call_object, function, &call) != 0) goto out;
     RF__PY_REFUSE_IF(feature < 0 || feature >= call.params.n_features, PyExc_IndexError,
-                     "%s: feature is %lld, must be 0 to %lld", function, feature,
+                     "%s: feature is %lld; expected 0 to %lld", function, feature,
                      (long long)call.params.n_features - 1);
     if (call.params.features[feature].dim != 0) {
         RF_TRY(rf__check_fused_features(&call.params));
@@ -110,7 +110,7 @@ static bool batch_read(PyObject *object, rf_fused_embedding_bag_params *batch, c
     long long lookups, bags;
     int index_type, offset_type;
     RF__PY_REFUSE_IF(!PyTuple_Check(object), PyExc_TypeError,
-                     "fused_embedding_bag_measure: a batch must be a tuple");
+                     "fused_embedding_bag_measure: a batch has another type; expected a tuple");
     if (!PyArg_ParseTuple(object, "KLiKLiKKK:fused_embedding_bag_measure", &indices, &lookups, &index_type,
                           &offsets, &bags, &offset_type, &sample_weights, &output, &on_host))
         return false;

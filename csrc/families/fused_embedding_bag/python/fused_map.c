@@ -43,8 +43,8 @@ static PyArrayObject *rows_new(PyObject *memory, int64_t rows, const char *funct
     if (PyArray_Check(array) && PyArray_TYPE(array) == NPY_INT32 && PyArray_ISCARRAY(array) &&
         PyArray_NDIM(array) == 2 && PyArray_DIM(array, 0) == rows && PyArray_DIM(array, 1) == FIELDS)
         return array;
-    PyErr_Format(PyExc_TypeError, "%s: memory must give an int32 array [%lld, %d] to write to", function,
-                 (long long)rows, FIELDS);
+    PyErr_Format(PyExc_TypeError, "%s: memory has another form; expected a writable int32 array [%lld, %d]",
+                 function, (long long)rows, FIELDS);
     Py_DECREF(array);
     return NULL;
 }
@@ -58,8 +58,7 @@ static PyArrayObject *offsets_read(PyObject *object, int64_t n_features, rf__fus
     const int64_t count = PyArray_DIM(offsets, 0);
     if (n_features == 0 || count < 1 || (count - 1) % n_features != 0) {
         PyErr_Format(PyExc_ValueError,
-                     "%s: offsets has %lld elements, must have features * bags + 1 with %lld "
-                     "features",
+                     "%s: offsets has %lld elements; expected features * bags + 1 with %lld features",
                      function, (long long)count, (long long)n_features);
         Py_DECREF(offsets);
         return NULL;

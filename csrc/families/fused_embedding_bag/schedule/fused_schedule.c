@@ -26,16 +26,15 @@ static bool is_power(int32_t value, int32_t least, int32_t most) {
 }
 
 static rf_status fail_field(const char *field, int32_t found, const char *allowed) {
-    return rf__fail(RF_ERR_VALUE, "recfuse.fused_embedding_bag: a schedule's %s is %d, must be %s", field,
+    return rf__fail(RF_ERR_VALUE, "recfuse.fused_embedding_bag: a schedule's %s is %d; expected %s", field,
                     (int)found, allowed);
 }
 
 static rf_status fail_threads(const rf__fused_geometry *shape, int32_t threads, int32_t most) {
-    return rf__fail(
-        RF_ERR_VALUE,
-        "recfuse.fused_embedding_bag: a schedule's threads is %d, must be a power of two, %d (which read "
-        "a row of %d bytes) to %d",
-        (int)threads, (int)shape->lanes, (int)shape->row.bytes, (int)most);
+    return rf__fail(RF_ERR_VALUE,
+                    "recfuse.fused_embedding_bag: a schedule's threads is %d; expected a power of two, %d "
+                    "(which read a row of %d bytes) to %d",
+                    (int)threads, (int)shape->lanes, (int)shape->row.bytes, (int)most);
 }
 
 /* Each lane reads whole rows, four at a time. */
@@ -166,10 +165,11 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     feature->staging = given->kind == RF_FUSED_KIND_STAGED  ? RF__STAGE_ALWAYS
                        : is_default && is_open && stageable ? RF__STAGE_WHERE_IT_PAYS
                                                             : RF__STAGE_NEVER;
-    RF_FAIL_IF(feature->staging == RF__STAGE_ALWAYS && !stageable, RF_ERR_VALUE,
-               "recfuse.fused_embedding_bag: a schedule's kind is 3 (staged) for a table that cannot be: its "
-               "rows must be of 4, 8, 16 or 32 bytes, and the table at most %d bytes and aligned to 16",
-               (int)RF_FUSED_STAGED_RING);
+    RF_FAIL_IF(
+        feature->staging == RF__STAGE_ALWAYS && !stageable, RF_ERR_VALUE,
+        "recfuse.fused_embedding_bag: a schedule's kind is 3 (staged); expected another kind for a table "
+        "that is not aligned to 16, has more than %d bytes, or rows of other than 4, 8, 16 or 32 bytes",
+        (int)RF_FUSED_STAGED_RING);
     for (int32_t b = 0; b < RF_FUSED_BUCKETS; b++) {
         feature->classes_staged[b] = -1;
         const int32_t bucket = level == ONE_A_SHAPE ? RF_FUSED_BUCKETS / 2 : bucket_for(given, b);
@@ -254,8 +254,8 @@ rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const 
     }
     return rf__fail(
         RF_ERR_VALUE,
-        "recfuse.fused_embedding_bag: schedules has more than %d different ones for rows of different "
-        "kinds, which is the most that one kernel has; leave some features to the defaults (zeros)",
+        "recfuse.fused_embedding_bag: schedules has more than %d different schedules for rows of different "
+        "kinds, which is the most that one kernel has. Leave some features to the defaults (zeros).",
         RF_FUSED_MOST_CLASSES);
 }
 

@@ -12,10 +12,10 @@ rf_status rf__fused_features_read(rf__call *call, int argument, const rf_feature
     RF_CHECK(rf__call_host_tensor(call, argument, 2, &tensor));
     const bool right_dtype = tensor.dtype == aoti_torch_dtype_int64();
     if (!right_dtype || tensor.sizes[1] != FIELDS)
-        return rf__tensor_refuse(&tensor, right_dtype ? RF_ERR_VALUE : RF_ERR_TYPE,
-                                 "int64 [features, %d]: weight, weight_offset, rows, dim, pooling, "
-                                 "padding_idx, output_column",
-                                 FIELDS);
+        return rf__tensor_refuse(
+            &tensor, right_dtype ? RF_ERR_VALUE : RF_ERR_TYPE,
+            "int64 [features, %d] with weight, weight_offset, rows, dim, pooling, padding_idx, output_column",
+            FIELDS);
     RF_CHECK(rf__call_contiguous(call, &tensor, tensor.dtype));
     *features = tensor.data;
     *n_features = tensor.sizes[0];
@@ -29,11 +29,11 @@ static rf_status weight_read(const char *argument, AtenTensorHandle handle, rf__
     rf__tensor tensor;
     RF_CHECK(rf__tensor_read(argument, handle, RF__ANY_DIM, device, &tensor));
     const int64_t dims = tensor.dim;
-    RF_FAIL_IF(dims != 1 && dims != 2, RF_ERR_VALUE, "%s has %lld dimensions, must have 2", argument,
+    RF_FAIL_IF(dims != 1 && dims != 2, RF_ERR_VALUE, "%s has %lld dimensions; expected 2", argument,
                (long long)dims);
     RF_CHECK(rf__tensor_dtype(&tensor, &buffer->dtype));
     RF_FAIL_IF(!rf__tensor_is_contiguous(&tensor), RF_ERR_VALUE,
-               "a tensor of weights has stride %lld, must be contiguous: pass tensor.contiguous()",
+               "a tensor of weights has stride %lld; expected contiguous. Pass tensor.contiguous().",
                (long long)tensor.strides[0]);
     buffer->data = tensor.data;
     buffer->numel = tensor.sizes[0] * (dims == 1 ? 1 : tensor.sizes[1]);
@@ -89,7 +89,7 @@ rf_status rf__fused_lookups_read(rf__call *call, int indices, int offsets, int64
                                            &params->offset_type));
     const int64_t bags = n_offsets - 1; /* of all features */
     RF_FAIL_IF(bags < 0 || (features > 0 ? bags % features != 0 : bags != 0), RF_ERR_VALUE,
-               "offsets has %lld elements, must have features * bags + 1 with %lld features",
+               "offsets has %lld elements; expected features * bags + 1 with %lld features",
                (long long)n_offsets, (long long)features);
     params->bags = features > 0 ? bags / features : 0;
     return RF_OK;
@@ -99,7 +99,7 @@ rf_status rf__fused_grad_read(rf__call *call, int argument, int64_t bags, rf__te
     RF_CHECK(rf__call_tensor(call, argument, 2, grad));
     RF_CHECK(rf__tensor_dtype(grad, dtype));
     RF_FAIL_IF(grad->sizes[0] != bags, RF_ERR_VALUE,
-               "grad has %lld rows, must have one for each of the %lld bags of a feature",
+               "grad has %lld rows; expected a row for each of the %lld bags of a feature",
                (long long)grad->sizes[0], (long long)bags);
     return rf__call_contiguous(call, grad, grad->dtype);
 }

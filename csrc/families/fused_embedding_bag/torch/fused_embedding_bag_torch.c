@@ -30,7 +30,7 @@ static rf_status schedules_read(rf__call *call, int64_t n_features, rf_fused_pla
     if (schedules.dtype != aoti_torch_dtype_int32() || schedules.sizes[0] != n_features ||
         schedules.sizes[1] != FIELDS)
         return rf__tensor_refuse(&schedules, RF_ERR_VALUE,
-                                 "int32 [%lld, %d], a row a feature: kind, threads, distance, split, "
+                                 "int32 [%lld, %d], a row a feature with kind, threads, distance, split, "
                                  "expected lookups of a bag times 16",
                                  (long long)n_features, FIELDS);
     RF_CHECK(rf__call_contiguous(call, &schedules, schedules.dtype));
@@ -77,7 +77,7 @@ static rf_status pool_on_gpu(rf__call *call, const rf_fused_embedding_bag_params
     rf_cuda_stream stream;
     const int64_t warps = call->values[WARPS].integer;
     RF_FAIL_IF(warps != 0 && (warps < 2 || warps > 64), RF_ERR_VALUE,
-               "warps is %lld, must be 2 to 64, or 0 for a good default", (long long)warps);
+               "warps is %lld; expected 2 to 64, or 0 for a good default", (long long)warps);
     plan.warps = (int32_t)warps;
     RF_CHECK(rf__call_stream(call, &stream));
     RF_CHECK(schedules_read(call, params->n_features, &plan));
@@ -97,7 +97,7 @@ static rf_status run(rf__call *call) {
     RF_CHECK(rf__call_bounds_check(call, BOUNDS_CHECK, &params.check_bounds));
     RF_CHECK(rf__call_prefetch_distance(call, PREFETCH_DISTANCE, &params.prefetch_distance));
     RF_CHECK(rf__call_sample_weights(call, SAMPLE_WEIGHTS, params.lookups, &params.sample_weights));
-    RF_FAIL_IF(params.output_dim < 0, RF_ERR_VALUE, "output_dim is %lld, must be >= 0",
+    RF_FAIL_IF(params.output_dim < 0, RF_ERR_VALUE, "output_dim is %lld; expected >= 0",
                (long long)params.output_dim);
     const int64_t sizes[2] = {params.bags, params.output_dim};
     RF_CHECK(rf__call_output(call, 0, 2, sizes, rf__torch_dtype(params.output_dtype), &params.output));

@@ -30,7 +30,7 @@ static rf_status add(rf__kernel_launch launch, int32_t vector, int64_t threads, 
     const int64_t blocks = (threads - 1) / BLOCK + 1;
     RF_FAIL_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_attention: " RF__I64
-               " elements need 2^31 blocks of threads or more; cut the batch",
+               " elements need 2^31 blocks of threads or more. Cut the batch.",
                threads);
     launch.describe = describe;
     launch.grid[0] = (uint32_t)blocks;

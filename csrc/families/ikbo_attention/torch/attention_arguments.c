@@ -33,7 +33,7 @@ static rf_status queries_read(rf__call *call, int argument, rf__attention *atten
         params->heads = q->sizes[2];
         params->dim = q->sizes[3];
     } else if (q->sizes[2] != params->heads || q->sizes[3] != params->dim) {
-        return rf__tensor_refuse(q, RF_ERR_VALUE, "[users, queries, %lld, %lld]: q has such heads",
+        return rf__tensor_refuse(q, RF_ERR_VALUE, "[users, queries, %lld, %lld], since q has such heads",
                                  (long long)params->heads, (long long)params->dim);
     }
     RF_CHECK(rows_read(call, q, queries->q_pitch));
@@ -52,12 +52,12 @@ static rf_status keys_read(rf__call *call, int argument, bool jagged, rf__attent
     RF_CHECK(rf__dtype_read(k, false, "q is", &params->dtype));
     RF_CHECK(rf__dtype_read(v, false, "q is", &params->dtype));
     if (k->dim != dim || k->sizes[dim - 1] != params->dim)
-        return rf__tensor_refuse(k, RF_ERR_VALUE, "[%s, kv_heads, %lld]: %s, and q has such heads",
+        return rf__tensor_refuse(k, RF_ERR_VALUE, "[%s, kv_heads, %lld], since %s, and q has such heads",
                                  jagged ? "positions" : "users, positions", (long long)params->dim,
                                  jagged ? "kv_offsets are given" : "there are no kv_offsets");
     bool same = v->dim == dim;
     for (int64_t d = 0; d < dim && same; d++) same = v->sizes[d] == k->sizes[d];
-    if (!same) return rf__tensor_refuse(v, RF_ERR_VALUE, "of the sizes of k");
+    if (!same) return rf__tensor_refuse(v, RF_ERR_VALUE, "the sizes of k");
     params->n_users = jagged ? 0 : k->sizes[0];
     params->positions = k->sizes[dim - 3];
     params->kv_heads = k->sizes[dim - 2];
@@ -75,21 +75,21 @@ static rf_status maps_read(rf__call *call, int cand_to_user, int lengths, int of
     RF_CHECK(
         rf__call_integers(call, cand_to_user, &params->cand_to_user, &count, &params->cand_to_user_type));
     RF_FAIL_IF(count != params->candidates.count, RF_ERR_VALUE,
-               "cand_to_user has %lld elements, must have one for each of the %lld candidates of q",
+               "cand_to_user has %lld elements; expected an element for each of the %lld candidates of q",
                (long long)count, (long long)params->candidates.count);
     if (call->values[offsets].given) {
-        RF_FAIL_IF(
-            call->values[lengths].given, RF_ERR_VALUE,
-            "kv_lengths and kv_offsets are both given; jagged keys have their lengths by their offsets");
+        RF_FAIL_IF(call->values[lengths].given, RF_ERR_VALUE,
+                   "kv_lengths and kv_offsets are both given; expected one of them, since offsets of jagged "
+                   "keys are their lengths");
         RF_CHECK(rf__call_integers(call, offsets, &params->kv_offsets, &count, &params->kv_offsets_type));
         RF_FAIL_IF(count < 1, RF_ERR_VALUE,
-                   "kv_offsets has no elements, must have one more than there are users");
+                   "kv_offsets has no elements; expected one more than there are users");
         params->n_users = count - 1;
     }
     if (call->values[lengths].given) {
         RF_CHECK(rf__call_integers(call, lengths, &params->kv_lengths, &count, &params->kv_lengths_type));
         RF_FAIL_IF(count != params->n_users, RF_ERR_VALUE,
-                   "kv_lengths has %lld elements, must have one for each of the %lld users of k",
+                   "kv_lengths has %lld elements; expected a length for each of the %lld users of k",
                    (long long)count, (long long)params->n_users);
         if (params->kv_lengths == NULL) params->kv_lengths = none;
     }
@@ -117,7 +117,7 @@ rf_status rf__attention_read(rf__call *call, bool self, rf__attention *attention
     if (self) {
         RF_CHECK(queries_read(call, 0, attention, &attention->q_user, &params->users));
         RF_FAIL_IF(params->users.count != params->n_users, RF_ERR_VALUE,
-                   "q_user has %lld items, must have one for each of the %lld users of k",
+                   "q_user has %lld items; expected an item for each of the %lld users of k",
                    (long long)params->users.count, (long long)params->n_users);
     }
     params->scale = scale_of(&call->values[first + SCALE], params->dim);

@@ -144,7 +144,7 @@ static rf_status results_read(const rf__dispatch *call, user_part *part) {
     part->lse_is_double = lse.dtype == aoti_torch_dtype_float64();
     RF_FAIL_IF(out.dtype != part->set->dtype || (out.strides[3] != 1 && out.sizes[3] != 1) ||
                    (!part->lse_is_double && lse.dtype != aoti_torch_dtype_float32()),
-               RF_ERR_INTERNAL, "this torch's %s gives other results than expected", sdpa);
+               RF_ERR_INTERNAL, "this torch's %s has other results than expected", sdpa);
     const rf_dtype dtype = part->set->params->dtype,
                    lse_dtype = part->lse_is_double ? RF_FLOAT64 : RF_FLOAT32;
     part->out = out.data;

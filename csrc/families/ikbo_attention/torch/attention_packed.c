@@ -120,11 +120,11 @@ static rf_status keys_find(packed_call *packed) {
         !jagged && (__builtin_mul_overflow(params->n_users - 1, keys->user_pitch, &keys->rows) ||
                     keys->rows > INT32_MAX),
         RF_ERR_UNSUPPORTED,
-        "recfuse.ikbo_attention: path \"packed\" counts positions of all users in 32 bits; cut the batch");
+        "recfuse.ikbo_attention: path \"packed\" counts positions of all users in 32 bits. Cut the batch.");
     keys->rows = (jagged ? 0 : keys->rows) + params->positions;
     RF_FAIL_IF(
         keys->rows > INT32_MAX, RF_ERR_UNSUPPORTED,
-        "recfuse.ikbo_attention: path \"packed\" counts positions of all users in 32 bits; cut the batch");
+        "recfuse.ikbo_attention: path \"packed\" counts positions of all users in 32 bits. Cut the batch.");
     if (user_pitch >= 0) return RF_OK;
     for (int i = 0; i < 2; i++)
         keys->k_pitch[i] = keys->v_pitch[i] = i == 0 ? params->kv_heads * packed->padded : packed->padded;
@@ -218,7 +218,7 @@ static rf_status results_write(packed_call *packed, const packed_set *set, int64
         from.lse_pitch[2] = lse.strides[more + 1];
     }
     RF_FAIL_IF(!expected, RF_ERR_INTERNAL,
-               "this torch's %s gives results of other shapes than those of torch 2.11 to 2.13", call->name);
+               "this torch's %s has results of other shapes than those of torch 2.11 to 2.13", call->name);
     RF_CHECK(rf__attention_unpack_lower(packed->params, set->queries, &set->items, set->order,
                                         set->chunks_data, &from, &packed->launches));
     return launch(packed);
@@ -274,7 +274,7 @@ static rf_status set_run(packed_call *packed, AtenTensorHandle handle, packed_se
     RF_FAIL_IF(__builtin_mul_overflow(set->queries->queries, packed->group, &set->items.rows) ||
                    set->items.rows > INT32_MAX / set->items.count,
                RF_ERR_UNSUPPORTED,
-               "recfuse.ikbo_attention: path \"packed\" counts rows of queries in 32 bits; cut the batch");
+               "recfuse.ikbo_attention: path \"packed\" counts rows of queries in 32 bits. Cut the batch.");
     if (params->positions > 0 && params->dim > 0 && params->n_users > 0)
         return chunks_run(packed, handle, set);
     set->order = NULL; /* no queries or no keys; any order will do */
@@ -303,7 +303,8 @@ static rf_status candidates_run(packed_call *packed, const int32_t *users, AtenT
     RF_TRY(rf__tensor_read("indices", call.results[1], 1, packed->call->device, &order));
     if (sorted.dtype != aoti_torch_dtype_int32() || order.dtype != aoti_torch_dtype_int64() ||
         !rf__tensor_is_contiguous(&sorted) || !rf__tensor_is_contiguous(&order))
-        RF_TRY(rf__fail(RF_ERR_INTERNAL, "this torch's %s gives other types than expected", call.name));
+        RF_TRY(
+            rf__fail(RF_ERR_INTERNAL, "this torch's %s has results of other types than expected", call.name));
     set.items.users = sorted.data;
     set.items.most = most;
     set.order = order.data;
@@ -316,15 +317,14 @@ out:
 /* Chooses the kernel, by the device and the type. */
 static rf_status kernel_choose(packed_call *packed) {
     const rf_dtype dtype = packed->params->dtype;
-    RF_FAIL_IF(
-        dtype == RF_FLOAT64, RF_ERR_UNSUPPORTED,
-        "recfuse.ikbo_attention: q is float64, which torch's attention kernels of GPUs do not take; use "
-        "float32, or the CPU");
+    RF_FAIL_IF(dtype == RF_FLOAT64, RF_ERR_UNSUPPORTED,
+               "recfuse.ikbo_attention: q is float64, which torch's attention kernels of GPUs do not take. "
+               "Use float32, or the CPU.");
     RF_CHECK(rf__cuda_device_get(packed->stream.device, &packed->device));
     RF_FAIL_IF(dtype == RF_BFLOAT16 && packed->device->gpu.cc_major < 8, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_attention: q is bfloat16, which needs a GPU of compute capability 8.0 or newer");
     RF_FAIL_IF(packed->params->kv_heads > MOST_HEADS, RF_ERR_UNSUPPORTED,
-               "recfuse.ikbo_attention: k has " RF__I64 " heads; path \"packed\" takes up to %d",
+               "recfuse.ikbo_attention: k has " RF__I64 " heads; expected for path \"packed\" up to %d",
                packed->params->kv_heads, (int)MOST_HEADS);
     packed->flash =
         dtype != RF_FLOAT32 && packed->device->gpu.cc_major >= 8 && packed->padded <= MOST_FLASH_DIM;
@@ -340,7 +340,7 @@ static rf_status run(packed_call *packed) {
     RF_CHECK(rf__call_stream(packed->call, &packed->stream));
     RF_CHECK(kernel_choose(packed));
     RF_FAIL_IF(params->n_users >= INT32_MAX, RF_ERR_UNSUPPORTED,
-               "recfuse.ikbo_attention: path \"packed\" counts users in 32 bits; cut the batch");
+               "recfuse.ikbo_attention: path \"packed\" counts users in 32 bits. Cut the batch.");
     RF_CHECK(rf__call_temporary(packed->call, 1, count, aoti_torch_dtype_int32(), &users_tensor, &users));
     RF_CHECK(rf__attention_prepare_lower(params, users, &packed->launches));
     RF_CHECK(launch(packed));

@@ -8,9 +8,9 @@
 
 static rf_status path_choose(const rf__call *call, rf__attention *attention) {
     const bool on_cpu = rf__call_on_cpu(call);
-    RF_FAIL_IF(attention->path == RF__ATTENTION_FUSED && on_cpu, RF_ERR_UNSUPPORTED,
-               "path is \"fused\", which is a kernel of GPUs, with tensors on the CPU; use \"auto\" or "
-               "\"packed\"");
+    RF_FAIL_IF(
+        attention->path == RF__ATTENTION_FUSED && on_cpu, RF_ERR_UNSUPPORTED,
+        "path is \"fused\", which is a kernel of GPUs, with tensors on the CPU. Use \"auto\" or \"packed\".");
     if (attention->path != RF__ATTENTION_AUTO) return RF_OK;
     const bool fits = !on_cpu && rf_ikbo_attention_takes(&attention->params, rf__call_gpu(call));
     attention->path = fits ? RF__ATTENTION_FUSED : RF__ATTENTION_PACKED;

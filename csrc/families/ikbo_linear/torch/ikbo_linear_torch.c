@@ -236,17 +236,16 @@ static rf_status make_rows(rf__call *call, rf__ikbo_layer *layer) {
  * it is requested. `shape`: set for paths of this library's kernels only. */
 static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer, rf__ikbo_shape *shape) {
     const bool on_cpu = rf__call_on_cpu(call);
-    RF_FAIL_IF((layer->path == RF__IKBO_FUSED || layer->path == RF__IKBO_SMALL) && on_cpu, RF_ERR_UNSUPPORTED,
-               "path is \"%s\", which is a kernel of GPUs, with tensors on the CPU; use \"auto\" or "
-               "\"broadcast\"",
-               layer->path == RF__IKBO_FUSED ? "fused" : "small");
+    RF_FAIL_IF(
+        (layer->path == RF__IKBO_FUSED || layer->path == RF__IKBO_SMALL) && on_cpu, RF_ERR_UNSUPPORTED,
+        "path is \"%s\", which is a kernel of GPUs, with tensors on the CPU. Use \"auto\" or \"broadcast\".",
+        layer->path == RF__IKBO_FUSED ? "fused" : "small");
     const char *reason =
         layer->path == RF__IKBO_CONCATENATED ? rf__ikbo_concatenated_refusal(call, layer) : NULL;
-    RF_FAIL_IF(
-        reason != NULL, RF_ERR_UNSUPPORTED,
-        "path is \"concatenated\", which is for two levels of two dimensions on the CPU: %s; use \"auto\" "
-        "or \"broadcast\"",
-        reason);
+    RF_FAIL_IF(reason != NULL, RF_ERR_UNSUPPORTED,
+               "path is \"concatenated\", which is for two levels of two dimensions on the CPU: %s. Use "
+               "\"auto\" or \"broadcast\".",
+               reason);
     if (layer->path != RF__IKBO_AUTO) return RF_OK;
     if (on_cpu) {
         bool best = false;

@@ -29,7 +29,7 @@ static rf_status list_read(const rf__call *call, int argument, int64_t expected,
     size_t count = 0;
     RF__TORCH_CHECK(torch_list_size(list, &count));
     RF_FAIL_IF((int64_t)count != expected, RF_ERR_VALUE,
-               "%s has %zu tensors, must have %lld: one for each level%s",
+               "%s has %zu tensors; expected %lld, a tensor for each level%s",
                call->registered->signature.names[argument], count, (long long)expected,
                field == offsetof(level_handles, map) ? " but the first" : "");
     for (size_t i = 0; i < count; i++) {
@@ -53,8 +53,8 @@ static rf_status handles_read(const rf__call *call, bool chain, level_handles *h
     }
     RF__TORCH_CHECK(torch_list_size(values[WEIGHTS].list, &count));
     RF_FAIL_IF(count < 2 || count > MOST, RF_ERR_VALUE,
-               "weights has %zu tensors, must have 2 to %d: one for each level, the broadest first", count,
-               (int)MOST);
+               "weights has %zu tensors; expected 2 to %d, a tensor for each level, the broadest first",
+               count, (int)MOST);
     *n_levels = (int32_t)count;
     RF_CHECK(list_read(call, WEIGHTS, *n_levels, handles, offsetof(level_handles, weight)));
     RF_CHECK(list_read(call, INPUTS, *n_levels, handles, offsetof(level_handles, input)));
@@ -69,7 +69,7 @@ static rf_status level_read(rf__call *call, const level_names *names, const leve
     RF_CHECK(rf__dtype_read(weight, l == 0, "the first weight is", &layer->dtype));
     if (l == 0) layer->m = weight->sizes[0];
     RF_FAIL_IF(weight->sizes[0] != layer->m, RF_ERR_VALUE,
-               "%s has %lld rows, must have %lld as the first weight has", names->weight,
+               "%s has %lld rows; expected %lld as the first weight has", names->weight,
                (long long)weight->sizes[0], (long long)layer->m);
     RF_CHECK(rf__tensor_read(names->input, handles->input, RF__ANY_DIM, call->device, input));
     RF_CHECK(rf__dtype_read(input, false, "the first weight is", &layer->dtype));
@@ -82,17 +82,18 @@ static rf_status level_read(rf__call *call, const level_names *names, const leve
     if (l == 0) layer->n = layer->matrices ? input->sizes[2] : 1;
     const long long k = weight->sizes[1], n = layer->n;
     if (layer->matrices && (input->sizes[1] != k || input->sizes[2] != n))
-        return rf__tensor_refuse(input, RF_ERR_VALUE,
-                                 "[items, %lld, %lld]: %s has so many columns, and n is one for all inputs",
-                                 k, n, names->weight);
+        return rf__tensor_refuse(
+            input, RF_ERR_VALUE,
+            "[items, %lld, %lld], since %s has so many columns, and all inputs have one n", k, n,
+            names->weight);
     if (input->sizes[1] != k)
-        return rf__tensor_refuse(input, RF_ERR_VALUE, "[items, %lld]: %s has so many columns", k,
+        return rf__tensor_refuse(input, RF_ERR_VALUE, "[items, %lld], since %s has so many columns", k,
                                  names->weight);
     if (l == 0) return RF_OK;
     RF_CHECK(
         rf__call_integers_of(call, names->map, handles->map, &layer->maps[l], &mapped, &layer->map_types[l]));
     RF_FAIL_IF(mapped != input->sizes[0], RF_ERR_VALUE,
-               "%s has %lld elements, must have one for each of the %lld items of %s", names->map,
+               "%s has %lld elements; expected an element for each of the %lld items of %s", names->map,
                (long long)mapped, (long long)input->sizes[0], names->input);
     return RF_OK;
 }
@@ -103,9 +104,8 @@ static rf_status bias_read(rf__call *call, int argument, rf__ikbo_layer *layer) 
     RF_CHECK(rf__call_tensor(call, argument, 1, &bias));
     RF_CHECK(rf__dtype_read(&bias, false, "the first weight is", &layer->dtype));
     RF_FAIL_IF(bias.sizes[0] != layer->m, RF_ERR_VALUE,
-               "bias has %lld elements, must have the %lld rows of "
-               "the weights",
-               (long long)bias.sizes[0], (long long)layer->m);
+               "bias has %lld elements; expected the %lld rows of the weights", (long long)bias.sizes[0],
+               (long long)layer->m);
     RF_CHECK(rf__call_contiguous(call, &bias, bias.dtype));
     layer->bias = bias.data;
     return RF_OK;

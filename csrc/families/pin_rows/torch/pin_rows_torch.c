@@ -14,7 +14,7 @@ static rf_status pin(rf__call *call, bool keep) {
     RF_CHECK(rf__call_tensor(call, WEIGHT, 2, &weight));
     RF_CHECK(rf__tensor_dtype(&weight, &dtype));
     RF_FAIL_IF(weight.sizes[1] > 1 && weight.strides[1] != 1, RF_ERR_VALUE,
-               "weight has rows of stride %lld, must have rows whose elements lie side by side",
+               "weight has rows of stride %lld; expected rows whose elements lie side by side",
                (long long)weight.strides[1]);
     RF_CHECK(rf__call_integers(call, ROWS, &params.hot_rows, &params.n_hot_rows, &params.index_type));
     params.weight = weight.data;

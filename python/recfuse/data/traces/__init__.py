@@ -127,7 +127,7 @@ def generate(hotness: str, rows: int = _ROWS, lookups: int | None = None, seed: 
     Source: Jain et al., MICRO 2024, section III-B.
     """
     if hotness not in HOTNESS:
-        raise ArgumentValueError(f"traces: hotness is {hotness!r}, allowed are {', '.join(HOTNESS)}")
+        raise ArgumentValueError(f"traces: hotness is {hotness!r}; expected {', '.join(HOTNESS)}")
     rows = integer("traces: rows", rows, 1, _MAX_LOOKUPS)
     lookups = None if lookups is None else integer("traces: lookups", lookups, 1, _MAX_LOOKUPS)
     seed = integer("traces: seed", seed, 0, 2**64 - 1)
@@ -177,7 +177,7 @@ def bags(
     """
     trace = row_indices("traces: trace", trace)
     if len(trace) == 0:
-        raise ArgumentValueError("traces: trace has the shape (0,), must be one-dimensional and not empty")
+        raise ArgumentValueError("traces: trace has the shape (0,); expected one dimension that is not empty")
     batch = integer("traces: batch", batch, 0, _MAX_LOOKUPS)
     pooling = integer("traces: pooling", pooling, 0, _MAX_LOOKUPS)
     number = integer("traces: number", number, 0, 2**63 - 1)

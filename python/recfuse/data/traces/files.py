@@ -50,14 +50,14 @@ def read(
     if table is None:
         if len(tables) > 1:
             raise ArgumentValueError(
-                f"traces: {path} has {len(tables)} tables; pass table or use read_tables"
+                f"traces: {path} has {len(tables)} tables. Pass table or use read_tables."
             )
         table = 0
     try:
         table = operator.index(table)
     except TypeError as error:
         raise ArgumentTypeError(
-            f"traces: table is {a_type(table)}, must be a whole number or None"
+            f"traces: table is {a_type(table)}; expected a whole number or None"
         ) from error
     if not 0 <= table < len(tables):
         raise IndexError(f"traces: table is {table}, {path} has 0...{len(tables) - 1}")
@@ -91,11 +91,11 @@ def read_tables(path: str | PathLike[str], *, most_bytes: int = MOST_BYTES) -> l
     bound = Bound(integer("traces: most_bytes", most_bytes, 0, 2**63 - 1))
     name = path.name.removesuffix(".gz")
     if not name.endswith((".txt", ".pt")):
-        raise FileFormatError(f"traces: {path} has an unknown form, must be one of {_FORMS}")
+        raise FileFormatError(f"traces: {path} has an unknown form; expected one of {_FORMS}")
     with parsing(f"traces: {path}"), _opened(path) as file:
         tables = [Table(_read_text(file, bound), None)] if name.endswith(".txt") else _read_pt(file, bound)
         if not any(len(table.indices) for table in tables):
-            raise ArgumentValueError("it holds no row ids, must hold at least one")
+            raise ArgumentValueError("it holds no row ids; expected at least one row id")
     return tables
 
 
@@ -130,7 +130,7 @@ def _read_text(file: BinaryIO, bound: Bound) -> NDArray[np.int64]:
         rest = lines.pop()
         chunks.append(_row_indices(lines, rows + 1))
         rows += len(lines)
-        bound.check(rows * _ROW_BYTES, f"line {rows}: the row ids up to it take")
+        bound.check(rows * _ROW_BYTES, f"line {rows}: the row ids up to it")
         if len(rest) > _MOST_LINE:
             raise _bad_line(rows + 1, rest)
     if rest.strip():
@@ -161,7 +161,7 @@ def _bad_line(number: int, line: bytes) -> ArgumentValueError:
     found = line[:60].decode(errors="replace")
     size = f", {len(line):,} bytes and more" if len(line) > _MOST_LINE else ""
     return ArgumentValueError(
-        f"line {number}: found {found!r}{size}; needed is one row id, a number from 0 to 2^63 - 1"
+        f"line {number}: found {found!r}{size}; expected one row id, a number from 0 to 2^63 - 1"
     )
 
 
@@ -171,6 +171,6 @@ def _read_pt(file: BinaryIO, bound: Bound) -> list[Table]:
         return read_tuple(file, bound)
     contents = io.BytesIO()
     while chunk := file.read(_CHUNK):
-        bound.check(contents.tell() + len(chunk), f"byte {contents.tell():,}: the unpacked file takes")
+        bound.check(contents.tell() + len(chunk), f"byte {contents.tell():,}: the unpacked bytes")
         contents.write(chunk)
     return read_tuple(contents, bound.less(contents.tell()))

@@ -65,14 +65,14 @@ class Statistics:
         At least one row counts. 0 for 0 percent, NaN without lookups. Raises ValueError outside of [0, 100].
         """
         if not 0 <= percent <= 100:
-            raise ValueError(f"traces: percent is {percent}, allowed is [0, 100]")
+            raise ValueError(f"traces: percent is {percent}; expected [0, 100]")
         hottest = self.counts[: max(int(self.unique * percent / 100), int(percent > 0))]
         return 100 * float(hottest.sum()) / self.lookups if self.lookups else float("nan")
 
     def count_at(self, rank: int) -> int:
         """Return the lookups of the row at a rank (1 is the most frequent); 0 after the last."""
         if rank < 1:
-            raise ValueError(f"traces: rank is {rank}, allowed is >= 1")
+            raise ValueError(f"traces: rank is {rank}; expected >= 1")
         return int(self.counts[rank - 1]) if rank <= self.unique else 0
 
     def rows_with(self, occurrences: int) -> int:
@@ -86,7 +86,7 @@ class Statistics:
     def lru_hit_rate(self, cache_rows: int) -> float:
         """Return the hit rate of an LRU cache of this many rows, empty at first; NaN without lookups."""
         if cache_rows < 0:
-            raise ValueError(f"traces: cache_rows is {cache_rows}, allowed is >= 0")
+            raise ValueError(f"traces: cache_rows is {cache_rows}; expected >= 0")
         hits = float(self.lru_hits[min(cache_rows, self.unique)])
         return hits / self.lookups if self.lookups else float("nan")
 
@@ -187,7 +187,7 @@ def statistics(
     lowest, highest = (int(trace.min()), int(trace.max())) if len(trace) else (0, -1)
     rows = highest + 1 if rows is None else integer("traces: rows", rows, 0, 2**63 - 1)
     if lowest < 0 or highest >= rows:
-        raise ValueError(f"traces: trace has row ids in [{lowest}, {highest}], allowed is [0, {rows - 1}]")
+        raise ValueError(f"traces: trace has row ids in [{lowest}, {highest}]; expected [0, {rows - 1}]")
 
     with tqdm(total=4, desc="trace statistics", delay=2, leave=False, disable=hidden()) as bar:
         rows_read, names, counts = np.unique(trace, return_inverse=True, return_counts=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from recfuse.errors import ArgumentValueError, a_type
 
-_NEEDED = "a tuple of 3 tensors of integers, dense and on the CPU or a GPU: indices, offsets, lengths"
+_NEEDED = "a tuple of 3 tensors of integers, dense and on the CPU or a GPU (indices, offsets, lengths)"
 _NAMES = "indices", "offsets", "lengths"
 _DTYPES = {
     "LongStorage": "int64",
@@ -89,7 +89,8 @@ class Bound:
         """Raises ArgumentValueError where `needed` bytes more are too many."""
         if self.used + needed > self.whole:
             raise ArgumentValueError(
-                f"{what} {self.used + needed:,} bytes of memory, allowed are {self.whole:,}: pass most_bytes"
+                f"{what} need {self.used + needed:,} bytes of memory; expected {self.whole:,} at most. Pass "
+                "most_bytes."
             )
 
     def less(self, used: int) -> Bound:
@@ -125,7 +126,7 @@ def read_tuple(file: BinaryIO, bound: Bound) -> list[Table]:
     file.seek(0)
     if file.read(4) != b"PK\x03\x04":
         raise ArgumentValueError(
-            "byte 0: it is not an archive of torch.save; a file of torch below 1.6 must be saved again"
+            "byte 0: it is not an archive of torch.save. Save a file of torch below 1.6 again."
         )
     with zipfile.ZipFile(_Archive(file)) as archive:  # type: ignore[call-overload]
         contents = {entry.filename: entry for entry in archive.infolist()}
@@ -171,19 +172,19 @@ class _Descriptions(pickle.Unpickler):
             ("collections", "OrderedDict"): OrderedDict,
         }.get((module, name))
         if found is None:
-            raise ArgumentValueError(f"data.pkl: it holds {module}.{name}, needed is {_NEEDED}")
+            raise ArgumentValueError(f"data.pkl: it holds {module}.{name}; expected {_NEEDED}")
         return found
 
     def persistent_load(self, pid: Any) -> _Storage:
         word, kind, key, _, size = pid
         if word != "storage" or not isinstance(kind, str) or not isinstance(key, str):
-            raise ArgumentValueError(f"data.pkl: it refers to {word!r:.60}, must refer to storages alone")
+            raise ArgumentValueError(f"data.pkl: it refers to {word!r:.60}; expected storages")
         return _Storage(kind, key, _sizes("a storage's size", (size,))[0])
 
 
 def _rebuilt(storage: Any, first: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
     if not isinstance(storage, _Storage):
-        raise ArgumentValueError(f"data.pkl: a tensor has {a_type(storage)}, must have a storage")
+        raise ArgumentValueError(f"data.pkl: a tensor has {a_type(storage)}; expected a storage")
     found = _Tensor(storage, *_sizes("offset", (first,)), _sizes("shape", shape), _sizes("strides", strides))
     if len(found.shape) != len(found.strides):
         raise ArgumentValueError(
@@ -196,7 +197,7 @@ def _sizes(what: str, values: Any) -> tuple[int, ...]:
     if not isinstance(values, tuple) or not all(
         type(value) is int and 0 <= value < 2**63 for value in values
     ):
-        raise ArgumentValueError(f"data.pkl: {what} is {values!r:.60}, must be from 0 to 2^63 - 1")
+        raise ArgumentValueError(f"data.pkl: {what} is {values!r:.60}; expected 0 to 2^63 - 1")
     return values
 
 
@@ -204,23 +205,23 @@ def _described(archive: zipfile.ZipFile, contents: dict[str, zipfile.ZipInfo]) -
     """The folder in the archive, and the three tensors."""
     name = next((name for name in contents if name.endswith("/data.pkl") and name.count("/") == 1), None)
     if name is None:
-        raise ArgumentValueError("its archive has no data.pkl: it is no file of torch.save")
+        raise ArgumentValueError("its archive has no data.pkl; expected a file of torch.save")
     text = _record(archive, contents[name], _MOST_PICKLE)
     for opcode, argument, at in pickletools.genops(text):
         if opcode.name not in _OPCODES or (opcode.name == "LONG_BINPUT" and argument > len(text)):
-            raise ArgumentValueError(f"data.pkl, byte {at}: found {opcode.name}, needed is {_NEEDED}")
+            raise ArgumentValueError(f"data.pkl at byte {at}: found {opcode.name}; expected {_NEEDED}")
     value = _Descriptions(io.BytesIO(text)).load()
     if not isinstance(value, (tuple, list)) or len(value) != len(_NAMES):
         size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
         kind = "a tensor" if isinstance(value, _Tensor) else a_type(value)
-        raise ArgumentValueError(f"data.pkl: it holds {kind}{size}, needed is {_NEEDED}")
+        raise ArgumentValueError(f"data.pkl: it holds {kind}{size}; expected {_NEEDED}")
     for own, tensor in zip(_NAMES, value, strict=True):
         if not isinstance(tensor, _Tensor):
-            raise ArgumentValueError(f"{own} is {a_type(tensor)}, needed is a tensor of integers")
+            raise ArgumentValueError(f"{own} is {a_type(tensor)}; expected a tensor of integers")
         if tensor.storage.kind not in _DTYPES:
             kind = tensor.storage.kind.removesuffix("Storage").lower()
             raise ArgumentValueError(
-                f"{own} is of {kind:.60}, needed is a tensor of {', '.join(_DTYPES.values())}"
+                f"{own} is of {kind:.60}; expected a tensor of {', '.join(_DTYPES.values())}"
             )
     return name.removesuffix("data.pkl"), list(value)
 
@@ -233,40 +234,40 @@ def _check_sizes(tensors: list[_Tensor], bound: Bound) -> None:
         )
         if tensor.elements and (last >= tensor.storage.size or tensor.elements > tensor.storage.size):
             raise ArgumentValueError(
-                f"{name} has shape {list(tensor.shape)} and strides {list(tensor.strides)}, for a storage of "
-                f"{tensor.storage.size:,} elements; must be dense: save .contiguous()"
+                f"{name} has shape {list(tensor.shape)} and strides {list(tensor.strides)}, for a storage "
+                f"of {tensor.storage.size:,} elements; expected a dense tensor. Save tensor.contiguous()."
             )
     indices, offsets, lengths = (tensor.shape for tensor in tensors)
     if len(indices) != 1 or len(offsets) != 1 or len(lengths) not in (1, _MOST_RANK):
         raise ArgumentValueError(
-            f"indices {list(indices)}, offsets {list(offsets)}, lengths {list(lengths)} are the shapes; "
-            "needed are [lookups], [tables * batch + 1], [tables, batch]"
+            f"indices {list(indices)}, offsets {list(offsets)}, lengths {list(lengths)} have these shapes; "
+            "expected [lookups], [tables * batch + 1], [tables, batch]"
         )
     bags = math.prod(lengths)
     if offsets[0] != bags + 1:
         raise ArgumentValueError(
-            f"there are {offsets[0]} offsets and lengths {list(lengths)}; needed are {bags + 1} offsets"
+            f"there are {offsets[0]} offsets and lengths {list(lengths)}; expected {bags + 1} offsets"
         )
     if 0 in indices or 0 in lengths:
-        raise ArgumentValueError("it holds no row ids, must hold at least one")
+        raise ArgumentValueError("it holds no row ids; expected at least one row id")
     raw = sum(tensor.storage.size * tensor.dtype.itemsize for tensor in tensors)
     tables = lengths[0] if len(lengths) == _MOST_RANK else 1
     needed = raw + indices[0] * 8 + offsets[0] * _OFFSET_BYTES + tables * _TABLE_BYTES
-    bound.check(needed, "its tensors take")
+    bound.check(needed, "its tensors")
 
 
 def _byte_order(archive: zipfile.ZipFile, contents: dict[str, zipfile.ZipInfo], root: str) -> str:
     entry = contents.get(f"{root}byteorder")
     found = b"little" if entry is None else _record(archive, entry, len(b"little"))
     if found not in (b"little", b"big"):
-        raise ArgumentValueError(f"byteorder: found {found!r}, must be little or big")
+        raise ArgumentValueError(f"byteorder: found {found!r}; expected little or big")
     return "<" if found == b"little" else ">"
 
 
 def _record(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
     if entry.file_size > most:
         raise ArgumentValueError(
-            f"{entry.filename!r:.60} has {entry.file_size:,} bytes, must have {most:,} at most"
+            f"{entry.filename!r:.60} has {entry.file_size:,} bytes; expected {most:,} at most"
         )
     with archive.open(entry) as file:
         return file.read(most)
@@ -285,14 +286,14 @@ def _array(
     size = None if entry is None else entry.file_size
     if entry is None or size != needed:
         found = "missing" if entry is None else f"of {size:,} bytes"
-        raise ArgumentValueError(f"{name!r:.60} is {found}, must be of {needed:,} bytes")
+        raise ArgumentValueError(f"{name!r:.60} is {found}; expected {needed:,} bytes")
     values = np.empty(tensor.storage.size, dtype)
     room, at = memoryview(values).cast("B"), 0
     with archive.open(entry) as file:
         while at < needed:
             piece = file.read(min(_MOST_READ, needed - at))
             if not piece:
-                raise ArgumentValueError(f"{name!r:.60} ends at byte {at:,}, must have {needed:,}")
+                raise ArgumentValueError(f"{name!r:.60} ends at byte {at:,}; expected {needed:,}")
             room[at : at + len(piece)] = piece
             at += len(piece)
     steps = [stride * dtype.itemsize for stride in tensor.strides]
@@ -306,15 +307,16 @@ def _tables(
     for name, values, most in (("indices", indices, 2**63 - 1), ("lengths", lengths.ravel(), len(indices))):
         if values.min() < 0 or values.max() > most:
             at = int(np.argmax((values < 0) | (values > most)))
-            raise ArgumentValueError(f"{name}[{at}] is {values[at]}, allowed is 0 to {most}")
+            raise ArgumentValueError(f"{name}[{at}] is {values[at]}; expected 0 to {most}")
     expected = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths.ravel())])
     if (wrong := offsets != expected).any():
         at = int(np.argmax(wrong))
         raise ArgumentValueError(
-            f"offsets[{at}] is {offsets[at]}, must be {expected[at]}: offsets begin at 0 and rise by lengths"
+            f"offsets[{at}] is {offsets[at]}; expected {expected[at]}, since offsets begin at 0 and rise by "
+            "lengths"
         )
     if offsets[-1] != len(indices):
-        raise ArgumentValueError(f"offsets end at {offsets[-1]}, must end at the {len(indices)} indices")
+        raise ArgumentValueError(f"offsets end at {offsets[-1]}; expected the {len(indices)} indices")
     batch = lengths.shape[-1]
     ends_of = (offsets[first : first + batch + 1] for first in range(0, lengths.size, batch))
     return [Table(indices[ends[0] : ends[-1]], ends - ends[0]) for ends in ends_of]

@@ -30,8 +30,8 @@ from recfuse.nn.columns.specs import FeatureRef
 from recfuse.ops.library import is_transformed
 
 _ENTRY = (
-    "a tensor, a jagged one, (values, offsets) or (values, offsets, weights) of tensors; "
-    "recfuse.data.hash_strings makes one of strings"
+    "a tensor, a jagged tensor, (values, offsets) or (values, offsets, weights) of tensors. Use "
+    "recfuse.data.hash_strings for strings."
 )
 _MAPPING = "a mapping of names to tensors, a KeyedJaggedTensor or recfuse.nn.columns.PackedColumns"
 
@@ -45,19 +45,23 @@ def entry_of(value: Any, where: str) -> Tensor | Jagged:
     if isinstance(value, Tensor):
         if value.layout is torch.jagged:
             if value.lengths() is not None or value.dim() != 2:
-                raise ArgumentValueError(f"{where} is a nested tensor with gaps, or of {value.dim()} "
-                                         "dimensions; must have 2 and none: call .contiguous()")  # fmt: skip
+                raise ArgumentValueError(
+                    f"{where} is a nested tensor with gaps, or of {value.dim()} dimensions; expected 2 "
+                    "dimensions and no gaps. Call .contiguous()."
+                )
             return Jagged(value.values(), value.offsets())
         if value.layout is not torch.strided or value.is_nested:
-            raise ArgumentTypeError(f"{where} is a {value.layout} tensor, must be a dense or a jagged one")
+            raise ArgumentTypeError(
+                f"{where} is a {value.layout} tensor; expected a dense or a jagged tensor"
+            )
         if value.dim() not in (1, 2):
-            raise ArgumentValueError(f"{where} is {list(value.shape)}, must be [batch] or [batch, width]")
+            raise ArgumentValueError(f"{where} is {list(value.shape)}; expected [batch] or [batch, width]")
         return value
     if isinstance(value, Jagged):
         return value
     if is_keyed(value) and len(value.keys()) != 1:
         raise ArgumentValueError(
-            f"{where} is a KeyedJaggedTensor with the keys {value.keys()[:8]}, must have one, or be the "
+            f"{where} is a KeyedJaggedTensor with the keys {value.keys()[:8]}; expected one key, or the "
             "whole batch"
         )
     if all(hasattr(value, name) for name in ("values", "offsets", "weights_or_none")):
@@ -66,8 +70,8 @@ def entry_of(value: Any, where: str) -> Tensor | Jagged:
         unknown = sorted(set(value) - {"values", "offsets", "lengths", "weights"})
         if unknown or "values" not in value or ("offsets" in value) == ("lengths" in value):
             raise ArgumentValueError(
-                f'{where} is a mapping with {sorted(value)}, must have "values", one of "offsets" and '
-                '"lengths", and may have "weights"'
+                f'{where} is a mapping with {sorted(value)}; expected "values", one of "offsets" and '
+                '"lengths", and optionally "weights"'
             )
         offsets = value["offsets"] if "offsets" in value else offsets_of(value["lengths"])
         value = value["values"], offsets, value.get("weights")
@@ -75,7 +79,7 @@ def entry_of(value: Any, where: str) -> Tensor | Jagged:
         raise wrong_type(where, value, _ENTRY)
     for at, one in enumerate(value):
         if not isinstance(one, Tensor) and not (at == 2 and one is None):
-            raise ArgumentTypeError(f"{where} is {a_type(value)} with {a_type(one)}, must be {_ENTRY}")
+            raise ArgumentTypeError(f"{where} is {a_type(value)} with {a_type(one)}; expected {_ENTRY}")
     return Jagged(*value)
 
 
@@ -125,7 +129,7 @@ class Reader:
         if isinstance(batch, PackedColumns):
             if dense is not None:
                 raise ArgumentValueError(
-                    "recfuse.nn.EmbeddingColumns: dense must be None with a packed batch"
+                    "recfuse.nn.EmbeddingColumns: dense is given with a packed batch; expected None"
                 )
             return batch.inputs(self.uses)
         if is_keyed(batch):
@@ -206,27 +210,27 @@ class Reader:
             if one.shape[0] != batch:
                 refuse(number, f"has {one.shape[0]} samples, the batch has {batch}")
             if one.dim() == 2 and one.shape[1] == 0:
-                refuse(number, f"is {list(one.shape)}, must have a value a sample or more")
+                refuse(number, f"is {list(one.shape)}; expected a value a sample or more")
         for number, (entry, count) in enumerate(zip(jagged, features, strict=True), len(dense)):
             shape = entry.offsets.shape
             if entry.values.dim() != 1:
-                refuse(number, f"has values {list(entry.values.shape)}, must be [values]")
+                refuse(number, f"has values {list(entry.values.shape)}; expected [values]")
             if len(shape) != 1 or shape[0] == 0:
-                refuse(number, f"has offsets {list(shape)}, must be one more than there are samples")
+                refuse(number, f"has offsets {list(shape)}; expected one offset more than samples")
             if shape[0] != count * batch + 1:
                 refuse(
-                    number, f"has offsets {list(shape)}, must be [{count * batch + 1}] for {batch} samples"
+                    number, f"has offsets {list(shape)}; expected [{count * batch + 1}] for {batch} samples"
                 )
             if entry.weights is not None and entry.weights.shape != entry.values.shape:
                 given, wanted = list(entry.weights.shape), list(entry.values.shape)
-                refuse(number, f"has weights {given}, must be {wanted}, one for each value")
+                refuse(number, f"has weights {given}; expected {wanted}, a weight for each value")
 
     def _of_keys(self, keyed: Any, others: Mapping[str, Any]) -> Inputs:
         """Return the inputs of a KeyedJaggedTensor, whose keys are slots of one input, and of ``others``."""
         if keyed.variable_stride_per_key():
             raise ArgumentValueError(
-                "recfuse.nn.EmbeddingColumns: a KeyedJaggedTensor with a batch size per key, must have one "
-                "for all"
+                "recfuse.nn.EmbeddingColumns: a KeyedJaggedTensor has a batch size per key; expected one "
+                "batch size for all keys"
             )
         keys = keyed.keys()
         if self._keys is not None and not torch.compiler.is_compiling() and self._keys[0] == keys:
@@ -292,7 +296,9 @@ class Reader:
             _check_offsets(found.offsets, entry.offsets, where)
             return entry._replace(weights=widened(found.values))
         if found.dim() == 2 and found.shape != shape:
-            raise ArgumentValueError(f"{where}, are {list(found.shape)}, must be as the feature's values are")
+            raise ArgumentValueError(
+                f"{where}, are {list(found.shape)}; expected the shape of the feature's values"
+            )
         return entry._replace(weights=widened(found.reshape(-1)))
 
     def _where(self, use: FeatureRef) -> str:
@@ -315,4 +321,4 @@ def _check_offsets(own: Tensor, wanted: Tensor, where: str) -> None:
     if same and own is not wanted and own.is_cpu and wanted.is_cpu and not torch.compiler.is_compiling():
         same = torch.equal(own.to(torch.int64), wanted.to(torch.int64))
     if not same:
-        raise ArgumentValueError(f"{where}, must have the same offsets as its values")
+        raise ArgumentValueError(f"{where}; expected the same offsets as its values")

@@ -16,7 +16,7 @@ _WHERE = "recfuse.nn.EmbeddingColumns"
 def check_columns(columns: Sequence[Column], sparse: bool) -> None:
     """Raise ValueError or TypeError unless ``columns`` is a valid list of columns."""
     if not columns:
-        raise ArgumentValueError(f"{_WHERE}: columns is empty, must have at least one")
+        raise ArgumentValueError(f"{_WHERE}: columns is empty; expected at least one column")
     names: set[str] = set()
     for number, column in enumerate(columns):
         if not isinstance(column, Column):
@@ -27,7 +27,7 @@ def check_columns(columns: Sequence[Column], sparse: bool) -> None:
         if sparse and isinstance(column, TableColumn) and column.pooling == "max":
             raise ArgumentValueError(
                 f'{_WHERE}: sparse is True and pooling of column {column.name!r} is "max", which has no '
-                "sparse gradient; pass sparse=False"
+                "sparse gradient. Pass sparse=False."
             )
 
 
@@ -47,7 +47,8 @@ def tables_of(columns: Sequence[Column]) -> dict[str, TableColumn]:
                 shown = {"rows": "num_embeddings"}.get(field, field)
                 raise ArgumentValueError(
                     f"{_WHERE}: columns {first.name!r} and {column.name!r} share table {first.table_name!r}, "
-                    f"but {shown} is {getattr(first, field)} of one and {getattr(column, field)} of the other"
+                    f"but {shown} is {getattr(first, field)} in the first and {getattr(column, field)} in "
+                    "the second"
                 )
     return found
 
@@ -81,5 +82,5 @@ def check_values(numbers: Sequence[int], uses: Sequence[FeatureRef], given: Inpu
         if any(tensor.requires_grad for tensor in tensors):
             raise NotImplementedError(
                 f"{_WHERE}: feature {use.feature!r} needs a gradient, which columns have for their tables "
-                "alone: detach() it, or concatenate it to the output yourself"
+                "alone. Call detach(), or concatenate the feature to the output yourself."
             )

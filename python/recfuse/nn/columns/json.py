@@ -88,7 +88,7 @@ def _column(where: str, given: Any) -> Column:
 def _kind(field: str, given: Mapping[str, Any], kinds: Mapping[str, Any]) -> Any:
     name = given.get(field)
     if not isinstance(name, str) or name not in kinds:
-        raise ArgumentValueError(f"{field} is {name!r}, must be one of {', '.join(kinds)}")
+        raise ArgumentValueError(f"{field} is {name!r}; expected one of {', '.join(kinds)}")
     return kinds[name]
 
 
@@ -96,7 +96,7 @@ def _made(kind: Any, given: Mapping[str, Any]) -> Any:
     allowed = [one.name for one in fields(kind) if one.init]
     for name in given:
         if name not in allowed:
-            raise ArgumentValueError(f"there is no field {name!r}; {kind.__name__} has {', '.join(allowed)}")
+            raise ArgumentValueError(f"{kind.__name__} has no field {name!r}; expected {', '.join(allowed)}")
     return kind(**given)
 
 
@@ -109,7 +109,7 @@ def _field(name: str, value: Any) -> Any:
         return tuple(_key(one) for one in value)
     if name == "dtype" and value is not None:
         if value not in DTYPE_NAMES:
-            raise ArgumentValueError(f"dtype is {value!r}, must be one of {', '.join(DTYPE_NAMES)}")
+            raise ArgumentValueError(f"dtype is {value!r}; expected one of {', '.join(DTYPE_NAMES)}")
         return getattr(torch, value)
     if name in ("min", "max"):
         return _number(value)

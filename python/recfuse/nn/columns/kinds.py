@@ -175,7 +175,9 @@ class Cross(TableColumn):
     def _check(self) -> None:
         super()._check()
         if isinstance(self.keys, str) or not isinstance(self.keys, Sequence) or len(self.keys) != 2:
-            raise TypeError("keys must be two features: names or recfuse.nn.columns.Key")
+            raise TypeError(
+                "keys has another form; expected two features, as names or recfuse.nn.columns.Key"
+            )
         keys = tuple(Key(key) if isinstance(key, str) else key for key in self.keys)
         for key in keys:
             if not isinstance(key, Key):

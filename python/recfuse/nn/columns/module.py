@@ -108,16 +108,16 @@ class EmbeddingColumns(PackedTables):
         """Create new tables; see the class."""
         super().__init__()
         if not isinstance(columns, Iterable) or isinstance(columns, (str, bytes)):
-            needed = "an iterable of columns; from_json reads a list of mappings"
+            needed = "an iterable of columns. Use from_json for a list of mappings."
             raise wrong_type(f"{_WHERE}: columns", columns, needed)
         self.specs: tuple[Column, ...] = tuple(columns)
         self.bounds_check = bounds_check
         check_columns(self.specs, sparse)
         if bounds_check not in ("on", "off"):
-            raise ArgumentValueError(f'{_WHERE}: bounds_check is {bounds_check!r}, must be "on" or "off"')
+            raise ArgumentValueError(f'{_WHERE}: bounds_check is {bounds_check!r}; expected "on" or "off"')
         if dtype not in DTYPES:
             raise ArgumentTypeError(
-                f"{_WHERE}: dtype is {dtype!r}, must be torch.float32, torch.float16 or torch.bfloat16"
+                f"{_WHERE}: dtype is {dtype!r}; expected torch.float32, torch.float16 or torch.bfloat16"
             )
         threshold = size_of(host_tables, f"{_WHERE}: host_tables")
         tables = tables_of(self.specs)
@@ -373,7 +373,7 @@ class EmbeddingColumns(PackedTables):
     def __prepare_scriptable__(self) -> NoReturn:
         """Raise NotImplementedError with a reason; torch.jit.script would fail at some line of this class."""
         raise NotImplementedError(
-            "recfuse: an EmbeddingColumns cannot be scripted; torch.export and torch.compile take it as it is"
+            "recfuse: an EmbeddingColumns cannot be scripted. Use torch.export or torch.compile."
         )
 
 

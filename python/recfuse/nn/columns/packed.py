@@ -64,7 +64,7 @@ class PackedColumns:
         """Return the tensors for columns with these uses; raises ValueError for others."""
         if self._uses is not uses and self._uses != uses:
             raise ArgumentValueError(
-                "recfuse.nn.EmbeddingColumns: the batch was packed for other columns; pack it by this module"
+                "recfuse.nn.EmbeddingColumns: the batch was packed for other columns. Pack it by this module."
             )
         if not torch.compiler.is_dynamo_compiling():
             return self._inputs

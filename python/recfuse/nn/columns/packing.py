@@ -60,7 +60,8 @@ class Packer:
         tensors = [one for each in given[2:] for one in each]
         if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
             raise NotImplementedError(
-                f"{_WHERE}: a tensor of the batch needs a gradient, which a packed batch has not: detach() it"
+                f"{_WHERE}: a tensor of the batch needs a gradient, which a packed batch has not. Call "
+                "detach()."
             )
         for name, each in zip(("dense", "values", "offsets", "weights"), given[2:], strict=True):
             check_storages(_WHERE, name, each)
@@ -162,7 +163,7 @@ def _features(given: Inputs, jagged: Sequence[Jagged]) -> list[int]:
     for entry, count in zip(jagged, counts, strict=True):
         if entry.offsets.dim() != 1 or entry.offsets.shape[0] != count * batch + 1:
             raise ArgumentValueError(
-                f"{_WHERE}: offsets of a jagged entry are {list(entry.offsets.shape)}, must be "
+                f"{_WHERE}: offsets of a jagged entry are {list(entry.offsets.shape)}; expected "
                 f"[{count * batch + 1}] for {batch} samples"
             )
     return counts

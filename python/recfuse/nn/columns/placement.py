@@ -57,7 +57,7 @@ def size_of(text: str | int | None, where: str) -> int | None:
         return integer(where, text, 0, 2**62)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)\s*", text)
     if found is None:
-        raise ArgumentValueError(f'{where} is {text!r}, must be a number of bytes or a text as "256MiB"')
+        raise ArgumentValueError(f'{where} is {text!r}; expected a number of bytes or a text as "256MiB"')
     return int(float(found[1]) * _UNITS[found[2]])
 
 
@@ -97,8 +97,9 @@ def page_locked(table: Tensor) -> Tensor:
         return table.pin_memory()
     except RuntimeError as error:
         warnings.warn(
-            f"recfuse.nn.EmbeddingColumns: {table.nbytes / 2**20:.0f} MiB of tables could not be page-locked "
-            f"({str(error).splitlines()[0]}); CPU threads look their rows up, which takes longer",
+            f"recfuse.nn.EmbeddingColumns: {table.nbytes / 2**20:.0f} MiB of tables could not be "
+            f"page-locked ({str(error).splitlines()[0]}), so CPU threads look their rows up, which takes "
+            "longer",
             stacklevel=2,
         )
         return table

@@ -78,7 +78,7 @@ def stepped(step: Step, values: Tensor) -> Tensor:
     """
     if isinstance(step, (ClipInteger, Modulo, ToHash, ToWord)):
         if values.is_floating_point():
-            raise ArgumentTypeError(f"step {step.kind} takes integers, not floats: put a Cast before it")
+            raise ArgumentTypeError(f"step {step.kind} takes integers, not floats. Put a Cast before it.")
         return _integers(step, values)
     if isinstance(step, Cast):
         return _cast(values)
@@ -159,7 +159,7 @@ def _bags(given: Inputs, number: int) -> Bags:
 def _of_type(values: Tensor) -> Tensor:
     values = widened(values)
     if values.dtype not in TYPES:
-        raise ArgumentTypeError(f"values are {values.dtype}, must be float32, int32 or int64")
+        raise ArgumentTypeError(f"values are {values.dtype}; expected float32, int32 or int64")
     return values if values.is_floating_point() else values.to(torch.int64)
 
 
@@ -272,7 +272,7 @@ def _numeric(column: Column, bags: Bags, given: Inputs) -> Tensor:
     assert isinstance(column, Numeric)
     place_width = bags.values.numel() // max(given.batch, 1)
     if given.batch and place_width != column.width:
-        raise ArgumentValueError(f"a sample has {place_width} values, must have {column.width}")
+        raise ArgumentValueError(f"a sample has {place_width} values; expected {column.width}")
     return bags.values.float().reshape(given.batch, column.width)
 
 
@@ -304,7 +304,7 @@ def _looked_up(column: TableColumn, sources: Sequence[Bags], table: Tensor, batc
 
 def _check_integers(values: Tensor) -> None:
     if values.is_floating_point():
-        raise ArgumentTypeError("its values are floats, which are no indices: put a Cast into preprocess")
+        raise ArgumentTypeError("its values are floats, which are no indices. Put a Cast into preprocess.")
 
 
 def _safe(column: TableColumn, bags: Bags) -> Bags:
@@ -317,7 +317,8 @@ def _safe(column: TableColumn, bags: Bags) -> Bags:
         if not bool(valid.all()):
             at = int((~valid).nonzero()[0])
             raise IndexRangeError(
-                f"index {int(indices[at])} of sample {int(bags.samples()[at])} is none of {column.rows} rows"
+                f"index {int(indices[at])} of sample {int(bags.samples()[at])} is no row; expected 0 to "
+                f"{column.rows - 1}"
             )
         return bags
     kept = pad(valid.cumsum(0), (1, 0))

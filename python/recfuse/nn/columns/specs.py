@@ -177,8 +177,8 @@ class TableColumn(Column):
             check_name("table", self.table)
         if "." in self.table_name:
             raise ValueError(
-                f"the table's name is {self.table_name!r}, must have no dot, since it is a part of a name in "
-                "the state_dict; pass table="
+                f"the table's name is {self.table_name!r}; expected no dot, since it is a part of a name in "
+                "the state_dict. Pass table."
             )
         _one_of("pooling", self.pooling, POOLINGS)
         _one_of("placement", self.placement, PLACEMENTS)
@@ -191,21 +191,23 @@ class TableColumn(Column):
         for name in ("fill_value", "scale"):
             self._set(name, real(name, getattr(self, name)))
             if not -_MOST_FLOAT <= getattr(self, name) <= _MOST_FLOAT:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be finite (float32)")
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a finite float32")
         if self.empty != "fill" and self.fill_value != 0:
-            raise ValueError(f'fill_value is {self.fill_value} with empty={self.empty}, needs empty="fill"')
+            raise ValueError(
+                f'fill_value is {self.fill_value} with empty={self.empty}; expected 0, or empty="fill"'
+            )
         if self.slice is not None:
             self._set("slice", self._checked_slice(self.slice))
         if self.dtype is not None and self.dtype not in DTYPES:
             raise TypeError(
-                f"dtype is {self.dtype!r}, must be torch.float32, torch.float16 or torch.bfloat16"
+                f"dtype is {self.dtype!r}; expected torch.float32, torch.float16 or torch.bfloat16"
             )
         if not isinstance(self.trainable, bool):
-            raise TypeError(f"trainable is {a_type(self.trainable)}, must be a bool")
+            raise TypeError(f"trainable is {a_type(self.trainable)}; expected a bool")
 
     def _checked_slice(self, given: Any) -> tuple[int, int]:
         if not isinstance(given, (tuple, list)) or len(given) != 2:
-            raise TypeError("slice must be (start, stop)")
+            raise TypeError("slice has another form; expected (start, stop)")
         first = integer("slice's start", given[0], 0, self.embedding_dim)
         return first, integer("slice's stop", given[1], first, self.embedding_dim)
 
@@ -244,9 +246,12 @@ class FeatureColumn(TableColumn):
             if getattr(self, name) is not None:
                 check_name(name, getattr(self, name))
         if not isinstance(self.weighted, bool):
-            raise TypeError(f"weighted is {a_type(self.weighted)}, must be a bool")
+            raise TypeError(f"weighted is {a_type(self.weighted)}; expected a bool")
         if self.weighted and self.weights is not None:
-            raise ValueError(f"weighted is True and weights is {self.weights!r}, must be one of the two")
+            raise ValueError(
+                f"weighted is True and weights is {self.weights!r}; expected False or None. Pass only one "
+                "of the two."
+            )
         if self.pooling == "max" and (self.weighted or self.weights is not None):
             raise ValueError('pooling is "max", which takes no weights')
 
@@ -262,7 +267,7 @@ def check_name(where: str, value: Any) -> None:
 def _one_of(where: str, value: Any, allowed: Sequence[str], more: str = "") -> None:
     if value not in allowed:
         words = ", ".join(f'"{one}"' for one in allowed)
-        raise ArgumentValueError(f"{where} is {value!r}, must be {words}{more}")
+        raise ArgumentValueError(f"{where} is {value!r}; expected {words}{more}")
 
 
 def checked_steps(given: Any) -> tuple[Step, ...]:

@@ -59,7 +59,9 @@ class Affine(Step):
         for name in ("scale", "offset"):
             value = _float32(f"Affine: {name}", getattr(self, name))
             if not math.isfinite(value):
-                raise ArgumentValueError(f"Affine: {name} is {getattr(self, name)}, must be finite (float32)")
+                raise ArgumentValueError(
+                    f"Affine: {name} is {getattr(self, name)}; expected a finite float32"
+                )
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Clip(Step):
         """Raise ValueError for a NaN."""
         for name, value in zip(("min", "max"), self.bounds(), strict=True):
             if math.isnan(value):
-                raise ArgumentValueError(f"Clip: {name} is NaN, must be a number or None")
+                raise ArgumentValueError(f"Clip: {name} is NaN; expected a number or None")
 
     def bounds(self) -> tuple[float, float]:
         """Return both bounds as float32, infinite where there is no bound."""
@@ -186,13 +188,13 @@ class ToBucket(Step):
         """Raise TypeError or ValueError unless the boundaries are numbers that never decrease."""
         found = np.atleast_1d(_array("boundaries", self.boundaries))
         if found.ndim != 1 or (found.size and found.dtype.kind not in "iuf"):
-            raise ArgumentTypeError("boundaries must be a sequence of numbers")
+            raise ArgumentTypeError("boundaries has another form; expected a sequence of numbers")
         values = found.astype(np.float32)
         rises = values[1:] >= values[:-1]
         if np.isnan(values).any() or not rises.all():
             at = int(np.isnan(values).argmax() if np.isnan(values).any() else rises.argmin() + 1)
             raise ArgumentValueError(
-                f"boundaries[{at}] is {found[at]}, must be a number not less than the one before it"
+                f"boundaries[{at}] is {found[at]}; expected a number not less than the number before it"
             )
         _flag("right", self.right)
         object.__setattr__(self, "boundaries", tuple(found.tolist()))
@@ -242,13 +244,17 @@ class ToWord(Step):
         """Raise TypeError or ValueError unless the words are different int64 numbers."""
         found = np.atleast_1d(_array("vocabulary", self.vocabulary))
         if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-            raise ArgumentTypeError("vocabulary must be a sequence of integers (hash strings first)")
+            raise ArgumentTypeError(
+                "vocabulary has other values; expected a sequence of integers. Hash strings first."
+            )
         if found.dtype == np.uint64 and found.size and int(found.max()) > MOST:
-            raise ArgumentValueError(f"vocabulary has {int(found.max())}, must be int64")
+            raise ArgumentValueError(f"vocabulary has {int(found.max())}; expected int64")
         values = found.astype(np.int64)
         words, counts = np.unique(values, return_counts=True)
         if len(words) < len(values):
-            raise ArgumentValueError(f"vocabulary has {int(words[counts.argmax()])} twice, words must differ")
+            raise ArgumentValueError(
+                f"vocabulary has {int(words[counts.argmax()])} twice; expected different words"
+            )
         object.__setattr__(self, "vocabulary", tuple(values.tolist()))
         object.__setattr__(self, "int64", values)
 
@@ -266,14 +272,14 @@ def _float32(where: str, value: Any) -> float:
 
 def _flag(where: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise ArgumentTypeError(f"{where} is {a_type(value)}, must be a bool")
+        raise ArgumentTypeError(f"{where} is {a_type(value)}; expected a bool")
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
     if isinstance(values, (str, bytes)):
-        raise ArgumentTypeError(f"{name} is {a_type(values)}, must be a sequence of numbers")
+        raise ArgumentTypeError(f"{name} is {a_type(values)}; expected a sequence of numbers")
     check_storages("recfuse", name, (values,))
     try:
         return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (ValueError, OverflowError) as error:
-        raise ArgumentTypeError(f"{name} must be a sequence of numbers: {error}") from None
+        raise ArgumentTypeError(f"{name} is no sequence of numbers: {error}") from None

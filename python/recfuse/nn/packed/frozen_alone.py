@@ -107,9 +107,9 @@ def check_counts(found: Optimizer, store: PackedStore, all_tables: bool = False)
             continue
         raise ArgumentValueError(
             f"recfuse: packed table {spec.name!r} was frozen alone, and {type(found).__name__} has made "
-            "steps since. It counts steps by Parameter, and the table's next step would be another than "
-            "torch's. Make a new optimizer when the table is trained again; or give the table a Parameter of "
-            "its own before the optimizer is made: recfuse.optim.embedding_parameters(table)"
+            "steps since, which it counts by Parameter, so the table's next step would differ from "
+            "torch's. Make a new optimizer when the table is trained again, or call "
+            "recfuse.optim.embedding_parameters(table) before the optimizer is made."
         )
 
 

@@ -25,7 +25,7 @@ def check_optimizers(optimizers: Iterable[Optimizer], what: str) -> tuple[Optimi
     for optimizer in found:
         if not isinstance(optimizer, Optimizer):
             raise ArgumentTypeError(
-                f"{what}: optimizers has {a_type(optimizer)}, must be torch.optim.Optimizer"
+                f"{what}: optimizers has {a_type(optimizer)}; expected torch.optim.Optimizer"
             )
     return found
 

@@ -173,8 +173,8 @@ class PackedModule(PackedTables):
         weights = self.packed_weights()
         if not has_kernel(weights):
             raise ArgumentValueError(
-                "recfuse: these tables are not pooled in one call, so there is no work to share out: all "
-                "must be on the CPU or on one CUDA device, and float32, float16 or bfloat16"
+                "recfuse: these tables are not pooled in one call, so there is no work to share out; "
+                "expected all on the CPU or on one CUDA device, and float32, float16 or bfloat16"
             )
         device = weights[0].device if on_gpu(weights) else None
         features = self.layout.features

@@ -116,7 +116,8 @@ def _parameter(store: PackedStore, name: str, number: int) -> Parameter:
     if reason is not None:
         raise ArgumentValueError(
             f"recfuse: packed table {store.layout.tables[number].name!r} cannot be trained, frozen or "
-            f"stepped alone: {reason}. Do so with all tables of the module, or before they are packed"
+            f"stepped alone, since {reason}. Change all tables of the module, or change the table before it "
+            "is packed."
         )
     return store.parameters[name]
 

@@ -115,8 +115,8 @@ class Move:
         kind = type(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS) and any(optimizer.state.values()):
             raise ArgumentValueError(
-                f"{self._what}: {kind.__name__} has made steps, and its state (old_dirs, old_stps, ...) is "
-                "one for all its Parameters; create a new optimizer afterwards"
+                f"{self._what}: {kind.__name__} has made steps, and its state (old_dirs, old_stps, ...) "
+                "covers all its Parameters. Create a new optimizer afterwards."
             )
         if not isinstance(group["params"], list):
             where = f"{self._what}: params of a param group of {kind.__name__}"
@@ -151,7 +151,7 @@ class Move:
                 if is_key or not isinstance(container, MutableMapping):
                     raise ArgumentValueError(
                         f"{self._what}: {type(optimizer).__name__} holds Parameters of the tables in its "
-                        f"attribute {attribute!r}, where they cannot be replaced; create it afterwards"
+                        f"attribute {attribute!r}, where they cannot be replaced. Create it afterwards."
                     )
                 yield container
 
@@ -176,9 +176,9 @@ class Move:
                 if not kinds[key]:
                     raise ArgumentValueError(
                         f"{self._what}: state entry {key!r} of {type(optimizer).__name__} is "
-                        f"{described(value)} for a Parameter of shape {tuple(weight.shape)}, must be of its "
-                        "shape, have a first dimension of its rows, or be one number; make the optimizer "
-                        "afterwards"
+                        f"{described(value)} for a Parameter of shape {tuple(weight.shape)}; expected its "
+                        "shape, a first dimension of its rows, or one number. Make the optimizer "
+                        "afterwards."
                     )
         return {
             number: {
@@ -194,8 +194,8 @@ class Move:
             return None
         if "element" not in kinds_of(gradient, weight):
             raise ArgumentValueError(
-                f"{self._what}: the gradient of a table's weight is {described(gradient)}, must be of its "
-                f"shape {tuple(weight.shape)}, dense or sparse COO by rows; set it to None before"
+                f"{self._what}: the gradient of a table's weight is {described(gradient)}; expected of its "
+                f"shape {tuple(weight.shape)}, dense or sparse COO by rows. Set it to None before."
             )
         return Entry(gradient, "element")
 

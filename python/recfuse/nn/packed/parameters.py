@@ -82,7 +82,7 @@ class PackedParameters(torch.nn.Module):
         """
         where = f"recfuse.nn.{type(self).__name__}"
         if reason := why_not_fusable(bags):
-            raise ArgumentValueError(f"{where}: {reason}; use recfuse.nn.EmbeddingBag for it")
+            raise ArgumentValueError(f"{where}: {reason}. Use recfuse.nn.EmbeddingBag for it.")
         specs = []
         for name, bag in zip(names, bags, strict=True):
             row = None if bag.padding_idx is None else padding_row(bag.padding_idx, bag.weight)
@@ -167,7 +167,7 @@ class PackedParameters(torch.nn.Module):
         needed = matrix.rows * form.dim * form.dtype.itemsize
         return AllocationError(
             f"recfuse.nn.{type(self).__name__}: {len(sizes)} tables of dim {form.dim} in {form.dtype} on "
-            f"{form.device} need {needed:,} bytes of memory, which are not free; the largest is table "
+            f"{form.device} need {needed:,} bytes of memory, which are not free, and the largest is table "
             f"{table} with {rows:,} rows"
         )
 

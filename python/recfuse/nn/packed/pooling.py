@@ -57,8 +57,8 @@ def refuse_proxy(value: Any) -> None:
     """Raise TypeError in torch.fx.symbolic_trace: a fused call depends on the batch."""
     if not torch.compiler.is_compiling() and isinstance(value, torch.fx.Proxy):
         raise ArgumentTypeError(
-            "recfuse: torch.fx.symbolic_trace cannot follow tables that are pooled in one call; call "
-            "recfuse.unswap(model) before it, or use torch.export"
+            "recfuse: torch.fx.symbolic_trace cannot follow tables that are pooled in one call. Call "
+            "recfuse.unswap(model) before it, or use torch.export."
         )
 
 
@@ -76,8 +76,8 @@ def pool_one_by_one(
     count = len(layout.table_of_feature)
     if (offsets.numel() - 1) % count:
         raise ArgumentValueError(
-            f"recfuse.fused_embedding_bag: offsets has {offsets.numel()} elements, must have "
-            f"features * bags + 1 with {count} features"
+            f"recfuse.fused_embedding_bag: offsets has {offsets.numel()} elements; expected features * bags "
+            f"+ 1 with {count} features"
         )
     bags = (offsets.numel() - 1) // count
     if offsets.is_meta:
@@ -142,19 +142,19 @@ def table_call(
     if isinstance(input, Tensor) and input.dim() == 2:
         if offsets is not None:
             raise ArgumentValueError(
-                f"{where}offsets is given with a 2-D input {list(input.shape)}, whose rows are the bags; "
-                "pass offsets=None, or a 1-D input"
+                f"{where}offsets is given with a 2-D input {list(input.shape)}, whose rows are the bags. "
+                "Pass offsets=None, or a 1-D input."
             )
         if per_sample_weights is not None and per_sample_weights.shape != input.shape:
             raise ArgumentValueError(
-                f"{where}per_sample_weights has shape {list(per_sample_weights.shape)}, must have that of "
+                f"{where}per_sample_weights has shape {list(per_sample_weights.shape)}; expected that of "
                 f"input: {list(input.shape)}"
             )
         ends = torch.arange(input.shape[0] + 1, dtype=torch.int64, device=input.device) * input.shape[1]
         per_sample_weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
         input = input.reshape(-1)
     elif offsets is None:
-        raise ArgumentValueError(f"{where}offsets is None, must be a 1-D tensor with a 1-D input")
+        raise ArgumentValueError(f"{where}offsets is None; expected a 1-D tensor with a 1-D input")
     elif spec.include_last_offset:
         ends = offsets
         if (
@@ -183,15 +183,15 @@ def table_call(
 def check_mapping(mapping: Mapping, layout: Layout, offsets: Tensor) -> None:
     """Raise an error if ``mapping`` is no mapping, or belongs to other tables or another batch."""
     if not isinstance(mapping, Mapping):
-        raise wrong_type("recfuse: mapping", mapping, "what map(offsets) of this module gave")
+        raise wrong_type("recfuse: mapping", mapping, "the result of map(offsets) of this module")
     count = len(layout.dims)
     bags = (offsets.numel() - 1) // max(count, 1)
     if mapping.bags != bags or mapping.features.shape[0] != count:
         raise ArgumentValueError(
             f"recfuse: mapping is for {mapping.features.shape[0]} features and {mapping.bags} bags, this "
-            f"batch has {count} features and {bags} bags; create it by map(offsets) of this batch"
+            f"batch has {count} features and {bags} bags. Create it by map(offsets) of this batch."
         )
     if mapping.features is not layout.features and not torch.equal(mapping.features, layout.features):
         raise ArgumentValueError(
-            "recfuse: mapping is for other tables; create it by map(offsets) of this module as it is now"
+            "recfuse: mapping is for other tables. Create it by map(offsets) of this module as it is now."
         )

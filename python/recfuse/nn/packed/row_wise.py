@@ -148,11 +148,10 @@ def _check_step(found: Optimizer) -> None:
                 kind = type(found).__name__
                 raise ArgumentValueError(
                     f"recfuse: {kind} is about to make a step of a packed Parameter of shape "
-                    f"{list(parameter.shape)}, in which {len(tables)} tables lie, and is not known to treat "
-                    "each row for itself: it may scale the step by the whole Parameter. Create it before the "
-                    "swap and pass it, recfuse.swap(model, optimizers=[optimizer]): each table then keeps a "
-                    "Parameter of its own. If the step of a row depends on that row alone, set "
-                    f"{kind}.{VOUCHED} = True"
+                    f"{list(parameter.shape)}, in which {len(tables)} tables lie, and may scale the step by "
+                    "the whole Parameter and not by each row. Create it before the swap and pass it to "
+                    "recfuse.swap(model, optimizers=[optimizer]), so that each table keeps a Parameter of "
+                    f"its own. Set {kind}.{VOUCHED} = True if the step of a row depends on that row alone."
                 )
 
 
@@ -172,10 +171,11 @@ def _check_taking_part(found: Optimizer) -> None:
                 with_options = f" with {' or '.join(options)}" if options else ""
                 text = (
                     f"recfuse: table {spec.name!r} took no part in this step, and others of its packed "
-                    f"Parameter of shape {list(parameter.shape)} did: {type(found).__name__}{with_options} "
-                    "would move it or its state, which torch leaves as they are. Give each table a Parameter "
-                    f"of its own: set optimizer.{VOUCHED} = False before recfuse.swap(model, "
-                    "optimizers=[optimizer]), or call recfuse.swap(model, fuse=False)"
+                    f"Parameter of shape {list(parameter.shape)} did, and "
+                    f"{type(found).__name__}{with_options} would move it or its state, which torch leaves "
+                    f"as they are. Set optimizer.{VOUCHED} = False before recfuse.swap(model, "
+                    "optimizers=[optimizer]), or call recfuse.swap(model, fuse=False), so that each table "
+                    "has a Parameter of its own."
                 )
                 hidden = "does not tell a table without lookups from one that took no part"
                 raise ArgumentValueError(with_old_compiler(text, hidden) if may_miss_notes() else text)

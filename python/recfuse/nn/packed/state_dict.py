@@ -123,8 +123,8 @@ def _of_new_forms(
             continue
         if len(forms) > 1 or len(values) < len(own):
             error_msgs.append(
-                f"assign=True for {name}, the packed matrix of {own[0]} and {len(own) - 1} more: all of them "
-                f"must be there with one dtype and device, found {len(values)} with "
+                f"recfuse: assign=True for {name}, the packed matrix of {own[0]} and {len(own) - 1} more "
+                f"tables, found {len(values)} entries with "
                 f"{sorted(f'{dtype} on {device}' for dtype, device in forms)}"
             )
             continue

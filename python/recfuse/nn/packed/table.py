@@ -25,7 +25,7 @@ from recfuse.nn.packed.table_weight import TableWeight
 from recfuse.nn.packed.taking_part import followed_table, rows_of
 from recfuse.nn.quantizers import RefusedQconfig
 
-_UNSWAP = "recfuse.unswap(model) gives modules back that can be changed"
+_UNSWAP = "Call recfuse.unswap(model) for modules that can be changed."
 _FIXED = frozenset((*torch.nn.EmbeddingBag.__constants__, "forward", "name", "sparse"))
 _MOVES = (
     "bfloat16",
@@ -141,27 +141,27 @@ class PackedTable(torch.nn.EmbeddingBag):
         """
         if not str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.distributed."):
             raise ArgumentValueError(
-                f"recfuse: the weight of {self._said} is no view: fully_shard has cut its packed matrix "
-                f"{self._matrix_name} over processes, and a write would be lost. Read "
+                f"recfuse: the weight of {self._said} is no view, since fully_shard has cut its packed "
+                f"matrix {self._matrix_name} over processes, and a write would be lost. Read "
                 "table.state_dict()['weight'], write with table.weight = tensor or load_state_dict(), and "
-                "initialise before fully_shard"
+                "initialise before fully_shard."
             )
 
     def _copy(self, value: Any) -> None:
         """Copy a tensor into the rows."""
         where = f"recfuse: the weight of table {self.name!r}"
         if not isinstance(value, Tensor):
-            raise ArgumentTypeError(f"{where} is set to {a_type(value)}, must be a tensor")
+            raise ArgumentTypeError(f"{where} is set to {a_type(value)}; expected a tensor")
         shape = [self.num_embeddings, self.embedding_dim]
         if list(value.shape) != shape:
             raise ArgumentValueError(
-                f"{where} is set to shape {list(value.shape)}, must have {shape}: it is a part of a packed "
-                "matrix"
+                f"{where} is set to shape {list(value.shape)}; expected {shape}, since it is a part of a "
+                "packed matrix"
             )
         if self._matrix_name not in self._store.parameters:
             raise ArgumentValueError(
-                f"{where} cannot be set: its packed matrix {self._matrix_name} is computed (parametrized or "
-                "pruned) at each call; set what it is computed from"
+                f"{where} cannot be set, since its packed matrix {self._matrix_name} is computed "
+                "(parametrized or pruned) at each call. Set the tensors that it is computed from."
             )
         with torch.no_grad():
             copy_rows(self.spec, self.matrix, value)
@@ -268,8 +268,9 @@ class PackedTable(torch.nn.EmbeddingBag):
             matrix = self.matrix
             if (value.dtype, value.device) != (matrix.dtype, matrix.device):
                 error_msgs.append(
-                    f"assign=True for {key}, a {self._said}: found {value.dtype} on {value.device}, must be "
-                    f"{matrix.dtype} on {matrix.device} as its packed matrix is; load the whole model"
+                    f"recfuse: assign=True for {key}, a {self._said}, found {value.dtype} on {value.device}; "
+                    f"expected {matrix.dtype} on {matrix.device} as its packed matrix is. Load the whole "
+                    "model."
                 )
                 return
         try:
@@ -288,7 +289,7 @@ class PackedTable(torch.nn.EmbeddingBag):
         if fixed and name in vars(self) and vars(self)[name] == value:
             return
         if fixed or isinstance(value, Parameter):
-            self._refuse(f"{name} cannot be set; tables of one packed module are pooled in one call")
+            self._refuse(f"{name} cannot be set, since tables of one packed module are pooled in one call")
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -299,11 +300,11 @@ class PackedTable(torch.nn.EmbeddingBag):
 
     def register_parameter(self, name: str, param: Parameter | None) -> NoReturn:
         """Raise an error, for example for ``torch.nn.utils.prune``."""
-        self._refuse(f"a Parameter {name!r} would not be used: calls read the packed matrix")
+        self._refuse(f"a Parameter {name!r} would not be used, since calls read the packed matrix")
 
     def share_memory(self) -> NoReturn:
         """Raise an error: the memory belongs to the matrix."""
-        self._refuse("memory is shared by all tables of a matrix; call share_memory() of the model")
+        self._refuse("memory is shared by all tables of a matrix. Call share_memory() of the model.")
 
     def _refuse(self, what: str) -> NoReturn:
         raise AttributeError(f"recfuse: {self._said}: {what}. {_UNSWAP}")
@@ -356,8 +357,8 @@ class NoParameters(dict[str, Any]):
     def _refuse(self) -> NoReturn:
         raise ArgumentValueError(
             "recfuse: the weight of a packed table is a part of a packed Parameter and cannot be replaced, "
-            "parametrized or pruned alone. torch.func.functional_call takes the names of named_parameters(), "
-            f"as emb_l.packed_dim16; for parametrizations and pruning: {_UNSWAP}"
+            "parametrized or pruned alone. Pass torch.func.functional_call the names of "
+            f"named_parameters(), as emb_l.packed_dim16. {_UNSWAP}"
         )
 
 
@@ -375,7 +376,10 @@ def _refusing_moves(method: str) -> Any:
         probe.weight = Parameter(matrix.detach()[:0])
         getattr(probe, method)(*arguments, **options)
         if (probe.weight.dtype, probe.weight.device) != (matrix.dtype, matrix.device):
-            self._refuse(f"{method}() of one table is refused; dtype and device are the model's, move that")
+            self._refuse(
+                f"{method}() of one table is not supported, since dtype and device are the model's. Move "
+                "the model."
+            )
         return self
 
     move.__name__, move.__doc__ = method, "Refuses another dtype or device than that of the matrix."

@@ -19,8 +19,8 @@ _NAMES_SHOWN = 8
 def refuse_replacement(key: Any) -> NoReturn:
     """Raise TypeError: calls would not use a module that replaces a packed table."""
     raise TypeError(
-        f"recfuse: the packed table {key!r} cannot be replaced by another object: calls would not use it. "
-        "Assign to its weight, or recfuse.unswap(model) first"
+        f"recfuse: the packed table {key!r} cannot be replaced by another object, which calls would not "
+        "use. Assign to its weight, or call recfuse.unswap(model) first."
     )
 
 
@@ -29,8 +29,9 @@ def refuse_change(method: str) -> Any:
 
     def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(
-            f"recfuse: {method} of packed tables is refused: their rows are a part of packed Parameters. "
-            "Call recfuse.unswap(model), change the tables, and swap again; or make a new module"
+            f"recfuse: {method} of packed tables is not supported, since their rows are a part of packed "
+            "Parameters. Call recfuse.unswap(model), change the tables, and swap again, or make a new "
+            "module."
         )
 
     refuse.__name__, refuse.__doc__ = method, "Refuses: packed tables are fixed."

@@ -47,8 +47,8 @@ class TableWeight(Tensor):
     def grad(self, value: Tensor | None) -> NoReturn:
         """Raise an error: the gradient belongs to the packed matrix."""
         raise AttributeError(
-            f"recfuse: the gradient of {self._table._said} cannot be set; it is a part of the packed "
-            "Parameter's: set that one's .grad, or call zero_grad() of the model"
+            f"recfuse: the gradient of {self._table._said} cannot be set, since it is a part of the packed "
+            "Parameter's. Set .grad of the packed Parameter, or call zero_grad() of the model."
         )
 
     @property
@@ -76,16 +76,16 @@ class TableWeight(Tensor):
         raise ArgumentValueError(
             f"recfuse: the weight of {self._table._said} is a part of the Parameter "
             f"{self._table._matrix_name}, and an optimizer of torch cannot step it alone. Pass the packed "
-            "Parameters, as model.parameters() has them; or make the optimizer before the swap and pass it "
-            "to recfuse.swap(model, optimizers=[optimizer]), which keeps its groups; or pass "
-            "recfuse.optim.embedding_parameters(table), which gives the table a Parameter of its own"
+            "Parameters, as model.parameters() has them, or make the optimizer before the swap and pass it "
+            "to recfuse.swap(model, optimizers=[optimizer]), which keeps its groups, or pass "
+            "recfuse.optim.embedding_parameters(table), which makes a Parameter for the table alone."
         )
 
     def register_hook(self, hook: Any) -> NoReturn:
         """Raise an error: calls read the packed matrix, not this view."""
         raise AttributeError(
             f"recfuse: a hook on the weight of {self._table._said} would never run, since calls read the "
-            "packed matrix: register it on the module's Parameter, or call recfuse.unswap(model)"
+            "packed matrix. Register it on the module's Parameter, or call recfuse.unswap(model)."
         )
 
     register_post_accumulate_grad_hook = register_hook

@@ -66,7 +66,8 @@ class PackedTables(PackedParameters):
         elif any(self._store.matrix(number).requires_grad for number in self._store.homes):
             raise ArgumentValueError(
                 "recfuse: tables that were frozen alone were set to have gradients, by the Parameter of "
-                "their matrix: call requires_grad_() of the tables, or the module once, before it is compiled"
+                "their matrix. Call requires_grad_() of the tables, or the module once, before it is "
+                "compiled."
             )
 
     def _weights_changed(self) -> None:
@@ -80,13 +81,13 @@ class PackedTables(PackedParameters):
         check_attribute(self, name)
         if isinstance(value, torch.nn.Module) and isinstance(getattr(type(self), name, None), property):
             raise AttributeError(
-                f"recfuse: {name} of {a_type(self)} cannot be set: calls would not use it. Assign "
-                f"to the weights, as in {name}[key].weight = ..., or recfuse.unswap(model) first"
+                f"recfuse: {name} of {a_type(self)} cannot be set, since calls would not use it. Assign to "
+                f"the weights, as in {name}[key].weight = ..., or call recfuse.unswap(model) first."
             )
         if isinstance(value, Tensor) and self._tables_name and name.startswith("packed_dim"):
             raise AttributeError(
-                f"recfuse: {name} of {a_type(self)} cannot be set: its Parameters are those of "
-                f"{self._tables_name}; set {self._tables_name}.{name}"
+                f"recfuse: {name} of {a_type(self)} cannot be set, since its Parameters are those of "
+                f"{self._tables_name}. Set {self._tables_name}.{name}."
             )
         super().__setattr__(name, value)
 

@@ -23,10 +23,10 @@ def check_attribute(module: torch.nn.Module, name: str) -> None:
     if sys._getframe(2).f_globals.get("__name__") == "torch.distributed.fsdp._dynamo_utils":
         kind = type(module).__name__
         raise ArgumentTypeError(
-            f"recfuse: FullyShardedDataParallel cannot wrap a {kind}: its state_dict() expects an entry for "
-            "each packed Parameter, a state_dict has one for each table. Use "
+            f"recfuse: FullyShardedDataParallel cannot wrap a {kind}, since its state_dict() expects an "
+            "entry for each packed Parameter, and a state_dict has an entry for each table. Use "
             "torch.distributed.fsdp.fully_shard, pass ignored_modules=[the module], or call "
-            "recfuse.unswap(model) first"
+            "recfuse.unswap(model) first."
         )
 
 
@@ -41,9 +41,9 @@ def check_parallel(weights: Sequence[Tensor]) -> None:
     own = {id(parameter) for parameter in parallel._module_parameters}
     if any(id(weight) in own for weight in weights):
         raise ArgumentValueError(
-            "recfuse: a DistributedDataParallel has packed tables with sparse=True. It takes sparse "
-            "gradients of modules of torch.nn.EmbeddingBag alone: use sparse=False, "
-            "recfuse.swap(model, fuse=False), or name the tables in "
+            "recfuse: a DistributedDataParallel has packed tables with sparse=True, and takes sparse "
+            "gradients only of torch.nn.EmbeddingBag. Use sparse=False, recfuse.swap(model, fuse=False), "
+            "or name the tables in "
             "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names) before it "
-            "wraps the model, and call recfuse.optim.average_gradients(parameters) before step()"
+            "wraps the model, and call recfuse.optim.average_gradients(parameters) before step()."
         )

@@ -67,9 +67,11 @@ def _on_cuda(call: BackwardCall) -> _Gradients:
     keys, values = k.reshape(-1, heads, dim), v.reshape(-1, heads, dim)
     share, positions = q.shape[1] // heads, keys.shape[0]
     if q.dtype == torch.float64:
-        _refuse("float64 on a GPU; use float32, or the CPU")
+        _refuse("q is float64 on a GPU, for which there are no gradients. Use float32, or the CPU.")
     if max(q.shape[0] * share, positions) >= 2**31:
-        _refuse("2^31 or more queries or keys in one call; split the batch")
+        _refuse(
+            "the call has 2^31 or more queries or keys, for which there are no gradients. Split the batch."
+        )
     begins, ends = call.key_ranges()
     users = begins.numel()
     row_users, order = good_parents(row_to_user, users).sort(stable=True)
@@ -194,7 +196,7 @@ def _efficient(packed: _Packed, of_rows: Tensor, of_keys: Tensor) -> _Gradients:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise NotImplementedError(f"recfuse.ikbo_attention: gradients of {what}")
+    raise NotImplementedError(f"recfuse.ikbo_attention: {what}")
 
 
 implement("_ikbo_attention_backward", _on_cpu, "CPU")

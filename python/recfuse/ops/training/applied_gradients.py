@@ -66,12 +66,12 @@ class AppliedGradient(Tensor):
         update = self._update()
         owner = None if update is None else update.updater.owner
         where = "recfuse.optim" if owner is None else owner._where
-        instead = "set .grad to None" if owner is None else owner._instead
+        instead = "Set .grad to None" if owner is None else owner._instead
         raise ArgumentValueError(
             f"{where}: {reader} reads the gradient of a Parameter of shape {list(self.shape)}, which is not "
-            "stored: backward() has updated the table's rows by it already. Clipping, a GradScaler, norms, "
-            "averages over processes, accumulation and other optimizers must have it, as must another use of "
-            f"the Parameter than lookups by recfuse's modules: {instead}"
+            f"stored, since backward() has updated the table's rows by it already. {instead}, if clipping, "
+            "a GradScaler, norms, averages over processes, accumulation, another optimizer or another use "
+            "of the Parameter than lookups by recfuse's modules needs it."
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

@@ -17,7 +17,7 @@ def with_old_compiler(text: str, what: str) -> str:
     if not IS_OLD:
         return text
     return (
-        f"{text}. Found torch {torch.__version__}, whose torch.compile {what}; must be {FIRST} or later for "
-        "compiled training of these tables: update torch, or leave the tables out of compiled programs by "
-        "torch.compiler.disable(module)"
+        f"{text} Update torch {torch.__version__}, whose torch.compile {what}, to {FIRST} or later for "
+        "compiled training of these tables, or leave the tables out of compiled programs by "
+        "torch.compiler.disable(module)."
     )

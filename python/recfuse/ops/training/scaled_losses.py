@@ -49,9 +49,9 @@ def check_unscaled(owner: Any = None) -> None:
     """Raise ValueError in a backward pass of a scaled loss, before it updates rows."""
     if _scaled and torch._C._current_graph_task_id() in _scaled:
         where = "recfuse.optim" if owner is None else owner._where
-        instead = "create the optimizer with deferred=True" if owner is None else owner._instead
+        instead = "Create the optimizer with deferred=True" if owner is None else owner._instead
         raise ArgumentValueError(
-            f"{where}: a GradScaler is in use, which has scaled this loss. The tables' rows are updated "
-            "inside backward(), before it could unscale the gradients and look for infinities: "
-            f"{instead}; or train in bfloat16 without a scaler"
+            f"{where}: a GradScaler is in use, which has scaled this loss, but the tables' rows are updated "
+            f"inside backward(), before it could unscale the gradients and look for infinities. {instead}, "
+            "or train in bfloat16 without a scaler."
         )

@@ -169,7 +169,7 @@ def _jagged_offsets(program: Program, bags: Sequence[Bag]) -> Node:
     good = begin_with_0(stacked, program.size(stacked, 1), bags[0].table.device, program.emit)
     moved = program.emit(aten.add.Tensor, stacked, column)
     if bags[0].table.device.type == "cpu":
-        message = "recfuse.fused_embedding_bag: offsets of each table must begin with 0"
+        message = "recfuse.fused_embedding_bag: offsets of a table begin with another number; expected 0"
         program.emit(aten._assert_async.msg, program.emit(aten.all.default, good), message)
     else:
         moved = or_negative(good, moved, stacked, program.emit)

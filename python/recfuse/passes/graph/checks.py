@@ -37,8 +37,8 @@ def call_of(batch: Any) -> Call:
     if isinstance(batch, Tensor):
         return (batch,), {}
     raise ArgumentTypeError(
-        f"recfuse.swap: a batch of check is {a_type(batch)}, must be a tuple of the model's "
-        "arguments, a dict of them by name, or a pair of both"
+        f"recfuse.swap: a batch of check is {a_type(batch)}; expected a tuple of the model's arguments, a "
+        "dict of them by name, or a pair of both"
     )
 
 
@@ -106,7 +106,7 @@ def _copy_of(model: torch.nn.Module) -> torch.nn.Module:
     except Exception as error:
         raise ArgumentValueError(
             f"recfuse.swap: check needs a copy of the model, which {type(error).__name__} prevents "
-            f"({error}); swap it without check, or make copy.deepcopy(model) work"
+            f"({error}). Swap it without check, or make copy.deepcopy(model) work."
         ) from error
 
 

@@ -96,7 +96,7 @@ def backend(inner: Any = "inductor", *, patterns: Sequence[str] | None = None, *
     """
     if not callable(inner) and not isinstance(inner, str):
         raise ArgumentTypeError(
-            f"recfuse.backend: inner is {a_type(inner)}, must be the name of a backend or a callable"
+            f"recfuse.backend: inner is {a_type(inner)}; expected the name of a backend or a callable"
         )
     from recfuse.passes.graph.rewrite import chosen
 
@@ -120,10 +120,10 @@ def _inner_backend(inner: Any, options: dict[str, Any]) -> Callable[..., Any]:
     known = torch._dynamo.list_backends(exclude_tags=())
     if inner not in known:
         close = difflib.get_close_matches(inner, known, 1)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
+        meant = f". Try {close[0]!r}." if close else ""
         raise ArgumentValueError(
-            f"recfuse.backend: inner is {inner!r}, must be a callable or the name of a backend of torch: "
-            f"{', '.join(torch._dynamo.list_backends())}.{meant}"
+            f"recfuse.backend: inner is {inner!r}; expected a callable or the name of a backend of torch "
+            f"({', '.join(torch._dynamo.list_backends())}){meant}"
         )
     found = torch._dynamo.lookup_backend(inner)
     return lambda module, inputs: found(module, inputs, **options)

@@ -362,4 +362,4 @@ def _spell(node: Node) -> None:
 
 
 def _unreadable(reason: str) -> ArgumentValueError:
-    return ArgumentValueError(f"recfuse: the graph cannot be read: {reason}; needed are {_NEEDED}")
+    return ArgumentValueError(f"recfuse: the graph cannot be read, since {reason}; expected {_NEEDED}")

@@ -26,7 +26,7 @@ def chosen(names: Sequence[str] | None, where: str) -> tuple[GraphPattern, ...]:
         return patterns
     if isinstance(names, str) or not set(names) <= {pattern.kind for pattern in patterns}:
         allowed = ", ".join(repr(pattern.kind) for pattern in patterns)
-        raise ArgumentValueError(f"{where}: patterns is {names!r}, must be a list of {allowed}")
+        raise ArgumentValueError(f"{where}: patterns is {names!r}; expected a list of {allowed}")
     return tuple(pattern for pattern in patterns if pattern.kind in names)
 
 

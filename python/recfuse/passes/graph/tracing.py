@@ -64,7 +64,9 @@ def _check_attributes(module: GraphModule) -> None:
     for node in module.graph.nodes:
         found = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(found, FakeTensor) and found.constant is None:
-            raise ArgumentValueError(f"recfuse: the tracer does not see what computes {node.name}")
+            raise ArgumentValueError(
+                f"recfuse: the tracer does not see the function that computes {node.name}"
+            )
 
 
 def _faked(mode: FakeTensorMode, item: Any, context: TracingContext | None) -> Any:

@@ -290,7 +290,7 @@ def _why_not(program: Program, bag: Bag) -> str:
         tensor is None or tensor.dtype not in INTEGERS or tensor.device != table.device for tensor in tensors
     ):
         found = ", ".join(f"{one.dtype} on {one.device}" for one in tensors if one is not None)
-        return f"indices or offsets are {found or 'no tensor'}, must be int32 or int64 on {table.device}"
+        return f"indices or offsets are {found or 'no tensor'}, expected int32 or int64 on {table.device}"
     factors = (table.dtype, torch.bool)  # a mask becomes numbers
     if bag.weights is not None and (bag.mode != "sum" or value_of(bag.weights).dtype not in factors):
         found = f"{value_of(bag.weights).dtype} in mode {bag.mode}"

@@ -71,7 +71,7 @@ class Calls:
         """Return the next part of the buffer; raises IndexError if it does not fit."""
         count = math.prod(shape)
         if self._next + count > self.floats.numel():
-            raise IndexError("the buffer is too small")
+            raise IndexError("recfuse.predict: the buffer is too small")
         part = self.floats[self._next : self._next + count].view(shape)
         self._next += -(-count // _ALIGNMENT) * _ALIGNMENT
         return part

@@ -66,7 +66,7 @@ class Calibrator:
         if (found.gpu, found.torch) != (own.gpu, own.torch):
             raise ArgumentValueError(
                 f"recfuse predict --calibrate: {self.path} is of {found.gpu} and torch {found.torch}, this "
-                f"is {own.gpu} and torch {own.torch}; give another --calibration FILE"
+                f"is {own.gpu} and torch {own.torch}. Give another --calibration FILE."
             )
         self.calibration = found
 

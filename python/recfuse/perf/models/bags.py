@@ -95,8 +95,8 @@ class Rates:
         """
         if len(points) < _LEAST_POINTS:
             raise ArgumentValueError(
-                f"recfuse.perf: the calibration has {len(points)} points of {kind}, must have "
-                f"{_LEAST_POINTS}; calibrate again on the GPU with recfuse predict --calibrate"
+                f"recfuse.perf: the calibration has {len(points)} points of {kind}; expected "
+                f"{_LEAST_POINTS} or more. Calibrate again on the GPU with recfuse predict --calibrate."
             )
         array = np.array(points, float)
         us = array[:, -2]

@@ -211,8 +211,8 @@ class Tracer(TorchDispatchMode):
                 return self.rows.run(func, name, args, kwargs)
         except UnsupportedOperatorException as error:
             raise ArgumentValueError(
-                f"recfuse.predict: torch knows no shapes of the results of {name}{self._where}; "
-                "leave it out of the step"
+                f"recfuse.predict: torch knows no shapes of the results of {name}{self._where}. Leave it "
+                "out of the step."
             ) from error
         except DataDependentOutputException as error:
             raise self._data_read(name) from error
@@ -225,9 +225,9 @@ class Tracer(TorchDispatchMode):
 
     def _data_read(self, name: str) -> DataReadError:
         return DataReadError(
-            f"recfuse.predict: {name}{self._where} reads the value of a floating-point tensor, which "
-            "is not computed (.item(), bool() of a tensor, a boolean mask); compute it from integers, or "
-            "leave it out of the step"
+            f"recfuse.predict: {name}{self._where} reads the value of a floating-point tensor, which is not "
+            "computed (.item(), bool() of a tensor, a boolean mask). Compute it from integers, or leave it "
+            "out of the step."
         )
 
     def _on_copies(self, func: Any, args: Any, kwargs: Any) -> Any:

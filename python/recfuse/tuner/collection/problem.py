@@ -50,11 +50,11 @@ class FusedProblem:
         forms = [_form(batch) for batch in given]
         if wrong := [number for number, form in enumerate(forms) if form != forms[0]]:
             raise ArgumentValueError(
-                f"recfuse.tune: batches[{wrong[0]}] has {forms[wrong[0]]}, batches[0] has {forms[0]}; all "
-                "must be of one form, which one kernel is for"
+                f"recfuse.tune: batches[{wrong[0]}] has {forms[wrong[0]]}, batches[0] has {forms[0]}; "
+                "expected batches of one form, since one kernel serves them"
             )
         if not any(batch.indices.numel() for batch in given):
-            raise ArgumentValueError("recfuse.tune: all of the batches are empty; nothing to time")
+            raise ArgumentValueError("recfuse.tune: all batches are empty; expected lookups to time")
         expected = expectations(mean_lengths(given, len(tables)))
         problem = cls(view.weights, view.feature_rows, tables, given, expected, view.output_dim)
         features, schedules = torch.from_numpy(problem.features), torch.from_numpy(problem.defaults())
@@ -120,13 +120,13 @@ def _check_kernel(view: CollectionView) -> None:
     device = view.device
     if device.type == "cpu":
         raise NotImplementedError(
-            "recfuse.tune: the collection is on the CPU, whose fused kernel has nothing to tune and runs at "
-            "its best as it is; to tune for a GPU, move the collection there: collection.cuda()"
+            "recfuse.tune: the collection is on the CPU, whose fused kernel has nothing to tune. Move the "
+            "collection to the GPU to tune for, by collection.cuda()."
         )
     if device.type != "cuda" or not HAS_CUDA_KERNELS or not view.has_kernel:
         raise NotImplementedError(
-            f"recfuse.tune: no fused kernel for this collection on {device}; there is for float32, float16 "
-            "and bfloat16 tables on one CUDA device"
+            f"recfuse.tune: no fused kernel for this collection on {device}; expected float32, float16 or "
+            "bfloat16 tables on one CUDA device"
         )
 
 

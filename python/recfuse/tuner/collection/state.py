@@ -78,8 +78,8 @@ class Finished:
             found = None
         if not isinstance(found, dict) or not isinstance(found.get("recfuse_tuning"), int):
             raise FileFormatError(
-                f"recfuse.tune: resume is {str(path)!r}, which is there and holds no finished measurements; "
-                "name another file, or remove it"
+                f"recfuse.tune: resume is {str(path)!r}, which is there and holds no finished measurements. "
+                "Name another file, or remove it."
             )
         self.stale = found["recfuse_tuning"] != _FORMAT or found.get("identity") != identity
         if not self.stale and isinstance(found.get("occupancies"), dict):
@@ -125,6 +125,8 @@ def rows_of(record: Any, shape: Sequence[int]) -> NDArray[np.int32]:
 def check_rows(rows: NDArray[np.int32], shape: Sequence[int]) -> None:
     """Raises ArgumentValueError unless the rows are schedules of the given shape."""
     if rows.shape != tuple(shape):
-        raise ArgumentValueError(f"schedules are {list(rows.shape)}, must be {list(shape)}")
+        raise ArgumentValueError(f"schedules are {list(rows.shape)}; expected {list(shape)}")
     if (rows[:, :-1] < 0).any() or (rows[:, 0] > len(KINDS)).any() or (rows[:, -1] < ALWAYS_EMPTY).any():
-        raise ArgumentValueError(f"schedules have a kind from 0 to {len(KINDS)} and no negative numbers")
+        raise ArgumentValueError(
+            f"schedules have other numbers; expected a kind from 0 to {len(KINDS)} and no negative numbers"
+        )

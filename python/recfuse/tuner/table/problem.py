@@ -50,15 +50,15 @@ class Problem:
         weight = module.weight.detach()
         if weight.dtype not in DTYPES or not (weight.is_cpu or (weight.is_cuda and HAS_CUDA_KERNELS)):
             raise NotImplementedError(
-                f"recfuse.tune: no kernel for a {weight.dtype} table on {weight.device}; there are for "
-                "float32, float16 and bfloat16, on the CPU and on CUDA devices"
+                f"recfuse.tune: no kernel for a {weight.dtype} table on {weight.device}; expected float32, "
+                "float16 or bfloat16, on the CPU or a CUDA device"
             )
         if weight.stride(1) != 1:
             weight = weight.contiguous()
         padding_idx = -1 if module.padding_idx is None else module.padding_idx
         calls = batches_of(batches, module.include_last_offset, weight.device, "recfuse.tune")
         if not weight.numel() or not any(batch.indices.numel() for batch in calls):
-            text = "the table or all of the batches are empty; nothing to time"
+            text = "the table or all batches are empty; expected lookups to time"
             raise ArgumentValueError(f"recfuse.tune: {text}")
         return cls(weight, MODES[MODES.index(module.mode)], padding_idx, calls)
 

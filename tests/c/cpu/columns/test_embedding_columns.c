@@ -69,7 +69,7 @@ static void check_gaps(const columns_case *call, int round) {
 static void check_offence(const columns_offence *offence, rf_status status, int round) {
     char words[160];
     snprintf(words, sizeof words,
-             "recfuse.embedding_columns: column %lld: index %lld, of value %lld of sample %lld",
+             "recfuse.embedding_columns: column %lld: the index is %lld, of value %lld of sample %lld",
              (long long)offence->column, (long long)offence->index, (long long)offence->position,
              (long long)offence->sample);
     CHECK(status == RF_ERR_INDEX && strncmp(rf_last_error(), words, strlen(words)) == 0,
@@ -282,7 +282,7 @@ static rf_status long_bag(int64_t bad, int64_t invalid, int64_t buckets, float o
 void test_embedding_columns_long_bags(void) {
     float output[2] = {0};
     CHECK(long_bag(2500, RF_COLUMN_INVALID_ERROR, 0, output) == RF_ERR_INDEX &&
-              strstr(rf_last_error(), "index 7, of value 2500 of sample 0") != NULL,
+              strstr(rf_last_error(), "the index is 7, of value 2500 of sample 0") != NULL,
           "%s", rf_last_error());
     for (int64_t bad = 0; bad <= 3000; bad += 500) {
         const float want = bad == 0 ? 4 : 2; /* row of empty bags, else row 1 */
@@ -298,7 +298,7 @@ void test_embedding_columns_long_bags(void) {
             indices[i] =
                 (int64_t)((rf_hash_integers(i == 0 ? 1 : 7, 0, 0) >> 32) * (uint64_t)(buckets + 1) >> 32);
     char words[80];
-    snprintf(words, sizeof words, "index %lld, of value 2500 of sample 0", (long long)indices[1]);
+    snprintf(words, sizeof words, "the index is %lld, of value 2500 of sample 0", (long long)indices[1]);
     CHECK(long_bag(2500, RF_COLUMN_INVALID_ERROR, buckets, output) == RF_ERR_INDEX &&
               strstr(rf_last_error(), words) != NULL,
           "%s instead of %s", rf_last_error(), words);
@@ -352,21 +352,23 @@ void test_embedding_columns_errors(void) {
     COLUMNS(RF_OK, "", written.n_columns = call.output_dim = call.output_stride = 0);
     COLUMNS(RF_OK, "", (call.batch = 0, call.output = NULL));
     COLUMNS(RF_ERR_INDEX,
-            "column 1: index 4, of value 1 of sample 1; allowed is 0 to 3, less than the 4 rows", ids[2] = 4);
-    COLUMNS(RF_ERR_INDEX, "column 0: index 2, of value 0 of sample 1; allowed is 0 to 1",
+            "column 1: the index is 4, of value 1 of sample 1; expected 0 to 3, less than the 4 rows",
+            ids[2] = 4);
+    COLUMNS(RF_ERR_INDEX, "column 0: the index is 2, of value 0 of sample 1; expected 0 to 1",
             (columns[0].rows = 2, ids[0] = 9));
-    COLUMNS(RF_ERR_INDEX, "column 1: index 0, of value 0 of sample 0; its table has no rows",
+    COLUMNS(RF_ERR_INDEX, "column 1: the index is 0, of value 0 of sample 0, but its table has no rows",
             columns[1].rows = 0);
     COLUMNS(RF_OK, "", (columns[1].invalid = -1, ids[2] = 4));
     COLUMNS(RF_OK, "", (columns[1].invalid = 3, ids[2] = 4));
     COLUMNS(RF_OK, "", (call.check_bounds = false, ids[2] = 4));
-    COLUMNS(RF_ERR_OFFSET, "column 1: offsets[0] of input 1 is 1; the first bag must begin at 0",
+    COLUMNS(RF_ERR_OFFSET, "column 1: offsets[0] of input 1 is 1; expected 0, where the first bag begins",
             offsets[0] = 1);
-    COLUMNS(RF_ERR_OFFSET, "column 1: offsets[1] of input 1 is 4; allowed is 0", offsets[1] = 4);
-    COLUMNS(RF_ERR_OFFSET, "column 1: offsets[2] of input 1 is 0; allowed is 1", offsets[2] = 0);
-    COLUMNS(RF_ERR_VALUE, "column 0: step 0: boundary 1 is 0.5; boundaries must rise", boundaries[1] = 0.5f);
+    COLUMNS(RF_ERR_OFFSET, "column 1: offsets[1] of input 1 is 4; expected 0", offsets[1] = 4);
+    COLUMNS(RF_ERR_OFFSET, "column 1: offsets[2] of input 1 is 0; expected 1", offsets[2] = 0);
+    COLUMNS(RF_ERR_VALUE, "column 0: step 0: boundary 1 is 0.5; expected boundaries that rise",
+            boundaries[1] = 0.5f);
     COLUMNS(RF_ERR_VALUE, "boundary 0 is nan", boundaries[0] = NAN);
-    COLUMNS(RF_ERR_VALUE, "step 0: 3 boundaries from 0 on; there are 2", steps[0].b = 3);
+    COLUMNS(RF_ERR_VALUE, "step 0: it has 3 boundaries from 0 on; expected a part of the 2", steps[0].b = 3);
     COLUMNS(RF_ERR_VALUE, "column 1: step 1: the word 5 is in its vocabulary twice",
             (steps[1] = (rf_column_step){RF_COLUMN_VOCABULARY, 0, 2}, vocabulary[1] = 5));
     COLUMNS(RF_ERR_VALUE, "3 words from 0 on", (steps[1] = (rf_column_step){RF_COLUMN_VOCABULARY, 0, 3}));
@@ -378,33 +380,34 @@ void test_embedding_columns_errors(void) {
     COLUMNS(RF_ERR_TYPE, "column 0: clip_integer takes integers, and its values are float32",
             steps[0].operation = RF_COLUMN_CLIP_INTEGER);
     COLUMNS(RF_ERR_TYPE, "column 0: its values are float32 after all steps", sources[0].n_steps = 0);
-    COLUMNS(RF_ERR_VALUE, "column 0: its source is 2; there are 2 sources", columns[0].left = 2);
+    COLUMNS(RF_ERR_VALUE, "column 0: its source is 2; expected one of 2 sources", columns[0].left = 2);
     COLUMNS(RF_ERR_VALUE, "column 0: left is 4294967296, which does not fit",
             columns[0].left = INT64_C(1) << 32);
     COLUMNS(RF_ERR_VALUE, "column 1: its source has 2 steps from 1 on", sources[1].n_steps = 2);
     COLUMNS(RF_ERR_VALUE, "column 1: its source has input -1", sources[1].input = -1);
-    COLUMNS(RF_ERR_VALUE, "column 1: its source is input 2; there are 2", sources[1].input = 2);
+    COLUMNS(RF_ERR_VALUE, "column 1: its source is input 2; expected one of 2", sources[1].input = 2);
     COLUMNS(RF_ERR_VALUE, "column 1: its source is feature 1 of input 1, which has 1", sources[1].slot = 1);
     COLUMNS(RF_ERR_VALUE, "column 0: its source takes values 1 to 1", sources[0].slot = 1);
     COLUMNS(RF_ERR_VALUE, "column 0: its source is jagged, and input 0 is dense", sources[0].width = 0);
     COLUMNS(RF_ERR_VALUE, "column 0: buffer is -2", columns[0].buffer = -2);
-    COLUMNS(RF_ERR_VALUE, "column 0: its table is in buffer 1; there are 1", columns[0].buffer = 1);
-    COLUMNS(RF_ERR_VALUE, "column 1: its table is 4 x 3 at element 1; it must lie in buffer 0, which has 12",
+    COLUMNS(RF_ERR_VALUE, "column 0: its table is in buffer 1; expected one of 1", columns[0].buffer = 1);
+    COLUMNS(RF_ERR_VALUE, "column 1: its table is 4 x 3 at element 1; expected buffer 0, which has 12",
             columns[1].weight_offset = 1);
     COLUMNS(RF_ERR_VALUE, "column 1: its table is 9223372036854775807 x 3", columns[1].rows = INT64_MAX);
-    COLUMNS(RF_ERR_VALUE, "column 1: it writes 3 columns from 1 on; its table has 3",
+    COLUMNS(RF_ERR_VALUE, "column 1: it writes 3 columns from 1 on; expected a part of the 3",
             columns[1].first_dim = 1);
     COLUMNS(RF_ERR_VALUE, "column 1: pooling is 4", columns[1].pooling = 4);
-    COLUMNS(RF_ERR_VALUE, "column 0: weighted is 1; 1 needs a jagged source", columns[0].weighted = 1);
+    COLUMNS(RF_ERR_VALUE, "column 0: weighted is 1; expected 0, or 1 with a jagged source",
+            columns[0].weighted = 1);
     COLUMNS(RF_ERR_VALUE, "column 1: it is weighted, and input 1 has no weights", columns[1].weighted = 1);
     COLUMNS(RF_ERR_VALUE, "column 1: invalid is -3", columns[1].invalid = -3);
     COLUMNS(RF_ERR_VALUE, "column 1: invalid is -2 and empty 4", columns[1].empty = 4);
-    COLUMNS(RF_ERR_VALUE, "column 1: cross_buckets is 5; it must be 0", columns[1].cross_buckets = 5);
-    COLUMNS(RF_ERR_VALUE, "column 1: cross_buckets is 0; it must be 1", columns[1].right = 0);
-    COLUMNS(RF_ERR_VALUE, "column 1: output_column is 4; it must be 3", columns[1].output_column = 4);
+    COLUMNS(RF_ERR_VALUE, "column 1: cross_buckets is 5; expected 0", columns[1].cross_buckets = 5);
+    COLUMNS(RF_ERR_VALUE, "column 1: cross_buckets is 0; expected 1", columns[1].right = 0);
+    COLUMNS(RF_ERR_VALUE, "column 1: output_column is 4; expected 3", columns[1].output_column = 4);
     COLUMNS(RF_ERR_VALUE, "column 1: it is numeric with a jagged source", columns[1].buffer = -1);
     COLUMNS(RF_ERR_VALUE, "column 0: it is numeric and writes 3 columns", columns[0].buffer = -1);
-    COLUMNS(RF_ERR_VALUE, "output_dim is 7; the program's columns write 6",
+    COLUMNS(RF_ERR_VALUE, "output_dim is 7; expected the 6 columns of the program",
             call.output_dim = call.output_stride = 7);
     COLUMNS(RF_ERR_VALUE, "output_stride is 5", call.output_stride = 5);
     COLUMNS(RF_ERR_VALUE, "output is NULL", call.output = NULL);

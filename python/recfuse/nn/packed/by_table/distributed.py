@@ -136,10 +136,10 @@ class _Names:
             states = [found.pop_state(table) for table in packed.slots]
             if packed.is_sharded() and not (is_whole and all(_is_whole(state) for state in states if state)):
                 raise ArgumentValueError(
-                    f"recfuse: torch.distributed.checkpoint.state_dict: the state of "
+                    "recfuse: torch.distributed.checkpoint.state_dict: the state of "
                     f"{type(packed.optimizer).__name__} is by table ({next(iter(packed.slots))}), and "
-                    f"fully_shard has cut the packed Parameter {name} over processes: load a whole state by "
-                    "table with StateDictOptions(full_state_dict=True), or a state of a swapped model"
+                    f"fully_shard has cut the packed Parameter {name} over processes. Load a whole state by "
+                    "table with StateDictOptions(full_state_dict=True), or a state of a swapped model."
                 )
             state = joined(packed.optimizer, packed.group, list(packed.slots.values()), states)
             if state is not None:

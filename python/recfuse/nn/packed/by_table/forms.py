@@ -17,7 +17,7 @@ def _refuse_groups(names: Sequence[str]) -> ArgumentValueError:
     return ArgumentValueError(
         f"recfuse: torch.distributed.checkpoint.state_dict: {', '.join(names)} are in param groups with "
         "other options, and lie in packed Parameters of one group. Give the tables the same groups before "
-        "recfuse.swap(model, optimizers=[optimizer])"
+        "recfuse.swap(model, optimizers=[optimizer])."
     )
 
 

@@ -20,8 +20,8 @@ from recfuse.nn.packed.optimizer_state import Entry, Piece, Target, described, g
 
 State = Mapping[str, Any]
 _INSTEAD = (
-    "load it into the optimizer of a model that was not swapped, and pass that to recfuse.swap(model, "
-    "optimizers=[optimizer])"
+    "Load it into the optimizer of a model that was not swapped, and pass that optimizer to "
+    "recfuse.swap(model, optimizers=[optimizer])."
 )
 
 
@@ -54,8 +54,8 @@ def _part(found: Optimizer, slot: Slot, key: str, value: Any) -> Any:
         raise ArgumentValueError(
             f"recfuse: state_dict() of {type(found).__name__}: state entry {key!r} is {described(value)} "
             f"for a packed Parameter of shape {tuple(slot.parameter.shape)}, and cannot be saved for "
-            f"{slot.said}: it must be of its shape, have a first dimension of its rows, or be one number. "
-            "Call recfuse.unswap(model, optimizers=[optimizer]) first"
+            f"{slot.said}; expected its shape, a first dimension of its rows, or one number. Call "
+            "recfuse.unswap(model, optimizers=[optimizer]) first."
         )
     if value.layout is torch.strided:
         return own_storage(value.narrow(0, slot.first_row, slot.rows))
@@ -108,7 +108,7 @@ def _gathered(
         if not state or set(state) != set(first):
             raise ArgumentValueError(
                 f"{where}: {slot.said} has the state {sorted(state or {})}, {first_slot.said} has "
-                f"{sorted(first)}; both lie in one packed Parameter and have one state: {_INSTEAD}"
+                f"{sorted(first)}, and both lie in one packed Parameter, which has one state. {_INSTEAD}"
             )
     pieces = [Piece(at, 0, slot.rows, slot.first_row) for at, (slot, _) in enumerate(own)]
     target = Target(slots[0].parameter, "", pieces)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def _entries(where: str, key: str, own: Sequence[tuple[Slot, State]]) -> dict[in
         possible = kinds_of(state.get(key), rows)
         if not possible:
             raise ArgumentValueError(
-                f"{where}: state entry {key!r} of {slot.said} is {described(state.get(key))}, must fit its "
+                f"{where}: state entry {key!r} of {slot.said} is {described(state.get(key))}; expected its "
                 f"shape {tuple(rows.shape)}"
             )
         kinds = possible if kinds is None else [kind for kind in kinds if kind in possible]
@@ -140,8 +140,8 @@ def _entries(where: str, key: str, own: Sequence[tuple[Slot, State]]) -> dict[in
     if not kinds or (kind != "scalar" and len({entry.tag() for entry in found.values()}) > 1):
         values = ", ".join(f"{slot.said}: {described(state.get(key))}" for slot, state in own)
         raise ArgumentValueError(
-            f"{where}: state entry {key!r} must have one kind, dtype and device for tables that lie in one "
-            f"packed Parameter; found {values}"
+            f"{where}: state entry {key!r} has {values} for tables that lie in one packed Parameter; "
+            "expected one kind, dtype and device"
         )
     return found
 
@@ -150,8 +150,8 @@ def _number(where: str, counted: bool, key: str, parts: Sequence[Entry]) -> Any:
     values = [numbers_of({key: entry.value})[key] for entry in parts]
     if counted and any(value != values[0] for value in values):
         raise ArgumentValueError(
-            f"{where}: {key!r} is {values} for tables that lie in one packed Parameter and have one state: "
-            f"{_INSTEAD}"
+            f"{where}: {key!r} is {values} for tables that lie in one packed Parameter, which has one "
+            f"state. {_INSTEAD}"
         )
     wrong = [at for at, value in enumerate(values) if value is None or value != value]  # for the optimizer
     value = parts[wrong[0] if wrong else values.index(max(values))].value
