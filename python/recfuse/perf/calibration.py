@@ -124,8 +124,8 @@ class Calibration:
         """Read a file that `save` wrote.
 
         Raises:
-            OSError: the file cannot be read. recfuse.errors.FileFormatError: it is damaged, not a
-                calibration, or of a newer version.
+            OSError: the file cannot be read.
+            recfuse.errors.FileFormatError: it is damaged, not a calibration, or of a newer version.
         """
         path = os.fspath(path)
         record = read_json(path, "Calibration.load", _MOST_BYTES, _MOST_VALUES)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DescribedCall:
-    """A call with tensors on the CPU, of which `explain` reads only the sizes."""
+    """A call with tensors on the CPU; `explain` reads only the sizes of its tables."""
 
     name: str
     call: Callable[..., Any]

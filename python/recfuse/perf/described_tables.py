@@ -108,7 +108,7 @@ def table_of(form: FeatureForm, integers: tuple[torch.dtype, torch.dtype], weigh
 
 
 def tables_like(collection: Any) -> list[Table]:
-    """Return the tables of a collection, each with the same number of features."""
+    """Return the tables of a collection, each with its number of features in the collection."""
     from recfuse.nn import Table
 
     weights, layout = collection.packed_weights(), collection.layout

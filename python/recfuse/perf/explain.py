@@ -26,17 +26,17 @@ def explain(
     """Return the kernels that recfuse launches for a call.
 
     With ``gpu`` the call is lowered for that GPU and not run: it takes tensors on the CPU, needs no GPU, and
-    reads no table. Without, the call runs on the GPU where its tensors are, and its launches are recorded.
+    reads no table. Without ``gpu``, the call runs on the GPU of its tensors, and its launches are recorded.
 
     Args:
         call: a module, an operator or any function, called as ``call(*batch)``.
         batch: its arguments. With ``gpu``, on the CPU.
         gpu: a GPU by its name, ``"H100"``, ``"H200"``, ``"A100"``, ``"L4"`` or ``"B200"`` (`known_gpus`
-            has all), or the typical GPU of an architecture, ``"sm_90a"``, or one of it with so many SMs and
-            MiB of L2, ``"sm_90a:114:50"``. An architecture that is not known is described by the nearest
-            known GPU before it. Default: the GPU of the tensors.
+            lists all), or the typical GPU of an architecture, ``"sm_90a"``, or a GPU of it with the given SMs
+            and MiB of L2, ``"sm_90a:114:50"``. The nearest known GPU before an unknown architecture describes
+            it. Default: the GPU of the tensors.
         training: explain the backward pass too, of the sum of all floating-point results. ``.grad`` of
-            parameters stays as it is. Without ``gpu``, optimizers of `recfuse.optim` step.
+            parameters does not change. Without ``gpu``, optimizers of `recfuse.optim` step.
         compile: compile kernels that are not in the cache, so that registers are known.
 
     Returns:
@@ -53,7 +53,7 @@ def explain(
 
     Note:
         Collections learn the lengths of bags from their first batch, as on a GPU. A ``mapping`` that was
-        made outside of the call is for 132 SMs. Launches of other threads are recorded too while a call
+        created outside the call is for 132 SMs. Launches of other threads are recorded too while a call
         runs on a GPU. torch's own kernels are not listed.
     """
     if gpu is None and not _has_cuda_tensor((call, batch)):

@@ -152,21 +152,21 @@ def place(
     training: bool = False,
     calibration: Calibration | str | None = None,
 ) -> Placement:
-    """Return which tables go on which of several GPUs of one host.
+    """Assign tables to several GPUs of one host.
 
     Args:
         tables: the tables, or dicts of the fields of `Table`.
         gpus: number of GPUs.
-        memory: bytes for tables on each. Default: 85 % of what the calibration's GPU has.
+        memory: bytes for tables on each GPU. Default: 85 % of the memory of the calibration's GPU.
         batch: samples of a step on each GPU.
-        gpu, calibration: as of `recfuse.predict`.
-        training: gradients and their steps count as well.
+        gpu, calibration: as for `recfuse.predict`.
+        training: gradients and their updates count as well.
 
     Returns:
-        The placement with the costs that are predicted.
+        The placement with its predicted costs.
 
     Raises:
-        ValueError: no table, two of one name, or tables that do not fit.
+        ValueError: no table, two tables of the same name, or tables that do not fit.
     """
     count = integer("recfuse place: gpus", gpus, 1, 4096)
     samples = integer("recfuse place: batch", batch, 1, 1 << 24) * count

@@ -43,16 +43,16 @@ def predict(
     """Return the time and memory that a step will take on a GPU, without running it and without a GPU.
 
     The step is traced: floating-point tensors have no memory, integers are real, so that the lookups of the
-    batch are known. Weights, gradients, states of optimizers and the random state stay as they are.
+    batch are known. Weights, gradients, states of optimizers and the random state do not change.
 
     Args:
         model: a module, an exported program, or any callable: a step without arguments.
-        inputs: arguments of ``model``: a tuple, a dict by name, or one value. None: no arguments.
-        gpu: a GPU by its name, such as ``"H100"``, or ``"cpu"``. Default: the GPU that is here, else H100.
+        inputs: arguments of ``model``: a tuple, a dict by name, or a single value. None: no arguments.
+        gpu: a GPU by its name, such as ``"H100"``, or ``"cpu"``. Default: the GPU of this machine, else H100.
         training: the step trains. A module is then called forward and backward from the sum of its results; a
             callable does its own backward pass and optimizer step.
-        calibration: what was measured, or its file. Default: the one of the GPU and of this torch, from the
-            cache or as shipped.
+        calibration: a calibration, or its file. Default: the calibration of the GPU and of this torch, from
+            the cache or as shipped.
 
     Returns:
         Time in each regime, peak memory, and the operators.

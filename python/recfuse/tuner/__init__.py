@@ -1,9 +1,9 @@
 """The tuner: :func:`recfuse.tune` measures schedules of a table, or of a collection, on your batches.
 
 Sources. For one table: Jain et al., MICRO 2024, section VII (a static profiling framework), whose steps are
-functions of ``steps``: whether there is a gain, how many warps, where to and how far to prefetch, which rows
-to pin. For a collection: Pan et al., RecFlex, SC 2024, section IV-A (two stages under interference);
-``collection``.
+functions of ``steps``: they determine a possible gain, the number of warps, the station and distance of
+prefetches, and the rows to pin. For a collection: Pan et al., RecFlex, SC 2024, section IV-A (two stages
+under interference); ``collection``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tune(
     every decision. A schedule must be more than 1 % faster than the defaults in a last run of both in turns.
 
     Batches are timed in turns, so that caches hold the rows of other batches. Give several batches as they
-    really occur: one batch alone finds its rows in L2 each time.
+    really occur: a single batch finds its rows in L2 each time.
 
     Args:
         module: a :class:`recfuse.nn.EmbeddingBag` or ``torch.nn.EmbeddingBag``, or on CUDA a

@@ -135,7 +135,7 @@ class KernelModel:
     """Predicts the kernels of operators from points.
 
     Attributes:
-        missing: operators of kinds without points, by kind, since the model was made.
+        missing: operators of kinds without points, by kind, since the model was created.
     """
 
     def __init__(self, points: Points) -> None:
