@@ -39,10 +39,9 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def check_storages(where: str, name: str, tensors: Iterable[Any]) -> None:
-    """Raise ValueError if the storage of a tensor is too small for it; the text begins with ``where`` and
-    ``name``.
+    """Raise ValueError if the storage of a tensor is too small for it.
 
-    Checks nothing while a program is traced.
+    The text of the error begins with ``where`` and ``name``. Checks nothing while a program is traced.
     """
     if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
         _C.check_storages(Tensor, CELL, where, name, tuple(tensors))

@@ -68,11 +68,11 @@ class _SplitLinear(torch.nn.Module):
     def from_linear(
         cls: type[_Layer], linear: torch.nn.Linear, in_features: Sequence[int], **options: Any
     ) -> _Layer:
-        """Create a layer that shares the Parameters of a linear layer over ``cat((user's, candidate's
-        features))``.
+        """Create a layer that shares the Parameters of a linear layer.
 
         Args:
-            linear: the linear layer; its ``weight`` and ``bias`` are shared.
+            linear: a linear layer over ``cat((user's features, candidate's features))``; its ``weight`` and
+                ``bias`` are shared.
             in_features: the number of its features in each level, in order.
             options: ``activation`` and ``path``, if the class has them.
 

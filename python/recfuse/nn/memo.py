@@ -18,7 +18,7 @@ class LastResult(Generic[Result]):
     """
 
     def __init__(self, function: Callable[..., Result]) -> None:
-        """Takes ``function``, whose result must depend only on its arguments."""
+        """Wrap ``function``, whose result must depend only on its arguments."""
         self._function = function
         self._last: tuple[tuple[Any, ...], Result] | None = None
 

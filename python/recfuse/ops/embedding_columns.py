@@ -71,7 +71,7 @@ def embedding_columns(
         batch: samples.
         output_dim: columns of the output, the sum of the program's columns.
         program_on_device: a copy of ``program`` on the GPU. Default: each call makes a copy.
-        bounds_check: "off" drops an index instead of an error, and trusts offsets.
+        bounds_check: "off" drops invalid indices of columns that would raise, and trusts offsets.
 
     Returns:
         ``[batch, output_dim]``; in the weights' dtype if they agree, else float32.

@@ -124,7 +124,7 @@ def call_below_autograd(operator: Callable[..., Any], *arguments: Any, **options
     if not torch._C._are_functorch_transforms_active():
         with below_autograd():
             return operator(*arguments, **options)
-    # Forward runs without gradients, but an outer transform may want its own.
+    # Forward runs without gradients, but an outer transform may need them.
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), below_autograd():
         return operator(*arguments, **options)
 

@@ -1,10 +1,10 @@
-"""The update operators (`recfuse::fused_embedding_bag_update`, `recfuse::rows_update`), and the link from a
-Parameter to the fused optimizer that updates it.
+"""The update operators, and the link from a Parameter to the fused optimizer that updates it.
 
-Neither operator declares its writes to autograd: the compiler refuses a backward pass that writes to a tensor
-which requires a gradient. `fused_embedding_bag_update` returns an empty tensor instead, the gradient of an
-"anchor" of the optimizer, so that no pass of the compiler may remove the call. FBGEMM's table-batched
-embedding hides its update in the same way.
+The operators are `recfuse::fused_embedding_bag_update` and `recfuse::rows_update`. Neither declares its
+writes to autograd: the compiler refuses a backward pass that writes to a tensor which requires a gradient.
+`fused_embedding_bag_update` returns an empty tensor instead, the gradient of an "anchor" of the optimizer, so
+that no pass of the compiler may remove the call. FBGEMM's table-batched embedding hides its update in the
+same way.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class AddressReader:
     """Reads dicts of plain tensors and of pairs of tensors, for the columns of a module."""
 
     def __init__(self, uses: Sequence[FeatureRef]) -> None:
-        """Takes ``uses``, the features that the columns read."""
+        """Create a reader for ``uses``, the features that the columns read."""
         self._names = tuple(use.feature for use in uses)
         self._is_plain = all(use.weights is None and not use.weighted for use in uses)
         self._places: dict[bytes, tuple[InputRef, ...]] = {}  # by widths

@@ -92,7 +92,7 @@ class Reader:
     """
 
     def __init__(self, uses: Sequence[FeatureRef], users: Mapping[FeatureRef, str]) -> None:
-        """Takes ``users``, the name of a column that reads each use."""
+        """Create a reader for ``uses``; ``users`` has the name of a column that reads each use."""
         self.uses = tuple(uses)
         self.packer = Packer(self.uses)
         self._users = dict(users)
@@ -199,8 +199,10 @@ class Reader:
         features: Sequence[int],
         batch: int,
     ) -> None:
-        """Raise ValueError if an entry has another number of samples; ``features`` counts those of jagged
-        entries."""
+        """Raise ValueError if an entry has another number of samples.
+
+        ``features`` has the number of features of each jagged entry.
+        """
 
         def refuse(number: int, text: str) -> NoReturn:
             use = next(use for use, place in zip(self.uses, places, strict=True) if place.input == number)

@@ -54,9 +54,7 @@ def tables_of(columns: Sequence[Column]) -> dict[str, TableColumn]:
 
 
 def differentiable(columns: Sequence[Column], uses: Sequence[FeatureRef]) -> list[int]:
-    """Return the numbers of the uses with respect to which the output has a derivative: numeric values and
-    weights.
-    """
+    """Return the numbers of uses for which the output has a derivative: numeric values and weights."""
     number_of = {use: number for number, use in enumerate(uses)}
     found = []
     for column in columns:

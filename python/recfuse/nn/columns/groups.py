@@ -31,7 +31,10 @@ class ColumnGroup:
     def __init__(
         self, columns: Sequence[Column], tables: Sequence[TableSpec], uses: Sequence[FeatureRef] = ()
     ) -> None:
-        """Takes the tables of the whole module, and the uses that come first in the order of places."""
+        """Create a group.
+
+        ``tables`` are those of the whole module; ``uses`` come first in the order of places.
+        """
         self.columns = tuple(columns)
         spec_of = {spec.name: spec for spec in tables}
         own = [spec_of[one.table_name] for one in self.columns if isinstance(one, TableColumn)]
@@ -86,7 +89,7 @@ class InputSubset:
     """Selects the inputs that some uses read, and caches the form of the last batch."""
 
     def __init__(self, uses: Sequence[FeatureRef], wanted: set[FeatureRef]) -> None:
-        """Takes all uses, and ``wanted``, the selected uses."""
+        """Select ``wanted`` from all uses."""
         self._wanted = [use in wanted for use in uses]
         self._chosen = LastResult(self._choose)
 

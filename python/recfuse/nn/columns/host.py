@@ -91,7 +91,7 @@ class HostSplit:
         matrices: Sequence[int],
         packer: Packer,
     ) -> None:
-        """Takes ``matrices``, the numbers of those on the host, and the packer of the module's uses."""
+        """Split columns; ``matrices`` are the numbers of those on the host."""
         on_host = {spec.name for spec in tables if spec.matrix in matrices}
         is_host = [isinstance(one, TableColumn) and one.table_name in on_host for one in columns]
         both = list(zip(columns, is_host, strict=True))
@@ -312,8 +312,9 @@ def inputs_to_device(
 
 
 def _refuse_capture(device: torch.device, why: str) -> None:
-    """Raise ValueError during capture: the host's work is no part of a graph, which would copy the present
-    batch in every replay.
+    """Raise ValueError during capture of a CUDA graph.
+
+    The host's work is no part of a graph, which would copy the present batch in every replay.
     """
     if device.type == "cuda" and not torch.compiler.is_compiling() and is_captured():
         raise ArgumentValueError(f"recfuse.nn.EmbeddingColumns: a CUDA graph is being captured, and {why}")

@@ -72,9 +72,9 @@ class Lowered:
     def __init__(
         self, columns: Sequence[Column], place_of: Mapping[str, TableRef], uses: Sequence[FeatureRef] = ()
     ) -> None:
-        """Takes columns in the order of the output, and the places of tables by their names.
+        """Lower columns, in the order of the output.
 
-        ``uses`` come first, whether the columns read them or not.
+        ``place_of`` has the places of tables by name. ``uses`` come first, even if no column reads them.
         """
         self._sources: dict[Source, int] = {}
         self._uses = {use: number for number, use in enumerate(uses)}

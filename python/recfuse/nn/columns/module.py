@@ -301,8 +301,9 @@ class EmbeddingColumns(PackedTables):
         return MemoryReport(str(home), *sizes, tuple(names))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingColumns:
-        """Apply a function as every module; tables that stay on the host take only its dtype if the others
-        move to a GPU.
+        """Apply a function, as every module.
+
+        If the others move to a GPU, tables that stay on the host only take the new dtype.
         """
         weights = self.packed_weights()
         own = [weights[number] for number in self._host_matrices]

@@ -44,7 +44,7 @@ class Packer:
     """
 
     def __init__(self, uses: tuple[FeatureRef, ...]) -> None:
-        """Takes ``uses``, the features that the columns read."""
+        """Create a packer for ``uses``, the features that the columns read."""
         self.uses = uses
         self._plan = LastResult(_plan_of)
         self._plan_at = LastResult(_plan_at)

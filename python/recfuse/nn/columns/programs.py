@@ -55,7 +55,7 @@ class Programs:
     """
 
     def __init__(self, names: Sequence[str], lowered: Lowered) -> None:
-        """Takes the names of the columns, and the columns as arrays."""
+        """Create empty programs from the names of the columns, and the columns as arrays."""
         self._names, self._lowered = list(names), lowered
         self.output_dim = lowered.output_dim
         self._made: dict[Any, Tensor] = {}  # never removed: other streams and CUDA graphs may read them

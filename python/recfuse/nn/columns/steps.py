@@ -100,7 +100,7 @@ class Clip(Step):
                 raise ArgumentValueError(f"Clip: {name} is NaN; expected a number or None")
 
     def bounds(self) -> tuple[float, float]:
-        """Return both bounds as float32, infinite where there is no bound."""
+        """Return both bounds as float32; a missing bound is infinite."""
         least = -math.inf if self.min is None else _float32("Clip: min", self.min)
         return least, math.inf if self.max is None else _float32("Clip: max", self.max)
 
@@ -139,7 +139,7 @@ class ClipInteger(Step):
         self.bounds()
 
     def bounds(self) -> tuple[int, int]:
-        """Return both bounds, those of int64 where there is no bound."""
+        """Return both bounds; a missing bound is the least or the largest int64."""
         least = LEAST if self.min is None else integer("ClipInteger: min", self.min, LEAST, MOST)
         return least, MOST if self.max is None else integer("ClipInteger: max", self.max, LEAST, MOST)
 

@@ -54,7 +54,7 @@ class Training:
     def __init__(
         self, columns: Sequence[Column], place_of: Mapping[str, TableRef], programs: Programs
     ) -> None:
-        """Takes the places of tables by name, and the programs of all columns."""
+        """Create the calls; ``place_of`` has the places of tables by name."""
         kinds: tuple[list[int], list[int], list[int]] = [], [], []  # pooled by sums, by max, numeric
         for number, column in enumerate(columns):
             kinds[_is_max(column) if isinstance(column, TableColumn) else 2].append(number)
@@ -176,8 +176,9 @@ def _is_max(column: TableColumn) -> bool:
 
 
 def _constants(columns: Sequence[Column], pooled: Sequence[int]) -> _Constants:
-    """Return the constants of columns; ``pooled`` has their numbers in the order of computation: tables
-    first.
+    """Return the constants of columns.
+
+    ``pooled`` has the numbers of columns in the order of computation: tables first.
     """
     first = [0] * len(columns)
     bag_of = [0] * len(columns)

@@ -54,9 +54,7 @@ class Entry:
 
 
 def kinds_of(value: Any, weight: Tensor) -> list[str]:
-    """Return the possible kinds of an entry of a Parameter's state; the first that fits all Parameters
-    counts.
-    """
+    """Return the possible kinds of an entry of a state; the first that fits all Parameters counts."""
     if isinstance(value, _SCALARS):
         return ["scalar"]
     if not isinstance(value, Tensor) or type(value) not in (Tensor, Parameter):

@@ -25,7 +25,7 @@ def has_kernel(matrices: Sequence[Tensor]) -> bool:
 
     All matrices must be on one device that has kernels for their dtypes.
     """
-    on_cpu = True  # plain loops: any() and all() take three times as long, and each call comes here
+    on_cpu = True  # plain loops: any() and all() take three times as long, and each call executes this
     for matrix in matrices:
         if matrix.dtype not in DTYPES:
             return False

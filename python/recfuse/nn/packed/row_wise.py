@@ -67,9 +67,9 @@ _hooks: list[Any] = []  # hooks of all optimizers' steps; at most one, after a m
 
 
 def watch(module: Any) -> None:
-    """Refuse optimizers that are not row-wise, at their first step, for Parameters of several tables.
+    """Watch the Parameters of ``module`` that have several tables.
 
-    Only Parameters of ``module`` are watched.
+    An optimizer that has such a Parameter and is not row-wise raises at its first step.
     """
     give_number(module)
     speak_of_tables()
@@ -156,9 +156,7 @@ def _check_step(found: Optimizer) -> None:
 
 
 def _check_taking_part(found: Optimizer) -> None:
-    """Raise ValueError if a table of a packed Parameter has no gradient, but the step would change it or its
-    state.
-    """
+    """Raise ValueError if the step would change a packed table without a gradient, or its state."""
     options = _idle_options(found)
     shared = shared_matrices(1 if may_miss_notes() else 2)
     for parameter, first_rows in windows():

@@ -110,9 +110,7 @@ def _why_not(key: str, value: Any, shape: tuple[int, int]) -> str | None:
 def _of_new_forms(
     module: Any, keys: list[str], state_dict: dict[str, Any], error_msgs: list[str]
 ) -> dict[str, Parameter]:
-    """Return new packed matrices, without values, for tables that ``state_dict`` has with another device or
-    dtype.
-    """
+    """Return new packed matrices, without values, for tables with another device or dtype."""
     found = {}
     for number, name in enumerate(module.layout.parameter_names):
         own = [key for key, spec in zip(keys, module.layout.tables, strict=True) if spec.matrix == number]

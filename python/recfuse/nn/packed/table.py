@@ -312,9 +312,7 @@ class PackedTable(torch.nn.EmbeddingBag):
     # ---- copies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
-        """Copy the table within a copy of its module; copy a single table to a
-        :class:`recfuse.nn.EmbeddingBag`.
-        """
+        """Copy the table with its module, or copy it alone to a :class:`recfuse.nn.EmbeddingBag`."""
         if memo:
             twin = type(self).__new__(type(self))
             memo[id(self)] = twin

@@ -113,10 +113,10 @@ def _on_cuda(call: BackwardCall) -> _Gradients:
 
 
 class _Packed(NamedTuple):
-    """The inputs of kernels: rows in the order of users, [rows, heads, width], keys and values [positions,
-    heads, width].
+    """The inputs of kernels.
 
-    All tensors are contiguous, aligned to 16 bytes, and not shared with other code."""
+    Rows are [rows, heads, width], in the order of users; keys and values are [positions, heads, width]. All
+    tensors are contiguous, aligned to 16 bytes, and not shared with other code."""
 
     grad: Tensor
     q: Tensor

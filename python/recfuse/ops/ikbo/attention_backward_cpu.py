@@ -158,9 +158,7 @@ def _put(of: Tensor, places: Tensor, marks: Tensor | None, rows: Tensor) -> Tens
 
 
 def _lying(of: Tensor, places: Tensor) -> Tensor | None:
-    """Return a view [users, most, ...] of the rows at these positions, or None unless users are equally
-    spaced.
-    """
+    """Return a view [users, most, ...] of the rows at these positions, or None if spacing varies."""
     users, most = places.shape
     first = int(places[0, 0])
     pitch = int(places[1, 0]) - first if users > 1 else most

@@ -1,10 +1,9 @@
-"""``torch.distributed.checkpoint.state_dict`` of optimizers, by table: ``get_state_dict``, ``set_state_dict``
-and the functions for optimizers only.
+"""``torch.distributed.checkpoint.state_dict`` of optimizers, by table.
 
-These functions name states by the Parameters of ``model.named_parameters()``. Wrappers of their inner
-functions convert names and states of packed Parameters to those of the tables when they save, and back when
-they load. Parameters that ``fully_shard`` has sharded keep their own names; a whole state by table loads into
-them too.
+This holds for ``get_state_dict``, ``set_state_dict`` and the functions for optimizers only. They name
+states by the Parameters of ``model.named_parameters()``. Wrappers of their inner functions convert names and
+states of packed Parameters to those of the tables when they save, and back when they load. Parameters that
+``fully_shard`` has sharded keep their own names; a whole state by table loads into them too.
 """
 
 from __future__ import annotations

@@ -46,9 +46,7 @@ def stores() -> Iterator[PackedStore]:
 
 
 def slots_of_store(store: PackedStore, names: Iterable[str]) -> list[Slot]:
-    """Return the tables whose rows an optimizer of the Parameters ``names`` steps, in order, tied tables
-    once.
-    """
+    """Return the tables that an optimizer of the Parameters ``names`` steps, in order, tied tables once."""
     own, found, places = set(names), [], set()
     for number, spec in enumerate(store.layout.tables):
         home = store.layout.parameter_names[spec.matrix], spec.first_row
