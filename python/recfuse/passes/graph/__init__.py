@@ -1,1 +1,1 @@
-"""What graph passes stand on: programs of ATen operators, what may be moved in them, and how they are run."""
+"""The base of graph passes: programs of ATen operators, their effects, and the runs of patterns."""

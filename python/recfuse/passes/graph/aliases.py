@@ -1,8 +1,9 @@
-"""``Aliases``: which nodes of a program lie in the same memory, also where fake values do not say so.
+"""``Aliases``: the nodes of a program that share memory, also if their fake values do not show it.
 
-Values that were recorded together share storages as the tensors would. Those of a program that was loaded
-from a file do not: each was written by itself. There the operators say it: by their schemas, or, where these
-are silent (torch composes ``reshape``, ``to`` and dropout of others), by running on the fake values.
+Values that were recorded together share storages as the tensors would. The values of a program that was
+loaded from a file do not, because each was saved separately. There, the schemas of the operators show shared
+memory. If a schema is silent (torch composes ``reshape``, ``to`` and dropout of other operators), the
+operator runs on the fake values.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from torch.fx.node import map_arg
 from recfuse.passes.graph.nodes import aten, nested_graph_of, operator_of, storage_of, tensors_of, value_of
 
 _SILENT = (aten._unsafe_view, aten.lift)
-"""Return memory of their argument, and are no compositions."""
+"""Operators that return memory of their argument, and are no compositions."""
 
 
 class Aliases:
-    """Memory, by numbers: what shares memory has the same ones."""
+    """Numbers of memory: tensors that share memory have the same number."""
 
     def __init__(self, graph: Graph, same_memory: Iterable[Iterable[Node]] = ()) -> None:
-        """Looks at each node once; ``same_memory``: inputs that are known to share it."""
+        """Read each node once; ``same_memory``: groups of inputs that are known to share memory."""
         self._parent: dict[int, int] = {}
         for group in same_memory:
             self._join(storage_of(tensor) for node in group for tensor in tensors_of(node))
@@ -37,7 +38,7 @@ class Aliases:
                 self._join((storage_of(first), storage_of(second)))
 
     def memory_of(self, tensor: Tensor) -> int:
-        """Which memory a fake tensor lies in: views have their base's."""
+        """Return the number of a fake tensor's memory; a view has the memory of its base."""
         found = storage_of(tensor)
         while (parent := self._parent.get(found, found)) != found:
             found = parent
@@ -55,7 +56,7 @@ class Aliases:
 
 
 def _shared_by(node: Node) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of what a node reads and returns that share memory."""
+    """Yield pairs of an input and a result of a node that share memory."""
     if node.target is operator.getitem:
         items, at = value_of(node.args[0]), node.args[1]
         if isinstance(items, (tuple, list)) and type(at) is int and isinstance(items[at], Tensor):
@@ -76,7 +77,7 @@ def _shared_by(node: Node) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _is_silent(called: OpOverload) -> bool:
-    """Whether a schema may not say that a result is an argument, or a view of one."""
+    """Return whether a schema may hide that a result is an argument or a view of an argument."""
     if called._schema.is_mutable:
         return False
     key = "CompositeImplicitAutograd"
@@ -90,7 +91,7 @@ def _by_running(node: Node) -> Iterator[tuple[Tensor, Tensor]]:
     mode = torch._guards.detect_fake_mode([*inputs, node.meta.get("val")])
     try:
         found = _run(node, mode)
-    except Exception:  # what cannot be tried may be any of its arguments
+    except Exception:  # a call that cannot run may return any of its arguments
         yield from _pairs(inputs, tensors_of(node))
         return
     memory: dict[int, list[Tensor]] = {}
@@ -131,7 +132,7 @@ def _run(node: Node, mode: FakeTensorMode | None) -> list[Tensor]:
 
 
 def _given(node: Node) -> Iterator[Any]:
-    """What a call gives for each argument of its schema."""
+    """Yield the value of each argument of a call, in the order of its schema."""
     for at, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         yield node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
 

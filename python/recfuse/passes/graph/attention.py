@@ -1,4 +1,4 @@
-"""``Attention``: attention in a graph, torch's operator or by hand: ``softmax(q @ k^T * scale) @ v``."""
+"""``Attention``: attention in a graph, by torch's operator or by hand: ``softmax(q @ k^T * scale) @ v``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WEIGHTS_USED = (
 
 @dataclass(frozen=True)
 class Attention:
-    """``[batch, heads, positions, dim]`` each; by hand also ``[batch * heads, positions, dim]``."""
+    """Attention of ``[batch, heads, positions, dim]``; by hand also ``[batch * heads, positions, dim]``."""
 
     result: Node
     query: Node
@@ -36,11 +36,11 @@ class Attention:
     is_by_hand: bool = False
     why_not: str = ""
     inside: tuple[Node, ...] = ()  # nodes between the arguments and the result
-    unused: tuple[Node, ...] = field(default=(), repr=False)  # what nobody reads of what is inside
+    unused: tuple[Node, ...] = field(default=(), repr=False)  # unread results of `inside`
 
 
 def attention_at(node: Node) -> Attention | None:
-    """The attention whose result a node is."""
+    """Return the attention whose result is ``node``, or None."""
     if is_call(node, aten.scaled_dot_product_attention):
         given = arguments_of(node)
         return Attention(
@@ -97,7 +97,7 @@ def _by_hand(node: Node) -> Attention | None:
 
 
 def _factor(node: Node) -> float | None:
-    """The number that a node multiplies by; None: it does not."""
+    """Return the number by which a node multiplies, or None."""
     if node.target not in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
         return None
     number = node.args[1]
@@ -107,7 +107,7 @@ def _factor(node: Node) -> float | None:
 
 
 def _unused(node: Node) -> tuple[Node, ...]:
-    """The ends of what a node computes where nobody reads it, of pure operators; none where somebody does."""
+    """Return the last nodes computed from a node if all operators are pure and no result is read, else ()."""
     if node.op != "call_function" or node.is_impure():
         return ()
     called = operator_of(node)

@@ -1,4 +1,4 @@
-"""``Bag``: an embedding bag of a graph, by whichever operators; and one call for many, feature by feature."""
+"""``Bag``: an embedding bag of a graph, computed by any operators; ``emit_call``: one call for many bags."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ FIXED, JAGGED, LAST = "fixed", "jagged", "jagged, with the last offset"
 
 @dataclass(frozen=True)
 class Bag:
-    """What a graph pools of one table: ``result[b]`` is the sum, mean or maximum of the rows of bag ``b``."""
+    """A pooling of one table: ``result[b]`` is the sum, mean or maximum of the rows of bag ``b``."""
 
     result: Node  # [bags, dim]
     weight: Node  # [rows, dim]
-    indices: Node  # [lookups], or of any shape with `length` lookups a bag
+    indices: Node  # [lookups], or any shape with `length` lookups per bag
     mode: str
-    found: str  # how the graph does it
+    found: str  # operators of the graph, for the report
     inside: tuple[Node, ...]  # nodes between indices and result
-    form: str  # of FIXED, JAGGED, LAST
+    form: str  # FIXED, JAGGED or LAST
     length: int = 0  # FIXED: lookups of each bag
-    offsets: Node | None = None  # where bags begin; None: `indices` is [bags, lookups of each]
-    counted: Node | None = None  # without offsets: a tensor that has as many rows as there are bags
-    weights: Node | None = None  # a factor a lookup, of the shape of indices
+    offsets: Node | None = None  # begin of each bag; None: `indices` is [bags, lookups of each]
+    counted: Node | None = None  # without offsets: a tensor with a row for each bag
+    weights: Node | None = None  # a factor for each lookup, in the shape of indices
     padding_idx: int = -1
     sparse: bool = False
-    pads_gradient: bool = False  # a row that is read has no gradient, which no bag has
+    pads_gradient: bool = False  # a row is read but has no gradient, which no bag supports
 
     @property
     def table(self) -> Tensor:
@@ -46,14 +46,16 @@ class Bag:
 
     @property
     def dim(self) -> int:
-        """Columns of the result."""
+        """The number of columns of the result."""
         return int(self.table.shape[1])
 
 
 def emit_call(program: Program, bags: Sequence[Bag]) -> Node:
-    """One call for features with as many bags, of one dtype: ``[bags, sum of dims]``, in their order. Those
-    with a last offset have all one. Bags to which no gradient comes, as those that the graph detaches, give
-    none to their weights either: zeros would have an optimizer with a state or decay move them.
+    """Emit one call for features of one dtype with equal numbers of bags: ``[bags, sum of dims]``, in order.
+
+    Either all features have a last offset, or no feature has it. If a bag receives no gradient, for example
+    because the graph detaches it, its weight receives none either: an optimizer with a state or weight decay
+    would move the weight for a gradient of zeros.
     """
     bags = [bag if program.receives_gradient(bag.result) else _detached(program, bag) for bag in bags]
     weights = list(dict.fromkeys(bag.weight for bag in bags))
@@ -78,13 +80,13 @@ def emit_call(program: Program, bags: Sequence[Bag]) -> Node:
     indices = _joined(program, _indices(program, bags))
     call = weights, features, indices, offsets, column, factors, bags[0].sparse
     found = program.emit(torch.ops.recfuse.fused_embedding_bag.default, *call)
-    if bags[0].form == LAST:  # what lies behind the last offset is a bag of its own, which nobody wants
+    if bags[0].form == LAST:  # the lookups after the last offset form an extra bag
         found = program.emit(aten.slice.Tensor, found, 0, 0, -1)
     return found
 
 
 def _detached(program: Program, bag: Bag) -> Bag:
-    """The same bag of what autograd does not follow."""
+    """Return the bag with a detached weight and detached factors."""
     factors = bag.weights
     if factors is not None and value_of(factors).dtype is not torch.bool:
         factors = program.emit(aten.detach.default, factors)
@@ -92,7 +94,10 @@ def _detached(program: Program, bag: Bag) -> Bag:
 
 
 def _indices(program: Program, bags: Sequence[Bag]) -> list[Node]:
-    """Of each bag ``[lookups]``: as many as the first bag's samples have, where nobody else compares them."""
+    """Return the indices ``[lookups]`` of each bag.
+
+    Unless the program compares sizes, each has the size that follows from the batch of the first bag.
+    """
     flat = [_flat(program, bag.indices) for bag in bags]
     if program.compares_sizes or any(bag.form != FIXED for bag in bags):
         return flat
@@ -107,7 +112,7 @@ def _indices(program: Program, bags: Sequence[Bag]) -> list[Node]:
 
 
 def factors_of(program: Program, bag: Bag) -> Node:
-    """``[lookups]`` of the table's dtype: a mask becomes ones and zeros."""
+    """Return the factors ``[lookups]`` in the table's dtype: a mask becomes 1 and 0."""
     found = _flat(program, bag.weights)
     is_mask = value_of(found).dtype is torch.bool
     return program.emit(aten.to.dtype, found, bag.table.dtype) if is_mask else found
@@ -123,7 +128,7 @@ def _joined(program: Program, nodes: Sequence[Node]) -> Node:
 
 
 def _arithmetic(program: Program, function: Any, a: Any, b: Any) -> Any:
-    """Of sizes: numbers or nodes."""
+    """Compute with sizes, which are numbers or nodes."""
     return program.emit(function, a, b) if isinstance(a, Node) or isinstance(b, Node) else function(a, b)
 
 
@@ -132,7 +137,7 @@ def _integers(bag: Bag) -> dict[str, Any]:
 
 
 def _fixed_offsets(program: Program, bags: Sequence[Bag]) -> Node:
-    """Bags of one length each: a feature's, one behind the other."""
+    """Return the offsets of features whose bags have a fixed length, feature after feature."""
     options, lengths = _integers(bags[0]), [bag.length for bag in bags]
     count = program.size(bags[0].counted, 0)
     if len(set(lengths)) == 1:
@@ -152,7 +157,7 @@ def _fixed_offsets(program: Program, bags: Sequence[Bag]) -> Node:
 
 
 def _jagged_offsets(program: Program, bags: Sequence[Bag]) -> Node:
-    """Each feature's own offsets, moved behind the lookups of the features before."""
+    """Return the offsets of all features, each shifted by the lookups of the previous features."""
     options = _integers(bags[0])
     stacked = program.emit(aten.stack.default, [_own_offsets(program, bag) for bag in bags])
     starts: list[Any] = [0]
@@ -177,7 +182,7 @@ def _jagged_offsets(program: Program, bags: Sequence[Bag]) -> Node:
 
 
 def _lookups(program: Program, indices: Node) -> Any:
-    """How many there are, as an argument."""
+    """Return the number of lookups as an argument of a call."""
     shape = value_of(indices).shape
     if all(isinstance(size, int) for size in shape):
         return math.prod(shape)
@@ -185,7 +190,7 @@ def _lookups(program: Program, indices: Node) -> Any:
 
 
 def _own_offsets(program: Program, bag: Bag) -> Node:
-    """int64 ``[bags]``: where each bag begins among the lookups of its own feature."""
+    """Return int64 ``[bags]``: the begin of each bag among the lookups of its feature."""
     if bag.offsets is None:
         numbers = program.emit(aten.arange.default, program.size(bag.counted, 0), **_integers(bag))
         length = bag.length or program.size(bag.indices, 1)

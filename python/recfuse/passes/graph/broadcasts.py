@@ -1,7 +1,7 @@
-"""``Broadcasts``: which nodes hold for each candidate what its user has; and how to compute it for users.
+"""``Broadcasts``: nodes that hold a copy of the user's rows for each candidate, and their forms for users.
 
-A broadcast copies rows of users to candidates. What is computed row by row from copies could be computed
-from the users' rows and copied later, or never: ``lift`` follows such computations, dimension by dimension.
+A broadcast copies rows of users to candidates. A row-wise function of the copies could be computed from the
+users' rows and copied later, or never: ``lift`` follows such computations, dimension by dimension.
 
 Source: IKBO (in-kernel broadcast optimization), the inference-time transformation.
 """
@@ -33,9 +33,9 @@ from recfuse.passes.graph.nodes import (
 from recfuse.passes.graph.program import Program
 
 WORTH = 2
-"""Fewest candidates a user: with fewer, copies are not what costs."""
+"""Smallest ratio of candidates to users: below it, copies cost little."""
 _READ_ROWS = "recfuse_read_rows"
-"""In the meta of rows of users with candidates: they are no broadcast."""
+"""Key in the metadata of a node of rows of users with candidates: it is no broadcast."""
 AUTOCAST = (
     "autocast is on, which chooses dtypes; convert the model instead, or leave autocast before this part"
 )
@@ -43,47 +43,47 @@ AUTOCAST = (
 
 @dataclass(frozen=True)
 class Map:
-    """Which user a candidate has; equal maps have equal keys."""
+    """The map from candidates to users; equal maps have equal keys."""
 
     key: tuple[Any, ...]
     users: Node  # a tensor whose size in `dim` is the number of users
     dim: int
     emit: Callable[[], Node]  # int32 or int64 [candidates]
-    why_not: str  # why the example makes it not worth while; "" where it is
+    why_not: str  # why a swap is not worthwhile for the example; "": it is
 
     @property
     def may_skip(self) -> bool:
-        """Whether users may have no candidates."""
+        """Whether a user may have zero candidates."""
         return self.key[0] in ("index", "counts")
 
 
 @dataclass(frozen=True)
 class Lift:
-    """A node that is a copy for each candidate along ``dim``, where each has ``block`` rows side by side."""
+    """A node with a copy for each candidate along ``dim``; a candidate has ``block`` adjacent rows."""
 
     map: Map
     dim: int
     block: int = 1
-    source: Node | None = None  # of a broadcast itself: what it copies
-    computes: bool = False  # whether more than a view has followed the broadcast
+    source: Node | None = None  # of a broadcast itself: the node that it copies
+    computes: bool = False  # whether the path from the broadcast has more than views
 
 
 class Broadcasts:
-    """The broadcasts of a program, found when they are asked for."""
+    """The broadcasts of a program, searched on demand."""
 
     def __init__(self, program: Program) -> None:
-        """Of this program, as long as no other pattern rewrites it."""
+        """The object is valid as long as no other pattern rewrites ``program``."""
         self.program = program
         self._lifts: dict[Node, Lift | None] = {}
         self._users: dict[tuple[Node, bool], Node] = {}
         self._maps: dict[tuple[Any, ...], Node] = {}
 
     def lift(self, node: Any) -> Lift | None:
-        """How a node is a copy of what users have; None where it is none."""
+        """Return how a node copies a value of users, or None if it is no copy."""
         if not isinstance(node, Node):
             return None
         if node not in self._lifts:
-            self._lifts[node] = None  # also while it is looked at
+            self._lifts[node] = None  # also during the search
             self._lifts[node] = self._find(node)
         return self._lifts[node]
 
@@ -105,7 +105,7 @@ class Broadcasts:
         place = rule(node, inputs) if rule else None
         if place is None or self.program.effects.why_not((node, *inputs)):
             return None
-        if any(map(self.program.effects.is_written, node.all_input_nodes)):  # later they have other values
+        if any(map(self.program.effects.is_written, node.all_input_nodes)):  # their values change later
             return None
         first = next(iter(inputs.values()))
         is_view = called.is_view or called.overloadpacket in (aten.reshape, aten.contiguous)
@@ -113,7 +113,7 @@ class Broadcasts:
         return Lift(first.map, *place, computes=computes)
 
     def _is_free(self, node: Node, found: Lift) -> bool:
-        """Whether a broadcast may be computed elsewhere, and copies no table."""
+        """Return whether a broadcast may be computed elsewhere, and its source is no weight."""
         source = found.source
         assert source is not None
         if isinstance(value_of(source), Parameter) or self.program.weight_is_parameter(source):
@@ -123,9 +123,10 @@ class Broadcasts:
     # ---- rewriting: inside `program.at`
 
     def of_users(self, node: Node) -> Node:
-        """A new node that has, for users, what a lifted one has for candidates. What is computed in training
-        is computed of users with candidates alone: of others' rows, zero times a slope that is no number
-        would reach the gradients.
+        """Emit a node that has, for users, the values that a lifted node has for candidates.
+
+        In training, only users with candidates are computed: for the rows of other users, zero times a slope
+        of NaN or infinity would reach the gradients.
         """
         lift = self.lift(node)
         assert lift is not None
@@ -146,7 +147,7 @@ class Broadcasts:
         return self._users[key]
 
     def _read_rows(self, lift: Lift) -> Node:
-        """The rows that a broadcast copies; users without candidates have the first candidate's."""
+        """Emit the rows that a broadcast copies; users without candidates get the first candidate's row."""
         emit, source, index = self.program.emit, lift.source, self.map_of(lift)
         assert source is not None
         if value_of(index).dtype != torch.int64:
@@ -161,7 +162,7 @@ class Broadcasts:
         return found
 
     def map_of(self, lift: Lift) -> Node:
-        """The map ``[candidates]`` as a node."""
+        """Return the map ``[candidates]`` as a node, emitted once."""
         if lift.map.key not in self._maps:
             self._maps[lift.map.key] = lift.map.emit()
         return self._maps[lift.map.key]
@@ -172,7 +173,7 @@ def _is_random(operator: torch._ops.OpOverload) -> bool:
 
 
 def _broadcast(program: Program, node: Node) -> Lift | None:
-    """The broadcast that a node is itself."""
+    """Return the lift of a node that is itself a broadcast, or None."""
     if is_call(node, aten.index_select):
         given = arguments_of(node)
         return _by_index(program, node, given["self"], given["dim"], given["index"], wraps=False)
@@ -241,7 +242,7 @@ def _repeated(program: Program, node: Node, source: Any, dim: int, times: int) -
 
 
 def _counted(program: Program, node: Node) -> Lift | None:
-    """``x.repeat_interleave(counts, 0, output_size=n)``: each user has a number of candidates of its own."""
+    """Match ``x.repeat_interleave(counts, 0, output_size=n)``: users have different numbers of candidates."""
     given = arguments_of(node)
     source, counts, dim, size = (given[name] for name in ("self", "repeats", "dim", "output_size"))
     numbers, users = tensor_of(counts), tensor_of(source)
@@ -288,7 +289,7 @@ def _of_one_user(program: Program, node: Node) -> Lift | None:
 
 
 def _expanded(program: Program, node: Node) -> Lift | None:
-    """``x[:, None].expand(users, n, ...).reshape(users * n, ...)``."""
+    """Match ``x[:, None].expand(users, n, ...).reshape(users * n, ...)``."""
     wide = node.args[0]
     if not is_call(wide, aten.expand):
         return None
@@ -305,7 +306,7 @@ def _expanded(program: Program, node: Node) -> Lift | None:
 
 
 def _numbers(program: Program, source: Any, dim: int, times: int) -> Node:
-    """0 to the number of candidates."""
+    """Emit the numbers of all candidates, from 0."""
     users = program.size(source, dim)
     count = program.emit(operator.mul, users, times) if isinstance(users, Node) else math.prod((users, times))
     options = {"dtype": torch.int64, "device": value_of(source).device, "pin_memory": False}

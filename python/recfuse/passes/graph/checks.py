@@ -1,4 +1,4 @@
-"""What a model returns for the user's own batches, before and after."""
+"""Compares the results of a model for the user's batches before and after a change."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _EPSILONS = 64
-"""How many units of the last place results may differ: sums in another order."""
+"""The largest difference of results, in units of the last place: sums may have another order."""
 
 
 def call_of(batch: Any) -> Call:
-    """A batch of ``check`` as the arguments of a call."""
+    """Return a batch of ``check`` as the arguments of a call."""
     if (
         isinstance(batch, tuple)
         and len(batch) == 2
@@ -43,9 +43,10 @@ def call_of(batch: Any) -> Call:
 
 
 def outputs_of(model: torch.nn.Module, calls: Iterable[Call]) -> list[list[Any]]:
-    """What a model, which is the caller's own copy, returns for copies of batches, one after the other; flat.
+    """Return the flat outputs of a model for copies of batches, in order.
 
-    Random numbers are the same each time. The random states of the process stay.
+    The model must be a copy that may change. Random numbers are the same in each run; the random states of
+    the process do not change.
     """
     with _own_random_numbers(), torch.no_grad():
         return [
@@ -63,12 +64,12 @@ def _copied(given: Any) -> Any:
 
 @contextlib.contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    """Inside, random numbers are those after seeds of 0; outside, all is as it was."""
+    """Seed random numbers with 0 within the context, and restore all random states after it."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices):
-            # Not torch.manual_seed, which also seeds the devices that are not in use yet.
+            # torch.manual_seed would also seed devices that are not in use yet.
             torch.default_generator.manual_seed(0)
             for device in devices:
                 torch.cuda.default_generators[device].manual_seed(0)
@@ -81,18 +82,19 @@ def _own_random_numbers() -> Iterator[None]:
 
 
 def agrees(model: torch.nn.Module, calls: Sequence[Call], expected: Sequence[list[Any]]) -> bool:
-    """Whether a model, the caller's own copy, returns the same for batches."""
+    """Return whether a model, which must be a copy, returns the expected results for batches."""
     try:
         return all(map(alike, outputs_of(model, calls), expected))
-    except Exception:  # where the original has none
+    except Exception:  # the original has raised no error
         return False
 
 
 def stays_the_same(
     model: torch.nn.Module, change: Callable[[torch.nn.Module], Any], calls: Sequence[Call]
 ) -> bool:
-    """Whether a module returns the same for batches, in eval mode, after a change. The module itself neither
-    runs nor changes: copies do. Raises ValueError where it cannot be copied.
+    """Return whether a change keeps the results of a module for batches, in eval mode.
+
+    Only copies run and change, never the module itself. Raises ValueError if it cannot be copied.
     """
     expected = outputs_of(_copy_of(model), calls)
     copied = _copy_of(model)
@@ -111,7 +113,7 @@ def _copy_of(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def alike(found: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Whether results agree up to the order of their sums; NaN equals NaN."""
+    """Return whether results agree up to the order of their sums; NaN equals NaN."""
     return len(found) == len(expected) and all(map(_alike, found, expected))
 
 

@@ -20,17 +20,17 @@ _log = logging.getLogger("recfuse")
 
 
 class Backend:
-    """What :func:`recfuse.backend` returns: a backend of torch.compile with a report of each graph."""
+    """The result of :func:`recfuse.backend`: a backend of torch.compile with a report for each graph."""
 
     def __init__(self, inner: Any, patterns: Sequence[str] | None, options: dict[str, Any]) -> None:
         """See :func:`recfuse.backend`."""
         self.inner, self.patterns, self.options = inner, patterns, options
         self.__name__ = "recfuse"  # in torch's messages
         self.reports: list[SwapReport] = []
-        """One for each graph that was compiled, the latest last."""
+        """A report for each compiled graph, the latest last."""
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-        """Rewrites a captured graph and compiles it."""
+        """Rewrite a captured graph and compile it."""
         report = SwapReport()
         self.reports.append(report)
         with uncollected():
@@ -38,14 +38,14 @@ class Backend:
         return _inner_backend(self.inner, {**self.options, **options})(swapped, inputs)
 
     def _swapped(self, module: GraphModule, inputs: Sequence[Any], report: SwapReport) -> GraphModule:
-        """The rewritten graph; the captured one where nothing was found."""
+        """Return the rewritten graph, or the captured graph if there is no match."""
         if reason := why_not_recorded(module):
             report.add("(graph)", "graph", "left", reason)
             return module
         try:
             with recorded(module, inputs) as program:
                 rewrite(program, report, self.patterns)
-        except Exception as error:  # of the tracer: a graph that it cannot record is compiled as it is
+        except Exception as error:  # from the tracer: a graph that it cannot record is compiled unchanged
             _log.warning("recfuse.backend: a graph is compiled as it is: %s", error, exc_info=True)
             report.entries.clear()
             report.add("(graph)", "graph", "left", f"it cannot be rewritten: {type(error).__name__}: {error}")
@@ -53,7 +53,7 @@ class Backend:
         return program.module if program.changed else module
 
     def __str__(self) -> str:
-        """The reports."""
+        """The reports of all graphs."""
         return "\n\n".join(map(str, self.reports)) or "recfuse.backend: nothing has been compiled yet"
 
 
@@ -101,12 +101,12 @@ def backend(inner: Any = "inductor", *, patterns: Sequence[str] | None = None, *
     from recfuse.passes.graph.rewrite import chosen
 
     chosen(patterns, "recfuse.backend")
-    _inner_backend(inner, dict(options))  # an unknown name or mode is an error here, not in the first call
+    _inner_backend(inner, dict(options))  # an unknown name or mode must raise here, not in the first call
     return Backend(inner, None if patterns is None else tuple(patterns), options)
 
 
 def _inner_backend(inner: Any, options: dict[str, Any]) -> Callable[..., Any]:
-    """Raises ValueError for a name that torch does not know, and for a mode or options of inductor."""
+    """Return the compiler; raises ValueError for an unknown name, or a bad mode or option of inductor."""
     if inner == "inductor":
         mode, own = options.pop("mode", None), options.pop("options", None)
         try:

@@ -1,9 +1,9 @@
-"""What may be moved in a program, and what may not: writes to memory, random numbers, states of torch.
+"""Effects that restrict how nodes of a program may move: writes to memory, random numbers, states of torch.
 
-The safety of every pattern rests on three facts. Memory that the program writes to: what reads it keeps its
-place among the writes, and no pattern touches it. What draws random numbers or raises keeps its order. What
-turns gradients or autocast on and off cuts the program into regions; nothing moves from one to another. And
-whether a gradient may come back to a node, as autograd sees it.
+The safety of every pattern rests on three rules. First, nodes that read written memory keep their order among
+the writes, and no pattern matches them. Second, nodes that draw random numbers or raise keep their order.
+Third, nodes that turn gradients or autocast on or off cut the program into regions, and no node moves from
+one region to another. This file also computes whether autograd may bring a gradient to a node.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_GRADIENT = (
     aten.detach, aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten.rand_like,
     aten.randn_like, aten.randint_like, aten.new_zeros, aten.new_ones, aten.new_empty, aten.new_full,
 )  # fmt: skip
-"""Operators that return floating-point tensors through which no gradient comes."""
+"""Operators that return floating-point tensors but pass no gradient to their arguments."""
 
 
 class Effects:
@@ -42,7 +42,10 @@ class Effects:
     def __init__(
         self, graph: Graph, user_inputs: Iterable[Node] = (), same_memory: Iterable[Iterable[Node]] = ()
     ) -> None:
-        """Looks at each node once; ``user_inputs`` may share memory with each other, ``same_memory`` do."""
+        """Read each node once.
+
+        ``user_inputs`` may share memory with each other; the inputs of each group in ``same_memory`` do.
+        """
         self.region: dict[Node, int] = {}
         self._graph, self._same_memory = graph, same_memory
         self.written: set[int] = set()
@@ -53,7 +56,7 @@ class Effects:
         for node in graph.nodes:
             called = operator_of(node)
             if called is None and not _is_pure(node):
-                region += 1  # and the node itself is a region
+                region += 1  # the node itself is a region
                 self.has_autocast = self.has_autocast or "autocast" in str(node.target)
             self.region[node] = region
             if called is None:
@@ -76,15 +79,15 @@ class Effects:
         return Aliases(self._graph, self._same_memory)
 
     def memory_of(self, node: Node) -> set[int]:
-        """The memory that a node's tensors lie in: views have their base's."""
+        """Return the memory of a node's tensors; a view has the memory of its base."""
         return {self._aliases.memory_of(tensor) for tensor in tensors_of(node)}
 
     def _memory_around(self, node: Node) -> set[int]:
-        """Memory that a node reads, writes to or returns."""
+        """Return the memory that a node reads, writes to or returns."""
         return {memory for item in (node, *node.all_input_nodes) for memory in self.memory_of(item)}
 
     def _written_by(self, node: Node) -> set[int]:
-        """Memory that a call writes to."""
+        """Return the memory that a call writes to."""
         if is_fresh_constant(node):
             return set()
         found: set[int] = set()
@@ -94,9 +97,9 @@ class Effects:
         return found
 
     def _written_inside(self, node: Node) -> set[int]:
-        """Memory that the graphs of a higher-order operator write to."""
+        """Return the memory that the graphs of a higher-order operator write to."""
         nested = nested_graph_of(node)
-        if nested is None:  # which graph it runs on what is not known
+        if nested is None:  # the graph that runs and its arguments are unknown
             if graphs_of(node) and not any(Effects(graph).written for graph in graphs_of(node)):
                 return set()
             return {memory for item in node.all_input_nodes for memory in self.memory_of(item)}
@@ -109,13 +112,13 @@ class Effects:
         return found
 
     def is_written(self, node: Any) -> bool:
-        """Whether something writes to the memory of what a node returns; a number has none."""
+        """Return whether the program writes to the memory of a node's result; a number has no memory."""
         if not self.written or not isinstance(node, Node):
             return False
         return not self.written.isdisjoint(self.memory_of(node))
 
     def why_not(self, nodes: Iterable[Node]) -> str:
-        """Why these nodes, what they read included, are not free to be computed elsewhere; "" if they are."""
+        """Return why these nodes, which include their inputs, cannot be computed elsewhere, or ""."""
         regions = set()
         for node in nodes:
             if self.is_written(node):
@@ -125,13 +128,13 @@ class Effects:
         return "gradients or autocast are turned on or off between its parts" if len(regions) > 1 else ""
 
     def orders(self) -> Iterator[list[Node]]:
-        """Lists of nodes that keep their order."""
+        """Yield lists of nodes that must keep their order."""
         yield self._ordered
         yield from self._touching.values()
 
 
 def draws(node: Node) -> bool:
-    """Whether a call draws random numbers: dropout of no element does not."""
+    """Return whether a call draws random numbers; dropout that is off does not."""
     called = operator_of(node)
     if called is None or torch.Tag.nondeterministic_seeded not in called.tags:
         return False
@@ -141,7 +144,7 @@ def draws(node: Node) -> bool:
 
 
 def is_fresh_constant(node: Node) -> bool:
-    """Whether a call takes a constant out of autograd, as torch.tensor does: its elements stay."""
+    """Return whether a call only detaches a new constant, as torch.tensor does; it changes no element."""
     return is_call(node, aten.detach_) and is_call(node.args[0], aten.lift_fresh_copy, aten.lift_fresh)
 
 
@@ -158,7 +161,7 @@ def _is_pure(node: Node) -> bool:
 
 
 def regions_without_gradients(graph: Graph, region: dict[Node, int], enabled: bool) -> set[int]:
-    """The regions (see `Effects`) in which gradients are turned off; ``enabled``: at the beginning."""
+    """Return the regions (see `Effects`) without gradients; ``enabled`` is the state at the beginning."""
     found = set()
     for node in graph.nodes:
         if node.target is torch._C._set_grad_enabled:
@@ -169,8 +172,10 @@ def regions_without_gradients(graph: Graph, region: dict[Node, int], enabled: bo
 
 
 def receives_gradient(node: Node, region: dict[Node, int], without: Iterable[int]) -> bool:
-    """Whether a gradient may come to what a node returns: False where every use of it ends in a detach, in
-    integers, or where gradients are turned off. True where that is not known.
+    """Return whether a node's result may receive a gradient.
+
+    Returns False if every use of it ends in a detach, in integers, or in a region without gradients. Returns
+    True if that is unknown.
     """
     seen, waiting = {node}, [node]
     while waiting:
@@ -186,8 +191,9 @@ def receives_gradient(node: Node, region: dict[Node, int], without: Iterable[int
 
 
 def _keeps(user: Node) -> bool:
-    """Whether a use may bring a gradient by a way that is not seen: the end of the program, memory that it
-    writes to, a graph of its own.
+    """Return whether a use may bring a gradient on an unknown path.
+
+    Such uses are the output of the program, writes to memory, and higher-order operators.
     """
     if user.op == "output" or isinstance(user.target, torch._ops.HigherOrderOperator):
         return True

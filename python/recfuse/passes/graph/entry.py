@@ -1,4 +1,4 @@
-"""``swap_graph``: graph passes over an exported program or a graph module, tried on the user's batches."""
+"""``swap_graph``: graph passes over an exported program or a graph module, checked on the user's batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def swap_graph(
     patterns: Sequence[str] | None = None,
     check: Iterable[Any] = (),
 ) -> SwapReport:
-    """Rewrites a graph in place; see :func:`recfuse.swap`."""
+    """Rewrite a graph in place; see :func:`recfuse.swap`."""
     chosen(patterns, "recfuse.swap")
     batches = [call_of(batch) for batch in check]
     report = SwapReport()
@@ -41,7 +41,10 @@ def swap_graph(
 def _refused(
     given: Any, batches: Sequence[Any], expected: Sequence[Any], patterns: Sequence[str] | None
 ) -> Collection[tuple[str, str]]:
-    """The matches after which a batch has another result: all are tried at once, then each alone."""
+    """Return the matches that change a result of a batch.
+
+    All matches are tried together and, if a result differs, each match separately.
+    """
 
     def agree(**which: Any) -> tuple[bool, list[tuple[str, str]]]:
         copied = _copied(given)
@@ -65,8 +68,9 @@ def _callable(given: ExportedProgram | GraphModule) -> nn.Module:
 
 
 def _copied(given: Any) -> Any:
-    """A copy whose graph may be rewritten, and which may run: what a call may write to is its own. Weights
-    that no call writes to are the same ones.
+    """Return a copy that may be rewritten and run.
+
+    Tensors that a call may write to are copied; other weights are shared with the original.
     """
     if isinstance(given, GraphModule):
         copied: Any = GraphModule(given, copy.deepcopy(given.graph))
@@ -88,7 +92,7 @@ def _copied(given: Any) -> Any:
 
 
 def _own_tensors(tensors: dict[str, Any], program: Program) -> dict[str, Tensor]:
-    """Copies of the buffers, and of the Parameters that a program writes to. What shares memory shares it."""
+    """Return copies of the buffers and of the written Parameters; copies share memory as the originals do."""
     written = {program.name(node) for node in program.nodes if program.effects.is_written(node)}
     tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
     memory = {

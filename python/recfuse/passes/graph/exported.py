@@ -1,4 +1,4 @@
-"""``ExportedGraph``: the graph of an ``ExportedProgram``, whose signature moves along."""
+"""``ExportedGraph``: the graph of an ``ExportedProgram``, with updates of its signature."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _OF_STATE = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
 class ExportedGraph(Program):
-    """As a Program. Constants are constants of the exported program; nothing of its state changes."""
+    """A Program whose constants become constants of the exported program; its state does not change."""
 
     compares_sizes = True
 
     def __init__(self, exported: ExportedProgram) -> None:
-        """Reads an exported program's graph. ValueError where it cannot be read."""
+        """Read the graph of an exported program. Raises ValueError if it cannot be read."""
         self.exported = exported
         module = exported.graph_module
         by_name = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
@@ -40,7 +40,7 @@ class ExportedGraph(Program):
             if isinstance(state, Tensor):
                 by_memory.setdefault(storage_of(state), []).append(node)
         super().__init__(module, inputs, by_memory.values())
-        self.gradients = True  # a user's call may want them
+        self.gradients = True  # a call of the user may need them
         self._constants_of = {
             spec.arg.name: str(spec.target)
             for spec in exported.graph_signature.input_specs
@@ -72,12 +72,12 @@ class ExportedGraph(Program):
         return next(node for node in self.graph.nodes if node.op != "placeholder")
 
     def replace(self, old: Node, new: Node) -> None:
-        """As of a Program; outputs have the new name."""
+        """Replace a node as a Program does, and rename outputs in the signature."""
         super().replace(old, new)
         self.exported.graph_signature.replace_all_uses(old.name, new.name)
 
     def finish(self) -> None:
-        """As of a Program; checks the exported program."""
+        """Finish as a Program does, and validate the exported program."""
         changed = self.changed
         super().finish()
         if changed:

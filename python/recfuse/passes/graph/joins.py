@@ -1,4 +1,4 @@
-"""Results that become columns of one tensor: what used them, and what joined them, gets its columns."""
+"""``join``: results become columns of one tensor, which their users and their cats read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from recfuse.passes.graph.program import Program
 
 
 def join(program: Program, results: Sequence[tuple[Node, int]], call: Callable[[Sequence[int]], Node]) -> str:
-    """Puts columns of one call in the place of results ``[B, dim]``; says where they go, for the report.
+    """Replace results ``[B, dim]`` by columns of one call; returns a text for the report.
 
     Args:
-        program: to be rewritten.
-        results: nodes, and how many columns each has.
-        call: makes the call for results in the order of the numbers that it is given.
+        program: the program, which is rewritten.
+        results: nodes with their numbers of columns.
+        call: emits the call for the results with these numbers, in this order.
     """
     number = {node: at for at, (node, _) in enumerate(results)}
     joins = _joins(program, number)
@@ -35,7 +35,7 @@ def join(program: Program, results: Sequence[tuple[Node, int]], call: Callable[[
             node, dim = results[at]
             columns[node] = (end, end + dim)
             end += dim
-        is_free = True  # whether nobody has the whole result itself: results of their own share no memory
+        is_free = True  # no node is the whole result yet: distinct results must not share memory
         for node in joins:
             is_free = not _rejoin(program, node, whole, columns, end, is_free) and is_free
         for node, _ in results:
@@ -51,7 +51,7 @@ def join(program: Program, results: Sequence[tuple[Node, int]], call: Callable[[
 
 
 def _joins(program: Program, number: dict[Node, int]) -> list[Node]:
-    """What puts results beside each other: cats of columns, and stacks."""
+    """Return the nodes that join results: cats of columns, and stacks."""
     found: dict[Node, None] = {}
     for result in number:
         for user in result.users:
@@ -63,7 +63,7 @@ def _joins(program: Program, number: dict[Node, int]) -> list[Node]:
 
 
 def is_join(node: Node) -> bool:
-    """Whether a node puts results ``[B, dim]`` beside each other: a cat of columns, or a stack."""
+    """Return whether a node joins results ``[B, dim]``: a cat of columns, or a stack."""
     if not is_call(node, aten.cat, aten.stack):
         return False
     first = value_of(node.args[0][0])  # type: ignore[index]
@@ -71,7 +71,7 @@ def is_join(node: Node) -> bool:
 
 
 def _piece(program: Program, whole: Node, columns: tuple[int, int], end: int) -> Node:
-    """Some columns of the call's result: itself where they are all."""
+    """Return columns of the call's result, or the result itself if these are all columns."""
     return whole if columns == (0, end) else program.emit(aten.slice.Tensor, whole, 1, *columns)
 
 
@@ -83,7 +83,7 @@ def _rejoin(
     end: int,
     is_free: bool,
 ) -> bool:
-    """A cat or a stack of columns of the call's result, and of others; whether it is the result itself."""
+    """Rewrite a cat or a stack to read the call's result; returns whether it is that result itself."""
     runs = _runs(node.args[0], columns)  # type: ignore[arg-type]
     items = [_piece(program, whole, run, end) if isinstance(run, tuple) else run for run in runs]
     is_whole = items == [whole] and is_free
@@ -99,7 +99,7 @@ def _rejoin(
 
 
 def _runs(items: Sequence[Node], columns: dict[Node, tuple[int, int]]) -> list[Any]:
-    """The items of a cat; those that are columns side by side are one range."""
+    """Return the items of a cat, with adjacent columns of the call's result merged into ranges."""
     found: list[Any] = []
     for item in items:
         if item not in columns:

@@ -1,7 +1,7 @@
-"""Which operators work row by row, and how a call on copies for candidates becomes one on users' rows.
+"""Rules for operators that work row by row; a call on copies for candidates becomes a call on users' rows.
 
-A rule takes a node and the lifted ones among its inputs, and gives the dimension of candidates in the
-result, and how many rows of it each has side by side; None where rows of candidates meet.
+A rule takes a node and its lifted inputs. It returns the dimension of candidates in the result and the number
+of adjacent rows of each candidate, or None if the operator mixes rows of candidates.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class _Lift(Protocol):
     def map(self) -> Any: ...
 
 
-Place = tuple[int, int]  # dimension, and rows side by side
+Place = tuple[int, int]  # dimension, and adjacent rows of a candidate
 Rule = Callable[[Node, Mapping[Node, Any]], Place | None]
 
 
 def _pointwise(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
-    """All lifted inputs have candidates in one dimension, counted from the last; others have size 1 there."""
+    """All lifted inputs have candidates in the same dimension from the end; others have size 1 there."""
     places = {(value_of(item).dim() - lift.dim, lift.block) for item, lift in inputs.items()}
     if len(places) != 1:
         return None
@@ -45,13 +45,13 @@ def _pointwise(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
 
 
 def _of_input(node: Node, inputs: Mapping[Node, _Lift]) -> tuple[Node, _Lift] | None:
-    """The one lifted input, which is the first argument."""
+    """Return the only lifted input if it is the first argument, else None."""
     first = node.args[0]
     return (first, inputs[first]) if len(inputs) == 1 and first in inputs else None  # type: ignore[return-value,index]
 
 
 def _keeps_rows(*dims: int | str) -> Rule:
-    """Rows stay where they are, unless they lie in one of these dimensions (or in that of an argument)."""
+    """Return a rule for an operator that keeps rows, except along ``dims`` (numbers or argument names)."""
 
     def rule(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
         found = _of_input(node, inputs)
@@ -105,7 +105,7 @@ def _unsqueezed(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
 
 
 def _without(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
-    """select, squeeze: a dimension goes."""
+    """select, squeeze: a dimension is removed."""
     found = _of_input(node, inputs)
     if found is None:
         return None
@@ -118,7 +118,7 @@ def _without(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
 
 
 def _reduced(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
-    """sum, mean, amax: over dimensions that candidates do not lie in."""
+    """sum, mean, amax: over other dimensions than the candidates'."""
     found = _of_input(node, inputs)
     given = arguments_of(node)
     if found is None or not given.get("dim"):
@@ -142,7 +142,7 @@ def _cat(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
 
 
 def _matmul(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
-    """By a matrix that all rows share."""
+    """A product with a matrix that all rows share."""
     found = _of_input(node, inputs)
     if found is None or value_of(node.args[1]).dim() != 2:
         return None
@@ -151,12 +151,12 @@ def _matmul(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
 
 
 def _viewed(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
-    """Another shape of the same elements: rows of a candidate stay side by side, behind as many others."""
+    """A view: the rows of a candidate stay adjacent, after the same number of elements."""
     found = _of_input(node, inputs)
     if found is None:
         return None
     item, lift = found
-    if value_of(item).dtype != value_of(node).dtype:  # the same bits, of another type
+    if value_of(item).dtype != value_of(node).dtype:  # a view of the bits as another dtype
         return None
     before, after = value_of(item).shape, value_of(node).shape
     ahead, behind = math.prod(before[: lift.dim]), lift.block * math.prod(before[lift.dim + 1 :])
@@ -181,7 +181,7 @@ def _quotient(a: Any, b: Any) -> int | None:
 
 
 def _sizes(node: Node, dim: int) -> list[Any] | None:
-    """The sizes of a view, None for that of candidates; None where another one is not to be had."""
+    """Return the sizes of a view, with None for the candidates; None if another size is not available."""
     given = arguments_of(node)
     shape = value_of(node).shape
     spelled = given.get("size", given.get("shape"))
@@ -227,11 +227,11 @@ RULES: dict[Any, Rule] = {
     aten.amax: _reduced,
     **dict.fromkeys(_VIEWS, _viewed),
 }
-"""By operator; "pointwise" is for all that torch marks so."""
+"""Rules by operator; "pointwise" is for all operators with torch's tag."""
 
 
 def _rows(program: Program, lift: _Lift) -> Any:
-    """Users, times the rows that each has side by side."""
+    """Return the number of users times the adjacent rows of each."""
     users = program.size(lift.map.users, lift.map.dim)
     if isinstance(users, Node) and lift.block > 1:
         return program.emit(operator.mul, users, lift.block)
@@ -239,7 +239,7 @@ def _rows(program: Program, lift: _Lift) -> Any:
 
 
 def lifted_call(program: Program, node: Node, lift: _Lift, inputs: Mapping[Node, Node]) -> Node:
-    """The call of a node with users' rows in the place of candidates'."""
+    """Emit the call of a node with users' rows instead of candidates' rows."""
     if is_call(node, *_VIEWS):
         sizes = _sizes(node, lift.dim)
         assert sizes is not None

@@ -1,4 +1,4 @@
-"""What a node of a graph of ATen operators computes, with which arguments, and which of them it writes to."""
+"""The operator of a node in a graph of ATen operators, its arguments and values, and its writes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ aten = torch.ops.aten
 
 
 def operator_of(node: Any) -> OpOverload | None:
-    """The operator that a node calls; None where it calls none."""
+    """Return the operator that a node calls, or None."""
     if isinstance(node, Node) and node.op == "call_function" and isinstance(node.target, OpOverload):
         return node.target
     return None
 
 
 def is_call(node: Any, *packets: Any) -> bool:
-    """Whether a node calls an overload of one of these operators, as in ``is_call(node, aten.cat)``."""
+    """Return whether a node calls an overload of these operators, as in ``is_call(node, aten.cat)``."""
     operator = operator_of(node)
     return operator is not None and operator.overloadpacket in packets
 
@@ -33,7 +33,7 @@ def _arguments(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
 
 
 def arguments_of(node: Node) -> dict[str, Any]:
-    """A call's arguments by their names in the schema; those that are not given have their defaults."""
+    """Return the arguments of a call by their names in the schema, with the defaults of missing arguments."""
     names = _arguments(node.target)  # type: ignore[arg-type]
     found = {
         name: node.args[at] if at < len(node.args) else default for at, (name, default) in enumerate(names)
@@ -42,18 +42,18 @@ def arguments_of(node: Node) -> dict[str, Any]:
 
 
 def value_of(node: Any) -> Any:
-    """The fake value of a node; what is no node is its own value."""
+    """Return the fake value of a node; an object that is no node is its own value."""
     return node.meta.get("val") if isinstance(node, Node) else node
 
 
 def tensor_of(node: Any) -> Tensor | None:
-    """The fake tensor of a node; None where it has another value."""
+    """Return the fake tensor of a node, or None if it has another value."""
     value = value_of(node) if isinstance(node, Node) else None
     return value if isinstance(value, Tensor) else None
 
 
 def tensors_of(node: Node) -> Iterator[Tensor]:
-    """The fake tensors that a node returns: one, several or none."""
+    """Yield the fake tensors that a node returns; there may be several or zero."""
     value = node.meta.get("val")
     for item in value if isinstance(value, (tuple, list)) else (value,):
         if isinstance(item, Tensor):
@@ -61,13 +61,14 @@ def tensors_of(node: Node) -> Iterator[Tensor]:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Which memory a fake tensor lies in: views have their base's."""
+    """Return the number of a fake tensor's memory; a view has the memory of its base."""
     return tensor.untyped_storage()._cdata
 
 
 def nested_graph_of(node: Node) -> tuple[Graph, Sequence[Any]] | None:
-    """The graph that a higher-order operator runs, and what it gives to each placeholder of it; None where it
-    has several graphs, or another way to call one.
+    """Return the graph that a higher-order operator runs, and the argument for each of its placeholders.
+
+    Returns None if it has several graphs, or passes the arguments in another way.
     """
     graphs = [(at, found) for at, item in enumerate(node.args) if (found := _graph_at(item)) is not None]
     if len(graphs) != 1 or node.kwargs:
@@ -79,7 +80,7 @@ def nested_graph_of(node: Node) -> tuple[Graph, Sequence[Any]] | None:
 
 
 def graphs_of(node: Node) -> list[Graph]:
-    """All graphs that a higher-order operator may run; none of another node."""
+    """Return all graphs that a higher-order operator may run; an empty list for other nodes."""
     if not isinstance(node.target, torch._ops.HigherOrderOperator):
         return []
     return [found for item in node.all_input_nodes if (found := _graph_at(item)) is not None]
@@ -93,7 +94,7 @@ def _graph_at(node: Any) -> Graph | None:
 
 
 def turned(node: Any) -> Node | None:
-    """What a matrix is the transpose of; None where it is none."""
+    """Return the matrix whose transpose a node is, or None."""
     tensor = tensor_of(node)
     if tensor is None or tensor.dim() != 2:
         return None
@@ -107,7 +108,7 @@ def turned(node: Any) -> Node | None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two sizes are known to be equal, whatever the batch, by torch's ShapeEnv; adds no guard."""
+    """Return whether torch's ShapeEnv knows that two sizes are equal for every batch; adds no guard."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -116,7 +117,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def hint(size: Any) -> int | None:
-    """A size of the example that a program was recorded with; None where it is not known."""
+    """Return a size in the example with which a program was recorded, or None if it is unknown."""
     if isinstance(size, int):
         return size
     found = size.node.hint
@@ -124,10 +125,10 @@ def hint(size: Any) -> int | None:
 
 
 class HiddenWrite(NamedTuple):
-    """Arguments that an operator writes to though its schema does not say so."""
+    """Arguments that an operator writes to although its schema does not declare it."""
 
     arguments: tuple[str, ...]
-    only_if: str | None  # a bool argument without which it does not
+    only_if: str | None  # a bool argument that must be true for the write; None: it always writes
     reason: str
 
 
@@ -151,17 +152,17 @@ HIDDEN_WRITES: dict[str, HiddenWrite] = {
         ("weights", "states", "numbers"), None, "updates tables; the compiler would refuse it with a schema"
     ),
 }
-"""By the operator's name. ``tests/passes/test_hidden_writes.py`` looks for others."""
+"""Hidden writes by the name of the operator. ``tests/passes/test_hidden_writes.py`` searches for others."""
 
 
 class _Writes(NamedTuple):
-    places: tuple[tuple[int, str], ...]  # of arguments, in the schema
-    only_if: tuple[int, str, Any] | None  # the place, name and default of a bool
+    places: tuple[tuple[int, str], ...]  # positions and names of arguments in the schema
+    only_if: tuple[int, str, Any] | None  # the position, name and default of a bool
     hidden: tuple[tuple[int, str], ...]
 
 
 def written_arguments(called: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """What a call gives for each argument that it writes to."""
+    """Yield the value of each argument that a call writes to."""
     writes = _writes_of(called)
     places = writes.places
     if writes.hidden and (writes.only_if is None or _given(*writes.only_if, args, kwargs) is not False):
@@ -171,7 +172,7 @@ def written_arguments(called: OpOverload, args: Sequence[Any], kwargs: Mapping[s
 
 
 def may_write(called: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call writes to an argument."""
+    """Return whether a call may write to an argument."""
     return any(given is not None for given in written_arguments(called, args, kwargs))
 
 

@@ -42,20 +42,20 @@ _SPELLINGS = {
     aten.concatenate.default: aten.cat.default,
     aten.broadcast_to.default: aten.expand.default,
 }
-"""Operators that are others by another name, of the same arguments."""
+"""Operators that equal another operator with the same arguments."""
 _NEEDED = "ATen operators and fake values, as torch.export and recfuse.backend() record them"
 
 
 class Program:
-    """A graph of ATen operators with fake values in ``node.meta["val"]``: what torch.export gives, and what
-    ``recfuse.backend`` makes of a graph of torch.compile.
+    """A graph of ATen operators with fake values in ``node.meta["val"]``.
 
-    New nodes may be made at any place: ``finish`` brings all nodes into an order that keeps every effect.
-    Sizes are those of torch's ShapeEnv; nothing here guards on one.
+    torch.export returns such graphs, and ``recfuse.backend`` records them from graphs of torch.compile. New
+    nodes may be emitted at any place: ``finish`` sorts all nodes into an order that keeps every effect. Sizes
+    are those of torch's ShapeEnv; no method guards on a size.
     """
 
     is_guarded = False
-    """Whether torch compiles again where a frozen weight is to be trained."""
+    """Whether torch compiles again before a frozen weight is trained."""
     compares_sizes = False
     """Whether torch compares sizes that the ShapeEnv knows to be equal before each call of the program."""
 
@@ -65,9 +65,9 @@ class Program:
         user_inputs: Iterable[Node] | None = None,
         same_memory: Iterable[Iterable[Node]] = (),
     ) -> None:
-        """Reads a graph. Raises ValueError where it is no such program.
+        """Read a graph. Raises ValueError if it calls modules or methods, or lacks fake values.
 
-        ``same_memory``: inputs whose tensors share memory, whatever their fake values say.
+        ``same_memory``: groups of inputs whose tensors share memory, even if their fake values do not.
         """
         self.module, self.graph = module, module.graph
         nodes = list(self.graph.nodes)
@@ -100,7 +100,7 @@ class Program:
         self._constants = 0
 
     def _name_attributes(self, nodes: list[Node]) -> None:
-        """Gives tensors of the module that nodes read a fake value."""
+        """Set the fake values of nodes that read tensors of the module."""
         for node in nodes:
             if node.op == "get_attr" and "val" not in node.meta:
                 found: Any = self.module
@@ -109,44 +109,45 @@ class Program:
                 if isinstance(found, Tensor):
                     node.meta["val"] = self.mode.from_tensor(found, static_shapes=True)
 
-    # ---- what it is
+    # ---- reading
 
     @property
     def nodes(self) -> Iterator[Node]:
-        """The nodes, in order, except for those that a rewrite has taken away by then."""
+        """The nodes, in order, without nodes that a rewrite removes during the iteration."""
         return (node for node in list(self.graph.nodes) if not node._erased)
 
     def name(self, node: Node) -> str:
-        """What a report calls a node: a Parameter by its own name."""
+        """Return the name of a node in reports; a Parameter has its own name."""
         return str(node.meta.get("recfuse_name") or (node.target if node.op == "get_attr" else node.name))
 
     def weight_is_parameter(self, node: Node) -> bool:
-        """Whether a node is a Parameter or a buffer of the model."""
+        """Return whether a node is a Parameter or a buffer of the model."""
         if node.op == "get_attr" or node.meta.get("recfuse_is_parameter"):
             return True
         return node.op == "placeholder" and node not in self.user_inputs
 
     def trains(self, node: Node) -> bool:
-        """Whether a weight may be given a gradient."""
+        """Return whether a weight requires a gradient."""
         given, tensor = node.meta.get("recfuse_requires_grad"), tensor_of(node)
         return bool(tensor is not None and tensor.requires_grad if given is None else given)
 
     def may_train(self, node: Node) -> bool:
-        """Whether a call may have to give a tensor a gradient: not under torch.no_grad()."""
+        """Return whether a call may have to compute a tensor's gradient; never under torch.no_grad()."""
         return self.gradients and node in self._trained()
 
     def may_train_later(self, node: Node) -> bool:
-        """The same, or an input may be given a gradient later: of a program that has trained weights, and is
-        not compiled again for other inputs.
+        """Return ``may_train(node)``, or whether an input may require a gradient later.
+
+        The latter holds for a program with trained weights that torch does not recompile for other inputs.
         """
         return self.may_train(node) or (not self.is_guarded and self.gradients and bool(self._trained()))
 
     def receives_gradient(self, node: Node) -> bool:
-        """Whether a gradient may come back to what a node returns, as its users are now."""
+        """Return whether a node's result may receive a gradient from its present users."""
         return receives_gradient(node, self.effects.region, self._no_gradients)
 
     def _trained(self) -> set[Node]:
-        """The nodes that depend on a tensor with a gradient."""
+        """Return the nodes that depend on a tensor with a gradient."""
         if self._gradient_nodes is None:
             self._gradient_nodes = found = set()
             for node in self.graph.nodes:
@@ -156,14 +157,14 @@ class Program:
         return self._gradient_nodes
 
     def constant_value(self, node: Node) -> Tensor | None:
-        """The values of a literal, ``torch.tensor([...])``: a constant that no user can change."""
+        """Return the values of a literal ``torch.tensor([...])``, which no user can change, or None."""
         dtype, is_literal = getattr(value_of(node), "dtype", None), False
         while is_call(node, *_COPIES) and not self.effects.is_written(node):
             is_literal = is_call(node, aten.lift_fresh_copy, aten.lift_fresh)
             node = node.args[0]  # type: ignore[assignment]
             if getattr(value_of(node), "dtype", None) != dtype:
                 return None
-        if self.effects.is_written(node) or not is_literal:  # others are the model's own tensors
+        if self.effects.is_written(node) or not is_literal:  # other tensors belong to the model
             return None
         found = self._constant_at(node)
         return found.constant if isinstance(found, FakeTensor) else found
@@ -173,7 +174,10 @@ class Program:
         return getattr(self.module, str(node.target)) if is_constant else None
 
     def depths(self, marked: Callable[[Node], bool]) -> dict[Node, int]:
-        """For each marked node, how many marked ones stand one behind the other before it; effects count."""
+        """Return, for each marked node, the longest chain of marked nodes before it.
+
+        A node depends on its inputs and on previous nodes of its effects.
+        """
         before: dict[Node, list[Node]] = {}
         for chain in self.effects.orders():
             for first, second in itertools.pairwise(chain):
@@ -187,7 +191,7 @@ class Program:
         return {node: depth for node, depth in depths.items() if marked(node)}
 
     def depends_on_random(self, node: Node) -> bool:
-        """Whether random numbers are drawn for what a node computes."""
+        """Return whether a node's value depends on random numbers."""
         if self._random_nodes is None:
             self._random_nodes = found = set()
             for other in self.graph.nodes:
@@ -199,7 +203,7 @@ class Program:
 
     @contextmanager
     def at(self, node: Node) -> Iterator[None]:
-        """Nodes made inside belong before this one."""
+        """Emit new nodes before this node, within the context."""
         before, self._cursor = self._cursor, node
         try:
             with torch.no_grad(), self.mode:
@@ -208,7 +212,7 @@ class Program:
             self._cursor = before
 
     def emit(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-        """A new call. Its shapes are checked here, by running it on fake values."""
+        """Emit a call, and return its node. The call runs on fake values, which checks its shapes."""
         assert self._cursor is not None
         with self.graph.inserting_before(self._cursor):
             node = self.graph.call_function(target, args, kwargs)
@@ -231,7 +235,7 @@ class Program:
         self.changed = True
 
     def size(self, node: Node, dim: int) -> Any:
-        """A size as an argument of a call: a number, or the node that has it."""
+        """Return a size as an argument of a call: a number, or a node that computes it."""
         value = value_of(node).shape[dim]
         if isinstance(value, int):
             return value
@@ -241,7 +245,7 @@ class Program:
         return self._sizes[key]
 
     def constant(self, values: Sequence[Any], device: torch.device | str) -> Node:
-        """An int64 tensor that the program keeps."""
+        """Return the node of a new int64 constant, which the program stores."""
         with unset_fake_temporarily():
             tensor = torch.tensor(values, dtype=torch.int64, device=device)
         while hasattr(self.module, name := f"recfuse_constant_{self._constants}"):
@@ -262,23 +266,23 @@ class Program:
         return node
 
     def replace(self, old: Node, new: Node) -> None:
-        """Everything that used a node uses another one; the old one goes."""
+        """Replace all uses of a node by another node, and remove the old node."""
         old.replace_all_uses_with(new, propagate_meta=False)
         self._dead.append(old)
         self.changed = True
 
     def set_args(self, node: Node, args: tuple[Any, ...]) -> None:
-        """Gives a call other arguments with the same result; the old ones go where nobody needs them."""
+        """Set other arguments of a call with the same result, and remove the old arguments if unused."""
         self._dead += node.all_input_nodes
         node.args = args
         node.kwargs = {}
 
     def forget(self, node: Node) -> None:
-        """A node goes where nobody needs it any more."""
+        """Remove a node later if it is unused."""
         self._dead.append(node)
 
     def finish(self) -> None:
-        """Takes away what nobody needs any more, brings nodes into order and compiles the module."""
+        """Remove unused nodes, sort the others and recompile the module."""
         if not self.changed:
             return
         self._dead += [node for node in self._new if not (node._erased or node.is_impure())]
@@ -288,7 +292,7 @@ class Program:
         self.module.recompile()
 
     def erase_dead(self) -> None:
-        """Takes away what nobody needs any more."""
+        """Remove replaced and forgotten nodes that are unused, and their unused inputs."""
         while self._dead:
             node = self._dead.pop()
             for item in [user for user in node.users if user.target is operator.getitem and not user.users]:
@@ -304,14 +308,14 @@ class Program:
             self._dead += needed
 
     def _must_stay(self, node: Node) -> bool:
-        """Whether a call counts though nobody uses its result: it writes, or draws random numbers."""
+        """Return whether a call stays without users: it writes, or draws random numbers."""
         called = operator_of(node)
         if called is None or is_fresh_constant(node):
             return False
         return draws(node) or may_write(called, node.args, node.kwargs)
 
     def _sort(self) -> None:
-        """Brings nodes into the first order that their inputs, effects and regions allow."""
+        """Sort nodes into the first order that their inputs, effects and regions allow."""
         alive = [node for node in self.graph.nodes]
         waiting = dict.fromkeys(alive, 0)
         behind: dict[Node, list[Node]] = {}
@@ -352,7 +356,7 @@ class Program:
 
 
 def _spell(node: Node) -> None:
-    """Gives a call the one name that patterns know."""
+    """Replace the operator of a call by the equivalent operator that patterns match."""
     if node.op != "call_function":
         return
     node.target = _SPELLINGS.get(node.target, node.target)

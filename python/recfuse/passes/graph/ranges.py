@@ -1,6 +1,7 @@
-"""``Ranges``: between which bounds the integers of a node lie, whatever the batch.
+"""``Ranges``: bounds of the integers of a node that hold for every batch.
 
-Only tensors of integers have bounds: a float may be NaN, which no comparison holds for and no clamp stops.
+Only tensors of integers have bounds: a float may be NaN, for which no comparison holds and which no clamp
+changes.
 
 Source: Pan et al., RECom, ASPLOS 2023, appendix D (the patterns map, keep and replace).
 """
@@ -19,21 +20,21 @@ from recfuse.passes.graph.program import Program
 
 
 class Range(NamedTuple):
-    """All of [low, high]."""
+    """The integers in [low, high]."""
 
     low: int
     high: int
 
     def within(self, other: Range) -> bool:
-        """Whether the other one has all of this one."""
+        """Return whether ``other`` contains this range."""
         return other.low <= self.low and self.high <= other.high
 
     def join(self, other: Range) -> Range:
-        """What has both."""
+        """Return the smallest range that contains both."""
         return Range(min(self.low, other.low), max(self.high, other.high))
 
     def meet(self, other: Range) -> Range:
-        """What both have; where that is nothing, this one."""
+        """Return the intersection, or this range if the intersection is empty."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         return Range(low, high) if low <= high else self
 
@@ -59,15 +60,15 @@ _KEEP = (
 
 
 class Ranges:
-    """The ranges of a program's nodes, found when they are asked for."""
+    """The ranges of a program's nodes, computed on demand."""
 
     def __init__(self, program: Program) -> None:
-        """Of this program."""
+        """``program`` is the program of the nodes."""
         self.program = program
         self._found: dict[Node, Range] = {}
 
     def of(self, node: Any) -> Range | None:
-        """The range of a tensor of integers or of a number; None where it has none."""
+        """Return the range of a tensor of integers or of a number; None for other values."""
         if isinstance(node, (bool, int)):
             return Range(int(node), int(node))
         tensor = tensor_of(node)
@@ -75,14 +76,14 @@ class Ranges:
             return None
         if node not in self._found:
             every = _every(tensor.dtype)
-            self._found[node] = every  # also while it is looked at
+            self._found[node] = every  # also during the search
             if not self.program.effects.is_written(node):
                 found = self._find(node)
                 self._found[node] = found if found is not None and found.within(every) else every
         return self._found[node]
 
     def truth(self, node: Any) -> bool | None:
-        """What a condition always is; None: it depends."""
+        """Return the constant truth of a condition, or None if it varies."""
         if isinstance(node, bool):
             return node
         if self.program.effects.is_written(node):
@@ -104,11 +105,11 @@ class Ranges:
         return None
 
     def given(self, node: Any, condition: Any, holds: bool) -> Range | None:
-        """The range of a node where a condition holds, or does not."""
+        """Return the range of a node's elements for which a condition holds, or does not hold."""
         found, is_written = self.of(node), self.program.effects.is_written
         if found is None or not isinstance(condition, Node) or is_written(condition) or is_written(node):
             return found
-        if value_of(condition).dtype is not torch.bool:  # where the complement of what holds may hold too
+        if value_of(condition).dtype is not torch.bool:  # ~5 is true as well
             return found
         if is_call(condition, aten.logical_not, aten.bitwise_not):
             return self.given(node, condition.args[0], not holds)
@@ -134,8 +135,8 @@ class Ranges:
             return None
         given = arguments_of(node)
         if is_call(node, *_KEEP):
-            is_count = node.target is aten.repeat_interleave.Tensor  # whose argument says how often
-            is_same = value_of(node).dtype == getattr(value_of(node.args[0]), "dtype", None)  # no other bits
+            is_count = node.target is aten.repeat_interleave.Tensor  # its argument holds counts
+            is_same = value_of(node).dtype == getattr(value_of(node.args[0]), "dtype", None)  # same bits
             return self.of(node.args[0]) if is_same and not is_count else None
         if is_call(node, aten.bucketize, aten.searchsorted):
             edges = given.get("boundaries", given.get("sorted_sequence"))
@@ -171,7 +172,7 @@ class Ranges:
         return Range(a, b)
 
     def _computed(self, node: Node, given: dict[str, Any]) -> Range | None:
-        """Arithmetic with a number."""
+        """Return the range after arithmetic with a number, or None."""
         found, other = self.of(node.args[0]) if node.args else None, given.get("other")
         if found is None:
             return None
@@ -199,7 +200,7 @@ class Ranges:
 
 
 def is_of(node: Any, number: Any) -> bool:
-    """Whether a number is one that a tensor's type has; torch takes others for numbers that it has."""
+    """Return whether a tensor's dtype can represent a number; torch wraps other numbers."""
     tensor = tensor_of(node)
     if not isinstance(number, int) or tensor is None or tensor.is_floating_point() or tensor.is_complex():
         return False

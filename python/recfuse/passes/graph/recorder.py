@@ -1,7 +1,7 @@
-"""``Recorder`` and ``RecordingMode``: a captured graph runs for torch's tracer, and does no needless work.
+"""``Recorder`` and ``RecordingMode``: run a captured graph for torch's tracer, without redundant work.
 
-Torch has run the same operators on fake values when it captured the graph: what it has checked then needs no
-second look.
+Torch has run the same operators on fake values when it captured the graph, so that its checks need no
+repetition.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from recfuse.passes.graph.nodes import aten
 from recfuse.passes.graph.progress import Progress
 
 _ALL = slice(None)
-_DATA = getattr(torch._C._autograd, "_get_data_attr", None)  # of dynamo
-_MAX_NORM, _NORM_TYPE = 3, 4  # where both functions below have them
+_DATA = getattr(torch._C._autograd, "_get_data_attr", None)  # from dynamo
+_MAX_NORM, _NORM_TYPE = 3, 4  # positions in both functions of _NORMED
 _PLACES = {"max_norm": _MAX_NORM, "norm_type": _NORM_TYPE}
 _NORMED = (embedding, torch_embedding_bag)
 
 
 class Recorder(Interpreter):
-    """Runs a captured graph; nodes that are recorded have the lines of the model's source."""
+    """Runs a captured graph; recorded nodes keep the source lines of the model."""
 
     def __init__(self, module: GraphModule) -> None:
-        """Of a captured graph, which stays as it is."""
+        """``module`` is a captured graph, which does not change."""
         super().__init__(module)
         self._unread = {node for node in module.graph.nodes if _is_unread(node)}
 
     def run_node(self, n: Node) -> Any:
-        """As of any interpreter, but for what nobody reads."""
+        """Run a node as any interpreter does, unless its value is not read."""
         return None if n in self._unread else super().run_node(n)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``x[:, 3]`` is a select: torch also records a slice of all where sizes are symbolic. ``x.data``,
-        which the tracer does not see, is a detach.
+        """Call a function, with two replacements.
+
+        ``x[:, 3]`` becomes a select: with symbolic sizes, torch would also record a slice of all rows.
+        ``x.data``, which the tracer does not record, becomes a detach.
         """
         if target is _DATA:
             return args[0].detach()
@@ -58,8 +60,10 @@ class Recorder(Interpreter):
 
 
 def _is_unread(node: Node) -> bool:
-    """Whether a node reads a float of a module that is nothing to anybody: with dynamic shapes, torch makes a
-    tensor of the norm_type of each table, and reads it in every call, also where there is no max_norm.
+    """Return whether a node reads a float of a module without effect.
+
+    With dynamic shapes, torch makes a tensor of the norm_type of each table and reads it in every call, also
+    without max_norm.
     """
     if node.op != "call_method" or node.target != "item" or not isinstance(_example(node), torch.SymFloat):
         return False
@@ -71,23 +75,23 @@ def _example(node: Node) -> Any:
 
 
 def _uses(call: Node, node: Node) -> list[Any]:
-    """At which places a call without max_norm has a node; none for a call with it."""
+    """Return the positions of a node in a call without max_norm; an empty list for a call with max_norm."""
     given: dict[Any, Any] = dict(enumerate(call.args))
     given |= {_PLACES.get(name, name): value for name, value in call.kwargs.items()}
     return [at for at, value in given.items() if value is node] if given.get(_MAX_NORM) is None else []
 
 
 class RecordingMode(FakeTensorMode):
-    """A mode that shows how many operators it has seen, and finds views of one column quickly."""
+    """A mode that shows the number of operators so far, and computes views of a column quickly."""
 
     progress: Progress | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As of the mode."""
+        """Run an operator as the base mode does, with a fast path for selects."""
         if self.progress is not None:
             self.progress.update(1)
         if func is aten.select.int and (view := _view_of(*args)) is not None:
-            was_enabled, self.cache_enabled = self.cache_enabled, False  # each view has an offset of its own
+            was_enabled, self.cache_enabled = self.cache_enabled, False  # each view has another offset
             try:
                 return super().__torch_dispatch__(aten.as_strided.default, types, view, {})
             finally:
@@ -96,8 +100,9 @@ class RecordingMode(FakeTensorMode):
 
 
 def _view_of(tensor: Tensor, dim: int, index: Any) -> tuple[Any, ...] | None:
-    """What as_strided takes for a select. Torch proves of a select with symbolic sizes that it lies inside
-    its memory, which costs ten times as much.
+    """Return the arguments of as_strided for a select, or None.
+
+    With symbolic sizes, torch proves that a select lies inside its memory, which costs ten times as much.
     """
     if type(tensor) is not FakeTensor or type(index) is not int or index < 0 or tensor.is_complex():
         return None

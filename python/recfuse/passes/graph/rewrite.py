@@ -1,4 +1,4 @@
-"""``rewrite``: runs the patterns over a program, and writes what became of each match into a report."""
+"""``rewrite``: runs the patterns over a program, and reports the action for each match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NESTED = (
 
 
 def chosen(names: Sequence[str] | None, where: str) -> tuple[GraphPattern, ...]:
-    """The patterns of these kinds; ValueError for a name that none has."""
+    """Return the patterns of these kinds; raises ValueError for an unknown kind."""
     patterns = graph_patterns()
     if names is None:
         return patterns
@@ -38,9 +38,9 @@ def rewrite(
     refused: Collection[tuple[str, str]] = (),
     only: tuple[str, str] | None = None,
 ) -> list[tuple[str, str]]:
-    """Rewrites a program in place; returns the kind and key of each match that was swapped.
+    """Rewrite a program in place; returns the kind and key of each swapped match.
 
-    ``refused`` are left; with ``only``, all others are.
+    Matches in ``refused`` are left; with ``only``, all other matches are.
     """
     swapped: list[tuple[str, str]] = []
     for node in program.nodes:
@@ -63,13 +63,13 @@ def rewrite(
                     if not left:
                         swapped.append(name)
                         progress.update(len(match.parts))
-        finally:  # each replacement alone is right: whatever is raised, the graph is a whole one
+        finally:  # each replacement is complete, so that the graph is valid after any error
             program.finish()
     return swapped
 
 
 def _found(pattern: GraphPattern, program: Program) -> Iterator[Match]:
-    """What a pattern finds; where it cannot read a graph, that is what the report says, and others go on."""
+    """Yield the matches of a pattern; an error becomes a match that is left, with the error as reason."""
     try:
         yield from pattern.find(program)
     except Exception as error:
@@ -78,7 +78,7 @@ def _found(pattern: GraphPattern, program: Program) -> Iterator[Match]:
 
 
 def _applied(match: Match) -> tuple[str, str]:
-    """What a match is now; or why it is left: it has shapes or arguments that the new call refuses."""
+    """Apply a match; returns its description, or the reason why the new call refuses its arguments."""
     assert match.apply is not None
     try:
         return match.apply(), ""

@@ -1,8 +1,8 @@
 """A graph that torch.compile has captured, recorded again as ATen operators, before autograd.
 
-Torch's own tracer does what a table of functions, methods and modules would have to do: it brings every
-spelling of a computation to one operator, and each operator's schema says what it writes to. The graph of a
-backend comes before AOTAutograd: gradients are made of the rewritten graph.
+Torch's own tracer maps every spelling of a computation to one operator, so that no table of functions,
+methods and modules is needed; the schema of each operator states its writes. A backend gets its graph before
+AOTAutograd: gradients are computed from the rewritten graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recfuse.passes.graph.recorder import Recorder, RecordingMode
 
 
 def why_not_recorded(module: GraphModule) -> str:
-    """Why a captured graph is better left as it is; "" if nothing speaks against it."""
+    """Return why a captured graph must be left unchanged, or ""."""
     for node in module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return f"it has {node.target}, whose own graphs and gradients are not looked into"
@@ -37,10 +37,10 @@ def why_not_recorded(module: GraphModule) -> str:
 
 @contextlib.contextmanager
 def recorded(module: GraphModule, inputs: Sequence[Any]) -> Iterator[Program]:
-    """A captured graph as a Program, with the same inputs and outputs and the same symbols for sizes."""
+    """Yield a captured graph as a Program, with the same inputs, outputs and symbols for sizes."""
     context = TracingContext.try_get()
     captured = (context.fake_mode if context else None) or torch._guards.detect_fake_mode(inputs)
-    # A mode of its own: what a trace does to its fake tensors is not seen by those that come after.
+    # A separate mode: changes of a trace to its fake tensors must not reach later users of the captured mode.
     shapes = captured.shape_env if captured is not None else None
     mode = RecordingMode(shape_env=shapes, allow_non_fake_inputs=True, static_shapes=shapes is None)
     fakes = [_faked(mode, item, context) for item in inputs]
@@ -60,7 +60,7 @@ def recorded(module: GraphModule, inputs: Sequence[Any]) -> Iterator[Program]:
 
 
 def _check_attributes(module: GraphModule) -> None:
-    """Raises where the tracer has lost where a fake tensor comes from, and keeps it as a constant."""
+    """Raise if the tracer has lost the source of a fake tensor, and keeps it as a constant."""
     for node in module.graph.nodes:
         found = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(found, FakeTensor) and found.constant is None:
@@ -72,14 +72,14 @@ def _check_attributes(module: GraphModule) -> None:
 def _faked(mode: FakeTensorMode, item: Any, context: TracingContext | None) -> Any:
     if not isinstance(item, Tensor):
         return item
-    if isinstance(item, FakeTensor):  # as of AOTAutograd's own inputs
+    if isinstance(item, FakeTensor):  # as AOTAutograd treats its inputs
         return mode.from_tensor(item, static_shapes=False)
     symbols = context.tensor_to_context.get(item) if context is not None else None
     return mode.from_tensor(item, symbolic_context=symbols, source=getattr(symbols, "tensor_source", None))
 
 
 def _keep_what_torch_knows(before: GraphModule, after: GraphModule, inputs: Sequence[Any]) -> None:
-    """What AOTAutograd and inductor read of a graph's inputs: where they come from, which never move."""
+    """Copy the metadata that AOTAutograd and inductor read: sources of inputs, and static addresses."""
     after.meta.update(before.meta)
     olds = [node for node in before.graph.nodes if node.op == "placeholder"]
     news = [node for node in after.graph.nodes if node.op == "placeholder"]
@@ -94,18 +94,18 @@ def _keep_what_torch_knows(before: GraphModule, after: GraphModule, inputs: Sequ
 
 
 def _source(argument: Any) -> str:
-    """Where an input comes from, as torch writes it; "" where that is not known."""
+    """Return the source of an input in torch's notation, or "" if it is unknown."""
     text = getattr(getattr(argument, "source", None), "name", "")
     return str(text() if callable(text) else text)
 
 
 def _is_state(argument: Any) -> bool:
-    """Whether an input is a Parameter or a buffer of a module."""
+    """Return whether an input is a Parameter or a buffer of a module."""
     return any(part in _source(argument) for part in ("._parameters[", "._buffers["))
 
 
 def _spelled(argument: Any, name: str) -> str:
-    """An input as the model spells it: ``tables.0.weight``."""
+    """Return the name of an input in the model: ``tables.0.weight``."""
     text = _source(argument) or name
     for part in ("_modules", "_parameters", "_buffers"):
         text = text.replace(f".{part}[", "[")

@@ -1,1 +1,1 @@
-"""A method's own code, read without running it: what one call for all tables may take the place of."""
+"""Reads the code of a method without running it, to prove that one call for all tables may replace it."""

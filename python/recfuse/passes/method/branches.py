@@ -1,4 +1,4 @@
-"""``Branches``: what is known of the input, variables and lists, and both ways of a branch."""
+"""``Branches``: known facts about the input, writes to variables and lists, and both sides of a branch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from recfuse.passes.method.values import (
 
 
 class Branches:
-    """Reads with these names, for a number of tables, and knows nothing of the input at first.
+    """Evaluates branches for a number of tables. At first, no fact about the input is known.
 
-    A branch that depends on the input is followed both ways, each with what is known in it; what the ways
-    write is noted, undone and made one.
+    If a branch depends on the input, both sides are evaluated, each with the facts that hold in it. The
+    writes of each side are recorded, undone and merged.
     """
 
     def __init__(self, reads: Reads, tables: int) -> None:
@@ -35,12 +35,12 @@ class Branches:
         self._is_lazy = False
 
     def assign(self, frame: Frame, name: str, value: Any) -> None:
-        """Gives a variable a value."""
+        """Assign a value to a variable."""
         self._note(frame)
         frame.names[name] = value
 
     def written(self, sequence: Sequence) -> list[Any]:
-        """The items of a list, to be written to."""
+        """Return the items of a list for a write, and record the write."""
         if self._is_lazy:
             raise Refused("writes to a list inside a generator")
         self._note(sequence)
@@ -49,7 +49,7 @@ class Branches:
 
     @contextmanager
     def lazy(self) -> Iterator[None]:
-        """Inside, expressions are evaluated that Python evaluates later, or never."""
+        """Mark the evaluation of expressions that Python evaluates later, or never."""
         before, self._is_lazy = self._is_lazy, True
         try:
             yield
@@ -60,11 +60,11 @@ class Branches:
         if not self._journals:
             return
         begin, journal = self._journals[-1]
-        if container.number < begin and id(container) not in journal:  # others are new in this branch
+        if container.number < begin and id(container) not in journal:  # others are new here
             journal[id(container)] = container, contents_of(container)
 
     def truth(self, value: Any) -> bool | Test:
-        """Whether a value counts as true."""
+        """Return the truth of a value: a bool, or a Test if it depends on the input."""
         if isinstance(value, Constant):
             return bool(value.value)
         if isinstance(value, Sequence):
@@ -77,7 +77,7 @@ class Branches:
         raise Refused("branches by values that are known only in a call")
 
     def either(self, test: bool | Test, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
-        """What one of two branches is worth; of both, where the input decides."""
+        """Return the value of the branch that runs, or the merged value if the input decides."""
         if isinstance(test, bool):
             return if_true() if test else if_false()
         facts = {**self.facts, **dict(test.if_true)}, {**self.facts, **dict(test.if_false)}

@@ -1,4 +1,4 @@
-"""``MethodReader``: what calls are worth: of tables, row weights, lists, functions of Python, builtins."""
+"""``MethodReader``: evaluates calls of tables, row weights, lists, functions of Python and builtins."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MethodReader(Statements):
     _depth = 0
 
     def call(self, node: ast.Call, frame: Frame) -> Any:
-        """The value of a call; what has no value outside of a loop is refused."""
+        """Return the value of a call. Iterators such as ``zip`` are refused outside a loop."""
         function = self.value(node.func, frame)
         if isinstance(function, Object) and (found := self._builtin(function, node, frame)) is not None:
             return found
@@ -71,7 +71,7 @@ class MethodReader(Statements):
         return self.called(function, args, kwargs)
 
     def called(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """The value of a call with these values."""
+        """Return the value of a call with these values."""
         if isinstance(function, Item) and function.name == "emb_l":
             return self._pooled(function.table, args, kwargs)
         if isinstance(function, Member):
@@ -90,7 +90,7 @@ class MethodReader(Statements):
         raise Refused("calls something that is no table and no function")
 
     def attribute(self, owner: Any, name: str) -> Any:
-        """``owner.<name>``."""
+        """Return ``owner.<name>``."""
         if name.startswith("__"):
             raise Refused(f"reads {name}, a private name")
         if isinstance(owner, Model):
@@ -104,7 +104,7 @@ class MethodReader(Statements):
         return self.called(found.function, [], {}) if isinstance(found, Getter) else found
 
     def iterated(self, node: ast.expr, frame: Frame) -> Iterated:
-        """What a loop over an expression goes through: ``zip`` and its like only stand there."""
+        """Return the items of a loop over an expression; only here may it be ``zip`` or another iterator."""
         if isinstance(node, ast.GeneratorExp):
             with self.lazy():
                 return self._listcomp(node, frame).items, []
@@ -164,7 +164,7 @@ class MethodReader(Statements):
     def _entered(
         self, node: Any, frame: Frame, args: list[Any], kwargs: dict[str, Any], defaults: dict[str, Any]
     ) -> Any:
-        """The value of a call of a function, which runs in this frame."""
+        """Return the value of a call of a function, which runs in this frame."""
         frame.names = _parameters(node.args, args, kwargs, defaults)
         self._depth += 1
         if self._depth > _MOST_DEEP:
@@ -178,7 +178,7 @@ class MethodReader(Statements):
             self._depth -= 1
 
     def _builtin(self, function: Object, node: ast.Call, frame: Frame) -> Any:
-        """The value of a call of a builtin whose meaning is known here; None: it has none."""
+        """Return the value of a call of a supported builtin, else None."""
         found = function.value
         if found is super:
             return self._super(node, frame)
@@ -259,7 +259,7 @@ def _bound(
 def _parameters(
     spec: ast.arguments, args: list[Any], kwargs: dict[str, Any], defaults: dict[str, Any]
 ) -> dict[str, Any]:
-    """The variables that a call gives to a function."""
+    """Return the variables that a call gives to a function."""
     empty, kinds = inspect.Parameter.empty, inspect.Parameter
     parameters = [
         *(inspect.Parameter(arg.arg, kinds.POSITIONAL_ONLY) for arg in spec.posonlyargs),
@@ -275,7 +275,7 @@ def _parameters(
     return found
 
 
-# ---- what loops go through
+# ---- iterators of loops
 
 
 def _zip(reader: MethodReader, args: list[ast.expr], keywords: dict[Any, Any], frame: Frame) -> Iterated:

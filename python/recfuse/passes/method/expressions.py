@@ -1,4 +1,4 @@
-"""``Expressions``: what the expressions of a method are worth, on values that stand for any input."""
+"""``Expressions``: evaluates the expressions of a method on symbolic values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from recfuse.passes.method.values import (
 )
 
 Iterated = tuple[list[Any], list[tuple[Sequence, int]]]
-"""What a loop goes through; the lists that it reads meanwhile, and how often they were written to."""
+"""The items of a loop, and the lists that it iterates over, each with its number of writes so far."""
 _LOOKUPS = Argument("lS_o"), Argument("lS_i")
 _MOST_NUMBER, _MOST_ITEMS = 1 << 40, 1 << 20
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
@@ -41,7 +41,7 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 
 @functools.lru_cache(maxsize=256)
 def local_names(node: ast.AST) -> frozenset[str]:
-    """The names that a function may assign to; more than those where it has functions inside."""
+    """Return the names that a function may assign to; includes those of functions inside it."""
     found = set()
     for inner in ast.walk(node):
         if isinstance(inner, (ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal)):
@@ -56,31 +56,31 @@ def local_names(node: ast.AST) -> frozenset[str]:
 
 
 class Expressions(Branches):
-    """Evaluates expressions. What is not known to have no effect and one meaning raises Refused."""
+    """Evaluates expressions. Raises Refused unless an expression is known to be pure and unambiguous."""
 
     def __init__(self, reads: Reads, tables: int) -> None:
-        """As of Branches."""
+        """See Branches."""
         super().__init__(reads, tables)
         self._steps = 500 * (tables + 20)
 
     def call(self, node: ast.Call, frame: Frame) -> Any:
-        """The value of a call."""
+        """Return the value of a call."""
         raise NotImplementedError
 
     def iterated(self, node: ast.expr, frame: Frame) -> Iterated:
-        """What a loop over an expression goes through."""
+        """Return the items of a loop over an expression."""
         raise NotImplementedError
 
     def called(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """The value of a call of a value with values."""
+        """Return the value of a call of a symbolic value with symbolic arguments."""
         raise NotImplementedError
 
     def attribute(self, owner: Any, name: str) -> Any:
-        """``owner.<name>``."""
+        """Return ``owner.<name>``."""
         raise NotImplementedError
 
     def assign_to(self, target: ast.expr, value: Any, frame: Frame) -> None:
-        """Gives the target of an assignment or a loop a value."""
+        """Assign a value to the target of an assignment or a loop."""
         if isinstance(target, ast.Name):
             self.assign(frame, target.id, value)
         elif isinstance(target, (ast.Tuple, ast.List)):
@@ -104,7 +104,7 @@ class Expressions(Branches):
             raise Refused(f"writes to {ast.unparse(target)}")
 
     def value(self, node: ast.expr, frame: Frame) -> Any:
-        """The value of an expression."""
+        """Return the value of an expression."""
         self._steps -= 1
         if self._steps < 0:
             raise Refused("takes more steps than are followed")
@@ -114,7 +114,7 @@ class Expressions(Branches):
         return method(node, frame)
 
     def name(self, name: str, frame: Frame) -> Any:
-        """A variable, wherever Python looks for it."""
+        """Return a variable, looked up in the order of Python's scopes."""
         if name.startswith("__") and not name.endswith("__"):
             raise Refused(f"reads {name}, a private name")
         inner: Frame | None = frame
@@ -130,7 +130,7 @@ class Expressions(Branches):
         return self.reads.variable(frame.function, name)
 
     def items_of(self, value: Any) -> list[Any]:
-        """What a loop over a value goes through."""
+        """Return the items of a loop over a value."""
         if isinstance(value, Sequence):
             return list(value.items)
         if isinstance(value, Argument):
@@ -210,7 +210,7 @@ class Expressions(Branches):
         return found
 
     def both(self, test: Test, other: Any, is_and: bool) -> Any:
-        """``test and other``, or ``test or other``."""
+        """Return ``test and other``, or ``test or other``."""
         if isinstance(other, Constant) and type(other.value) is bool:
             return test if other.value is is_and else other
         if not isinstance(other, Test):
@@ -270,10 +270,10 @@ class Expressions(Branches):
         return self.inner(node, frame)
 
     def inner(self, node: FunctionNode, frame: Frame) -> Inner:
-        """A function that is made inside another."""
+        """Return a function that is defined inside another."""
         if getattr(node, "decorator_list", ()):
             raise Refused("has a function with a decorator")
-        local_names(node)  # raises where it is a generator
+        local_names(node)  # raises if it is a generator
         args = node.args
         names = [arg.arg for arg in (*args.posonlyargs, *args.args)]
         defaults = dict(zip(names[len(names) - len(args.defaults) :], args.defaults, strict=True))
@@ -317,7 +317,7 @@ def _is_row_weights(value: Any) -> bool:
 
 
 def operated(op: ast.operator | ast.cmpop, left: Any, right: Any) -> Any:
-    """Plain numbers and texts, and lists that are joined or repeated."""
+    """Return the result of an operator on plain numbers and texts, or of joining or repeating lists."""
     if isinstance(left, Sequence) and not left.is_tuple:
         is_list = isinstance(right, Sequence) and not right.is_tuple
         if isinstance(op, ast.Add) and is_list:

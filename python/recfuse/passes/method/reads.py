@@ -1,4 +1,4 @@
-"""What a method reads besides its arguments: plain attributes of the model, and functions by their names."""
+"""Values that a method reads besides its arguments: plain attributes of the model, and functions by name."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ MISSING = object()
 
 @dataclass
 class Guards:
-    """What a proof rests on, to be compared before each call. A call without them is the method's own."""
+    """Conditions of a proof, compared before each call. A call that violates them runs the method itself."""
 
     flags: dict[str, Any] = field(default_factory=dict)  # plain attributes of the model or its class
-    absent: set[str] = field(default_factory=set)  # attributes that it has not
-    inherited: set[str] = field(default_factory=set)  # those that it has of its class alone
+    absent: set[str] = field(default_factory=set)  # attributes that the model must not have
+    inherited: set[str] = field(default_factory=set)  # attributes that only the class may have
     code: dict[FunctionType, tuple[CodeType, Any]] = field(default_factory=dict)  # with the defaults
     members: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)  # of classes and closures
     variables: dict[tuple[int, str], tuple[dict[str, Any], Any]] = field(default_factory=dict)  # of modules
 
     def code_is_same(self) -> bool:
-        """Whether every function is still the one that was read."""
+        """Return whether every function is still the function that was read."""
         for function, (code, defaults) in self.code.items():
             if function.__code__ is not code or function.__defaults__ is not defaults:
                 return False
@@ -52,16 +52,16 @@ class Guards:
 
 
 class Reads:
-    """Looks names up as Python does, without running any code, and notes what must stay as it is."""
+    """Looks names up as Python does, without running code, and records the guards of each lookup."""
 
     def __init__(self, kind: type, attributes: Mapping[str, Any]) -> None:
-        """Of a model of this class with these attributes on the object, submodules and tensors included."""
+        """``attributes`` are those of the object, submodules and tensors included; ``kind`` is its class."""
         self.kind, self.attributes = kind, attributes
         self.guards = Guards()
-        self.own_tables = False  # whether it reads self.emb_l
+        self.own_tables = False  # whether the method reads self.emb_l
 
     def attribute(self, name: str, facts: Facts, default: Any = MISSING) -> Any:
-        """``self.<name>`` of the model, as a value or a function; ``default``: where it has no such one."""
+        """Return ``self.<name>`` as a value or a function, or ``default`` if the model does not have it."""
         if self.kind.__getattribute__ is not object.__getattribute__:
             raise Refused(f"reads self.{name} of a class with __getattribute__")
         static = inspect.getattr_static(self.kind, name, MISSING)
@@ -93,7 +93,7 @@ class Reads:
         return self.member(static, self.kind, name, (Model(),))
 
     def above(self, owner: type, name: str) -> Any:
-        """``super().<name>`` in a method of ``owner``."""
+        """Return ``super().<name>`` in a method of ``owner``."""
         above = self.kind.__mro__[self.kind.__mro__.index(owner) + 1 :] if owner in self.kind.__mro__ else ()
         for base in above:
             if name in vars(base):
@@ -101,7 +101,7 @@ class Reads:
         raise Refused(f"reads super().{name}, which there is not")
 
     def member(self, static: Any, owner: type, name: str, bound: tuple[Any, ...] = ()) -> Any:
-        """What stands in a class, read from an object of it (``bound``) or from the class."""
+        """Return a member of a class, read from an instance (``bound``) or from the class."""
         if isinstance(static, staticmethod):
             return self._function(static.__func__, owner, name, static.__func__, ())
         return self._function(static, owner, name, static, bound)
@@ -126,7 +126,7 @@ class Reads:
         return Function(function, bound)
 
     def variable(self, function: FunctionType, name: str) -> Any:
-        """A variable of a function that it has not itself: of its closure, its module, or builtins."""
+        """Return a nonlocal variable of a function: from its closure, its module or builtins."""
         if name in function.__code__.co_freevars:
             cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
             try:
@@ -148,7 +148,7 @@ class Reads:
         return self._object(found, name, f"the global {name}")
 
     def of_object(self, owner: Any, name: str, path: str) -> Any:
-        """``owner.<name>`` of a class or a module of Python."""
+        """Return ``owner.<name>`` of a class or a module of Python."""
         if isinstance(owner, type):
             static = inspect.getattr_static(owner, name, MISSING)
             if static is not MISSING and isinstance(static, (staticmethod, FunctionType)):

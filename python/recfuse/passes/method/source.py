@@ -1,4 +1,4 @@
-"""The syntax tree of a function, of which it is sure that the function was compiled from it."""
+"""Returns the syntax tree of a function, and verifies that the function was compiled from it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MOST_TEXT = 60
 
 
 class Refused(Exception):
-    """Why a method is not proven, in words that go on after "its apply_emb"; with the place, if known."""
+    """The reason why a method is not proven. Its text continues "its apply_emb", with the line if known."""
 
     is_placed = False
 
     def at(self, node: ast.stmt, function: FunctionType) -> Refused:
-        """The same, with the statement of a function that is the reason."""
+        """Return the same reason with the statement that caused it, unless it has a statement."""
         if self.is_placed:
             return self
         text = ast.unparse(node).split("\n")[0]
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 def syntax_of(function: FunctionType) -> FunctionNode:
-    """The tree of a function. Raises Refused where its source is missing, or was changed since the import."""
+    """Return the tree of a function. Raises Refused if its source is missing, or changed after the import."""
     code = function.__code__
     node = _syntax(code, "".join(linecache.getlines(code.co_filename, function.__globals__)))
     if node is None:
@@ -68,7 +68,7 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 def _same_code(a: CodeType, b: CodeType) -> bool:
-    """Whether two functions do the same, wherever they stand."""
+    """Return whether two code objects are equal, also if they come from different compilations."""
     names = ("co_name", "co_firstlineno", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars",
              "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags")  # fmt: skip
     if any(getattr(a, name) != getattr(b, name) for name in names) or len(a.co_consts) != len(b.co_consts):

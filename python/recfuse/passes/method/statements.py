@@ -1,4 +1,4 @@
-"""``Statements``: runs the statements of a method on values that stand for any input."""
+"""``Statements``: runs the statements of a method on symbolic values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recfuse.passes.method.source import Refused
 from recfuse.passes.method.values import Constant, Frame, Sequence
 
 Completion = tuple[str, Any]
-"""How statements end: "next", "break", or "return" with a value."""
+"""The end of a block of statements: "next", "break", "continue", or "return" with a value."""
 _NEXT: Completion = ("next", None)
 _STATEMENTS = {
     ast.With: "a with block", ast.Try: "a try block", ast.Raise: "raise", ast.Global: "global",
@@ -20,10 +20,10 @@ _STATEMENTS = {
 
 
 class Statements(Expressions):
-    """Runs statements."""
+    """Runs statements on symbolic values."""
 
     def run(self, statements: list[ast.stmt], frame: Frame) -> Completion:
-        """Runs the body of a function or of a loop, from a statement on."""
+        """Run a list of statements. After an ``if``, both branches continue with the rest of the list."""
         for at, statement in enumerate(statements):
             try:
                 if isinstance(statement, ast.If):

@@ -1,4 +1,4 @@
-"""What expressions of a method may be worth, and what two branches of it make of one variable."""
+"""Symbolic values of the expressions of a method, and the merge of two branches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from recfuse.passes.method.source import FunctionNode, Refused
 
 PLAIN = (bool, int, float, str, type(None))
 Facts = Mapping[Any, bool]
-"""What is known of the input: whether the row weights of table k are None (key k), whether the model is in
-training (TRAINING)."""
+"""Known facts about the input: whether the row weights of table k are None (key k), and whether the model is
+in training mode (TRAINING)."""
 TRAINING = "training"
 
 
@@ -24,24 +24,24 @@ class Constant:
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        """Of one class, and written the same: 1 is not True, -0.0 is not 0.0, NaN is NaN."""
+        """Compare by representation: 1 is not True, -0.0 is not 0.0, NaN is NaN."""
         return type(other) is Constant and repr(self) == repr(other)
 
     def __hash__(self) -> int:
-        """As it is written."""
+        """Hash the representation, as ``__eq__`` compares it."""
         return hash(repr(self))
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of the method, with an item a table: lS_o, lS_i, emb_l or v_W_l."""
+    """An argument of the method with one item per table: lS_o, lS_i, emb_l or v_W_l."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Item:
-    """The item of a table."""
+    """The item of a table in an argument."""
 
     name: str
     table: int
@@ -49,14 +49,14 @@ class Item:
 
 @dataclass(frozen=True)
 class LookupWeights:
-    """A table's row weights, gathered for each lookup; None where it has none."""
+    """A table's row weights, gathered for each lookup; None if the table has no row weights."""
 
     table: int
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """What a table returns for its own lookups."""
+    """The result of a table for its own lookups."""
 
     table: int
     weights: LookupWeights | None
@@ -64,7 +64,7 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Test:
-    """A bool that depends on the input: what is known where it is true, and where it is false."""
+    """A bool that depends on the input, with the facts that hold if it is true, and if it is false."""
 
     if_true: tuple[tuple[Any, bool], ...]
     if_false: tuple[tuple[Any, bool], ...]
@@ -75,12 +75,12 @@ _numbers = itertools.count()
 
 @dataclass(eq=False)
 class Sequence:
-    """A list or a tuple of the method's own."""
+    """A list or a tuple that the method makes."""
 
     items: list[Any]
     is_tuple: bool = False
-    writes: int = 0  # how often it was written to; never put back
-    number: int = field(default_factory=lambda: next(_numbers))  # rises
+    writes: int = 0  # number of writes; an undone branch does not reset it
+    number: int = field(default_factory=lambda: next(_numbers))  # ascends with creation
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Super:
 
 @dataclass(frozen=True, eq=False)
 class Object:
-    """A class, a module of Python, or a function that is not read: known by its identity."""
+    """A class, a module of Python, or a function that is not read; compared by identity."""
 
     value: Any
     name: str
@@ -105,7 +105,7 @@ class Object:
 
 @dataclass(frozen=True)
 class Member:
-    """An attribute of one of the values above, which only a call uses."""
+    """An attribute of another value, which only a call uses."""
 
     owner: Any
     name: str
@@ -121,25 +121,25 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Getter:
-    """A property, whose function is called where it is read."""
+    """A property: a read calls its function."""
 
     function: Function
 
 
 @dataclass(eq=False)
 class Frame:
-    """The variables of a call. ``local_names`` are those that Python looks up nowhere else."""
+    """The variables of a call. Python looks ``local_names`` up only here."""
 
     function: FunctionType
     local_names: frozenset[str]
     parent: Frame | None = None
     names: dict[str, Any] = field(default_factory=dict)
-    number: int = field(default_factory=lambda: next(_numbers))  # rises
+    number: int = field(default_factory=lambda: next(_numbers))  # ascends with creation
 
 
 @dataclass(frozen=True, eq=False)
 class Inner:
-    """A function that was made inside another, with the variables of that one."""
+    """A function defined inside another, with the variables of the outer function."""
 
     node: FunctionNode
     frame: Frame
@@ -148,19 +148,19 @@ class Inner:
 
 @dataclass(frozen=True)
 class Differs:
-    """A variable that two branches have left as different things; an error to read."""
+    """A variable with different values after two branches; a read of it is refused."""
 
 
 Contents = list[Any] | dict[str, Any]
 
 
 def contents_of(container: Sequence | Frame) -> Contents:
-    """A copy of what is in a list or a frame."""
+    """Return a copy of the contents of a list or a frame."""
     return (container.items if isinstance(container, Sequence) else container.names).copy()
 
 
 def put_back(container: Sequence | Frame, contents: Contents) -> None:
-    """Gives a list or a frame what it had."""
+    """Restore the contents of a list or a frame."""
     if isinstance(container, Sequence):
         assert isinstance(contents, list)
         container.items = contents
@@ -170,17 +170,17 @@ def put_back(container: Sequence | Frame, contents: Contents) -> None:
 
 
 class Merger:
-    """Makes one value of those of two branches, of which each knows other facts."""
+    """Merges the values of two branches, each with its own facts."""
 
     def __init__(self, facts: tuple[Facts, Facts]) -> None:
-        """Before the branches run; with all facts of the first and of the second."""
+        """Must be created before the branches run, with all facts of the first and of the second."""
         self.facts, self.begin = facts, next(_numbers)
         self._pairs: dict[tuple[int, int], Sequence] = {}
         self._partner: dict[tuple[int, int], int] = {}
         self._alive: list[Any] = []
 
     def merge(self, a: Any, b: Any) -> Any:
-        """The value that is right in both branches; Differs where there is none."""
+        """Return the value that is correct in both branches, or Differs if there is no such value."""
         if a is b or a == b:
             return a
         if isinstance(a, Sequence) and isinstance(b, Sequence):
@@ -199,7 +199,7 @@ class Merger:
         return Differs()
 
     def contents(self, a: Contents, b: Contents) -> Contents:
-        """Of a list, or of a frame, after each branch."""
+        """Merge the contents of a list or a frame after each branch."""
         if isinstance(a, list):
             assert isinstance(b, list)
             if len(a) != len(b):
@@ -211,7 +211,7 @@ class Merger:
     def _sequence(self, a: Sequence, b: Sequence) -> Any:
         pair = (id(a), id(b))
         if pair not in self._pairs:
-            # Two names of one list in a branch must be two names of one list in the other as well.
+            # If two names refer to the same list in one branch, they must do so in the other branch too.
             partners = [self._partner.setdefault((side, own), other) == other
                         for side, own, other in ((0, id(a), id(b)), (1, id(b), id(a)))]  # fmt: skip
             are_new = min(a.number, b.number) > self.begin or a.is_tuple
@@ -224,12 +224,12 @@ class Merger:
 
 
 def negated(test: Test) -> Test:
-    """``not test``."""
+    """Return ``not test``."""
     return Test(test.if_false, test.if_true)
 
 
 def described(value: Any) -> str:
-    """A value in messages."""
+    """Return the description of a value for messages."""
     if isinstance(value, Item):
         return f"{value.name}[{value.table}]"
     if isinstance(value, Argument):

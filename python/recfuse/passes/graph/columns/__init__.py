@@ -1,1 +1,1 @@
-"""Columns of graphs: how they are found, and the call for many of them."""
+"""Columns of graphs: their recognition, and the call for many columns."""

@@ -1,4 +1,4 @@
-"""``Column``: a bag with the steps that make its indices; and the call for many columns."""
+"""``Column``: a bag with the steps that compute its indices; ``emit_columns``: the call for many columns."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Column:
     bag: Bag
     chain: Chain
     result: Node = field(repr=False)
-    invalid: int = ERROR  # what becomes of an index that is no row
-    empty: int = FILLED  # what a sample without an index has: a row, or
+    invalid: int = ERROR  # treatment of an invalid index
+    empty: int = FILLED  # row of a sample without an index; FILLED: `fill`
     fill: float = 0.0
-    folded: int = 0  # nodes behind the bag that are no more
-    cross: Cross | None = None  # whose left one is the chain
+    folded: int = 0  # nodes after the bag that the column replaces
+    cross: Cross | None = None  # its left chain is `chain`
 
 
 class _Input(NamedTuple):
-    """What the operator reads: equal ones are read once."""
+    """An input of the operator; equal inputs are passed once."""
 
     values: Node
     lookups_of: int = 0
     turned: bool = False
     offsets: Node | None = None  # jagged
-    last: bool = False  # whether offsets have the last one
-    length: int = 0  # jagged of so many values a sample
+    last: bool = False  # whether offsets include the last offset
+    length: int = 0  # jagged with this fixed number of values per sample
     weights: Node | None = None
 
 
@@ -64,13 +64,13 @@ def _input_of(chain: Chain, bag: Bag) -> _Input:
 
 
 def pieces(columns: Sequence[Column]) -> Iterator[list[Column]]:
-    """As many columns at a time as one call takes on a GPU."""
+    """Yield the columns in pieces that fit one call on a GPU."""
     piece: list[Column] = []
     dense: set[_Input] = set()
     jagged: set[_Input] = set()
     weights: set[Node] = set()
     for column in columns:
-        for _ in range(2):  # again where it begins a piece
+        for _ in range(2):  # a second time if it begins a new piece
             for each in _inputs_of(column):
                 (dense if each.offsets is None else jagged).add(each)
             weights.add(column.bag.weight)
@@ -86,7 +86,7 @@ def pieces(columns: Sequence[Column]) -> Iterator[list[Column]]:
 
 
 def emit_columns(program: Program, columns: Sequence[Column]) -> Node:
-    """One call for columns of as many samples, of one dtype: ``[samples, sum of dims]``, in their order."""
+    """Emit one call for columns of one dtype and batch: ``[samples, sum of dims]``, in order."""
     found = dict.fromkeys(each for column in columns for each in _inputs_of(column))
     inputs = sorted(found, key=lambda each: each.offsets is not None)
     weights = list(dict.fromkeys(column.bag.weight for column in columns))
@@ -98,8 +98,8 @@ def emit_columns(program: Program, columns: Sequence[Column]) -> Node:
     offsets = [_offsets(program, each, device) for each in jagged]
     factors = _factors(program, jagged, device)
     batch = program.size(dense[0], 0) if dense else _samples(program, jagged[0])
-    if not program.compares_sizes:  # the operator takes offsets of several features, of which these are one
-        is_source = not dense  # of the batch
+    if not program.compares_sizes:  # the operator also takes offsets of several features
+        is_source = not dense  # whether the first offsets define the batch
         ends = _ends(program, batch)
         offsets[is_source:] = [program.emit(aten.reshape.default, own, [ends]) for own in offsets[is_source:]]
     host = program.constant(words, "cpu")
@@ -115,14 +115,14 @@ def _values(program: Program, each: _Input) -> Node:
 
 
 def _flat(program: Program, node: Node) -> Node:
-    """``[lookups]``, contiguous: the operator copies nothing."""
+    """Return contiguous values ``[lookups]``: the operator makes no copies."""
     tensor = value_of(node)
     found = node if tensor.dim() == 1 else program.emit(aten.reshape.default, node, [-1])
     return program.emit(aten.contiguous.default, found)
 
 
 def _offsets(program: Program, each: _Input, device: torch.device) -> Node:
-    """``[samples + 1]``."""
+    """Return offsets ``[samples + 1]``."""
     assert each.offsets is not None
     if each.last:
         return program.emit(aten.contiguous.default, each.offsets)
@@ -163,7 +163,7 @@ def _factors(program: Program, jagged: Sequence[_Input], device: torch.device) -
 def _words(
     columns: Sequence[Column], number: dict[_Input, int], weights: Sequence[Node]
 ) -> NDArray[np.int64]:
-    """The program of columns, in the order of the output; fields are those of recfuse/embedding_columns.h."""
+    """Return the program of columns, in the order of the output; see recfuse/embedding_columns.h."""
     rows, sources, steps, edges = [], [], [], []
     buffer = {weight: at for at, weight in enumerate(weights)}
     column_at = 0

@@ -1,7 +1,7 @@
-"""``Chain``: how a graph makes indices of raw values, as steps of ``recfuse::embedding_columns``.
+"""``Chain``: the steps of ``recfuse::embedding_columns`` that compute indices from raw values of a graph.
 
-Only steps whose every bit is torch's are taken: a logarithm, or a cast of floats, is left to torch, and what
-it returns is the raw value. Constants alone are taken: boundaries that are a buffer may change.
+A step must give the same bits as torch. Torch still computes a logarithm or a cast of floats, and its result
+is the raw value. Boundaries must be constants, because a buffer may change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 class Step(NamedTuple):
-    """One step; ``boundaries`` of a bucketize."""
+    """A step of a chain; only a bucketize has ``boundaries``."""
 
     operation: int
     a: int = 0
@@ -45,14 +45,14 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """Raw values and what is made of them."""
+    """Raw values and the steps from them to indices."""
 
     input: Node  # dense: [batch] or [batch, values]; jagged: [lookups]
-    slot: int  # dense: the first of a sample's values in it
-    width: int  # dense: values a sample; jagged: 0
+    slot: int  # dense: position of the first value of a sample
+    width: int  # dense: values per sample; jagged: 0
     steps: tuple[Step, ...] = ()
-    folded: int = 0  # nodes that are no more
-    lookups_of: int = 0  # the input is to be brought to [batch, so many] first; 0: as it is
+    folded: int = 0  # nodes that the chain replaces
+    lookups_of: int = 0  # the input must be reshaped to [batch, lookups_of]; 0: no reshape
     turned: bool = False  # the input is [values, batch]
 
 
@@ -66,7 +66,10 @@ class Cross(NamedTuple):
 
 
 def cross_of(program: Program, bag: Bag) -> Cross | None:
-    """The cross that a bag's indices are: of one value of each, since the operator crosses all with all."""
+    """Return the cross that computes a bag's indices, or None.
+
+    Each side must have a single value per sample, since the operator crosses all values with all values.
+    """
     if bag.form != FIXED or bag.length != 1 or bag.weights is not None:
         return None
     node, views = bag.indices, 0
@@ -79,7 +82,7 @@ def cross_of(program: Program, bag: Bag) -> Cross | None:
     if any(map(program.effects.is_written, (node, bag.indices, *found_hash.nodes))):
         return None
     if not all(same(value_of(word).shape[0], value_of(node).shape[0]) for word in found_hash.words):
-        return None  # one value for all samples
+        return None  # a value shared by all samples
     left, right = (chain_of(program, bag, word) for word in found_hash.words)
     if left is None or right is None:
         return None
@@ -88,7 +91,7 @@ def cross_of(program: Program, bag: Bag) -> Cross | None:
 
 
 def chain_of(program: Program, bag: Bag, indices: Node | None = None) -> Chain | None:
-    """The chain of a bag's indices, or of others; None where the operator cannot read the raw values."""
+    """Return the chain of ``indices`` (default: the bag's), or None if the operator cannot read its input."""
     steps: list[Step] = []
     node, folded = indices or bag.indices, 0
     while not program.effects.is_written(node) and (found := _step(program, node, bag)) is not None:
@@ -105,11 +108,11 @@ def chain_of(program: Program, bag: Bag, indices: Node | None = None) -> Chain |
 
 
 def _step(program: Program, node: Node, bag: Bag) -> tuple[Step | None, Node] | None:
-    """What a node does to each value, and to whose."""
+    """Return the step of a node (None for a view or a cast) and the node of its input, or None."""
     tensor = tensor_of(node)
     if tensor is None:
         return None
-    if bag.form == FIXED and bag.length == 1 and is_call(node, *_VIEWS):  # of one value a sample
+    if bag.form == FIXED and bag.length == 1 and is_call(node, *_VIEWS):  # a single value per sample
         given = tensor_of(node.args[0])
         is_same = given is not None and tensor.dtype == given.dtype
         is_same = is_same and _is_column(tensor) and _is_column(given)  # type: ignore[arg-type]
@@ -152,12 +155,12 @@ _KNOWN = (
 
 
 def _is_column(tensor: torch.Tensor) -> bool:
-    """Whether it is [batch], or [batch, 1]."""
+    """Return whether a tensor is [batch] or [batch, 1]."""
     return tensor.dim() == 1 or (tensor.dim() == 2 and same(tensor.shape[1], 1))
 
 
 def _is_integer(value: Any, dtype: torch.dtype) -> bool:
-    """Whether a number is one that tensors of a type of integers can have."""
+    """Return whether a value is an integer that a dtype can represent."""
     if not isinstance(value, int) or isinstance(value, bool):
         return False
     limits = torch.iinfo(dtype)
@@ -189,7 +192,7 @@ def _or_limits(bounds: tuple[Any, Any], least: Any, most: Any) -> tuple[Any, Any
 
 
 def _affine(node: Node, given: dict[str, Any]) -> tuple[Step, Node] | None:
-    """A product or a sum with a number: one rounding each, as the step's."""
+    """Return the step of a product or a sum with a number: each rounds once, as the step does."""
     other, first = given["other"], tensor_of(given["self"])
     if not isinstance(other, (int, float)) or given.get("alpha", 1) != 1 or first is None:
         return None
@@ -201,17 +204,17 @@ def _affine(node: Node, given: dict[str, Any]) -> tuple[Step, Node] | None:
 
 
 def _constant(program: Program, node: Any) -> NDArray[np.float64] | None:
-    """The values of a tensor that no user can change: a constant of the program."""
+    """Return the values of a constant vector of the program, which no user can change, or None."""
     found = program.constant_value(node) if isinstance(node, Node) else None
     return None if found is None or found.dim() != 1 else found.double().cpu().numpy()
 
 
 def _input(node: Node, bag: Bag) -> Chain | None:
-    """Where raw values lie: columns of a wider tensor where a node is such, else the node itself."""
+    """Return the chain without steps: columns of a wider tensor if a node is a view, else the node itself."""
     tensor, width = tensor_of(node), bag.length
     if tensor is None or tensor.dim() not in (1, 2):
         return None
-    if bag.form != FIXED or bag.weights is not None:  # jagged, or brought to that form
+    if bag.form != FIXED or bag.weights is not None:  # jagged, or passed as jagged
         return Chain(node, 0, 0)
     if tensor.dim() == 1 and width != 1:
         return Chain(node, 0, width, lookups_of=width)
@@ -223,5 +226,5 @@ def _input(node: Node, bag: Bag) -> Chain | None:
 
 
 def bits(value: float) -> int:
-    """Of a float32."""
+    """Return the bits of a float32."""
     return int(np.float32(value).view(np.uint32))

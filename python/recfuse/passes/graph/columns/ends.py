@@ -1,4 +1,4 @@
-"""``with_end``: zeros, or a default, where a sample has nothing, which a model puts behind a column's bag."""
+"""``with_end``: folds the ``where`` after a bag that sets zeros, or a default, for samples without values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.ranges import Ranges
 
 _HOLDS_BELOW = {aten.lt: 0, aten.le: -1}
-"""``x < bound``: of a comparison with a number what is added to the number, to have such a bound."""
+"""Comparisons that hold below a bound, which is the compared number minus this value."""
 _FAILS_BELOW = {aten.ge: 0, aten.gt: 1}
 _NOT = (aten.logical_not, aten.bitwise_not)
 _MOST = 2**63 - 1
 
 
 def with_end(program: Program, ranges: Ranges, column: Column) -> Column:
-    """A column with the ``where`` or ``masked_fill`` behind it, where it does that itself; else as it was."""
+    """Fold the ``where`` or ``masked_fill`` after the bag into a column, if the column supports it."""
     result = column.bag.result
     users = [user for user in result.users if not is_call(user, aten.zeros_like)]
     if len(users) != 1:
@@ -38,7 +38,7 @@ def with_end(program: Program, ranges: Ranges, column: Column) -> Column:
     if compared is None:
         return column
     values, bound, holds_below = compared
-    if holds_below == has_value:  # the pooled row must be what is taken above the bound
+    if holds_below == has_value:  # the pooled row must be taken above the bound
         return column
     found = _dropped(ranges, column, values, bound, other) or _filled(column, values, bound, other)
     if any(list(other.users) != [user] for other in result.users if other is not user):
@@ -57,7 +57,7 @@ def _like(node: Node, result: Node) -> bool:
 
 
 def _choice(user: Node, result: Node) -> tuple[Node, Any, bool] | None:
-    """A condition, the other value, and whether the result is taken where the condition holds."""
+    """Return the condition, the other value, and whether the result is taken if the condition holds."""
     if is_call(user, aten.masked_fill):
         given = arguments_of(user)
         return (given["mask"], given["value"], False) if given["self"] is result else None
@@ -70,7 +70,7 @@ def _choice(user: Node, result: Node) -> tuple[Node, Any, bool] | None:
 
 
 def _below(condition: Any) -> tuple[Node, int, bool] | None:
-    """Of a condition ``[batch, 1]``: values ``[batch]``, a bound, and whether it holds below it."""
+    """Split a condition ``[batch, 1]``: values ``[batch]``, a bound, and whether it holds below the bound."""
     holds, tensor = True, tensor_of(condition)
     if tensor is None or tensor.dim() != 2 or not same(tensor.shape[1], 1):
         return None
@@ -100,11 +100,11 @@ def _below(condition: Any) -> tuple[Node, int, bool] | None:
     is_equal = packet is aten.eq
     if number != 0 or not (is_equal or packet is aten.ne):
         return None
-    return values, 1, holds == is_equal  # of lengths, which are never below 0
+    return values, 1, holds == is_equal  # for lengths, which are never below 0
 
 
 def _dropped(ranges: Ranges, column: Column, values: Node, bound: int, other: Any) -> Column | None:
-    """Zeros where the value is negative, which is clamped to a row: such values are no lookups instead."""
+    """Drop lookups of negative values, if the graph clamps these to a row and then replaces it by zeros."""
     chain, bag, zero = column.chain, column.bag, _number(other)
     if (
         column.cross is not None
@@ -118,20 +118,20 @@ def _dropped(ranges: Ranges, column: Column, values: Node, bound: int, other: An
     if chain.steps[0][:3] != (CLIP_INTEGER, 0, _MOST) or _clamped(bag.indices) is not values:
         return None
     bounds = ranges.of(values)
-    if bounds is None or bounds.high >= bag.table.shape[0]:  # which must raise, not be dropped
+    if bounds is None or bounds.high >= bag.table.shape[0]:  # too large values must raise
         return None
     return replace(column, chain=replace(chain, steps=()), invalid=DROPPED, fill=float(zero))
 
 
 def _clamped(node: Node) -> Node | None:
-    """What is clamped, before nothing but views."""
+    """Return the argument of the clamp before a chain of views, or None."""
     while not is_call(node, aten.clamp, aten.clamp_min) and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node.args[0] if is_call(node, aten.clamp, aten.clamp_min) else None  # type: ignore[return-value]
 
 
 def _filled(column: Column, values: Node, bound: int, other: Any) -> Column | None:
-    """A number, or a row of the table, where a sample has no values."""
+    """Fill samples without values with a number or a row of the table, if the graph does so."""
     bag = column.bag
     if bound != 1 or bag.form != LAST or not _are_lengths(values, bag):
         return None
@@ -149,7 +149,7 @@ def _filled(column: Column, values: Node, bound: int, other: Any) -> Column | No
 
 
 def _are_lengths(node: Any, bag: Bag) -> bool:
-    """Whether a node has the number of lookups of each bag, by its offsets alone."""
+    """Return whether a node is the number of lookups of each bag, computed from its offsets."""
     offsets = bag.offsets
     if is_call(node, aten.diff):
         given = arguments_of(node)
@@ -173,7 +173,7 @@ def _is_slice(node: Any, of: Any, start: int, end: int | None) -> bool:
 
 
 def _behind_zero(offsets: Any) -> Any:
-    """What offsets are behind their first element, which is 0; None where that is not known."""
+    """Return the offsets after the first, if the first is known to be 0, else None."""
     if is_call(offsets, aten.pad, aten.constant_pad_nd):
         given = arguments_of(offsets)
         is_zero = given.get("mode", "constant") == "constant" and not given["value"]
@@ -186,7 +186,7 @@ def _behind_zero(offsets: Any) -> Any:
 
 
 def _number(node: Any) -> float | None:
-    """The number that every element is; None where it is not known."""
+    """Return the number that all elements equal, or None if it is unknown."""
     if isinstance(node, bool):
         return None
     if isinstance(node, (int, float)):
@@ -198,5 +198,5 @@ def _number(node: Any) -> float | None:
         return None
     given = arguments_of(node)
     number = _number(given["s"] if "s" in given else given["fill_value"])
-    with unset_fake_temporarily():  # as its type has it
+    with unset_fake_temporarily():  # rounded to its dtype
         return None if number is None else torch.tensor(number).to(tensor.dtype).item()

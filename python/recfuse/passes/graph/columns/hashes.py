@@ -1,7 +1,7 @@
 """``hash_at``: integers hashed by XXH64 in torch's own operators, as ``EmbeddingColumns.to_torch`` does.
 
-Nothing but that very computation is taken, node for node: a hash by other operators has other values. What is
-compared with is recorded from the functions of ``recfuse.nn.columns.reference`` themselves.
+The computation must match node for node: a hash by other operators has other values. The template for the
+comparison is recorded from the functions of ``recfuse.nn.columns.reference``.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from recfuse.nn.columns.reference import hash_integers, scaled
 from recfuse.passes.graph.nodes import arguments_of, operator_of, tensor_of
 
 _BUCKETS = 1_000_003
-"""Of the recorded hash: where a graph has another number in its place, that is its own."""
+"""The number of buckets in the template; a graph has its own number at this position."""
 _OF_INT64 = 2**64
 
 
 class Hash(NamedTuple):
     """``XXH64(words, seed) * buckets / 2^64``."""
 
-    words: tuple[Node, ...]  # int64 tensors of one shape: one, or two of a cross
+    words: tuple[Node, ...]  # int64 tensors of the same shape; a cross has two
     buckets: int
-    seed: int  # the int64 with its bits
-    nodes: tuple[Node, ...]  # that compute it, words included
+    seed: int  # as int64 with the same bits
+    nodes: tuple[Node, ...]  # nodes of the computation, words included
 
 
 def hash_at(node: Node) -> Hash | None:
-    """The hash whose result a node is."""
+    """Return the hash whose result is ``node``, or None."""
     if str(getattr(operator_of(node), "overloadpacket", "")) != "aten.__rshift__":
         return None
     for count in (1, 2):
@@ -57,7 +57,7 @@ def _is_word(word: Node, node: Node) -> bool:
 class _Template(NamedTuple):
     words: tuple[Node, ...]
     result: Node
-    start: int  # what a hash of seed 0 begins with
+    start: int  # initial value of a hash with seed 0
 
 
 @functools.cache
@@ -74,7 +74,10 @@ def _template(count: int) -> _Template:
 
 
 def _is_alike(one: Any, other: Any, template: _Template, bound: dict[Any, Any]) -> bool:
-    """Whether an argument of the recorded hash is one of a graph; ``bound``: what stands for what."""
+    """Return whether an argument of the template matches an argument of a graph.
+
+    ``bound`` maps nodes of the template to nodes of the graph, and the names of its numbers to their values.
+    """
     if not isinstance(one, Node):
         if type(one) is not type(other):
             return False

@@ -1,6 +1,6 @@
-"""``part_of``: which columns of a wider tensor ``[batch, values]`` a node is, however a model takes them out.
+"""``part_of``: finds the columns of a wider tensor ``[batch, values]`` that a node views, by any operators.
 
-Columns of one tensor are one input of a call, whose number is limited; the views go.
+All columns of a tensor are one input of a call, whose number of inputs is limited; the views are removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PIECES = (aten.unbind, aten.split, aten.split_with_sizes, aten.chunk, aten.tens
 
 
 class Slot(NamedTuple):
-    """As many columns of ``base`` as a node has, from ``first`` on; of its rows where it is ``turned``."""
+    """The columns of ``base`` from ``first`` on that a node views; the rows if ``base`` is ``turned``."""
 
     base: Node
     first: int
@@ -26,7 +26,7 @@ class Slot(NamedTuple):
 
 
 def part_of(node: Node) -> Slot | None:
-    """Where a node ``[batch]`` or ``[batch, width]`` lies in a wider one; None where it does not."""
+    """Return the position of a node ``[batch]`` or ``[batch, width]`` in a wider tensor, or None."""
     found = _taken(node)
     if found is None:
         return None
@@ -49,7 +49,7 @@ def _is_matrix(node: Node) -> bool:
 
 
 def _taken(node: Node) -> tuple[Node, int, int] | None:
-    """What matrix columns or rows are taken of, along which dimension, and the first one."""
+    """Return the matrix whose columns or rows a node takes, the dimension, and the first position."""
     tensor = tensor_of(node)
     found = None if tensor is None else _view(node, tensor)
     if found is None:
@@ -61,12 +61,12 @@ def _taken(node: Node) -> tuple[Node, int, int] | None:
     values = wide.shape[dim]
     if isinstance(values, int):
         return (base, dim % 2, first % values) if -values <= first < values else None
-    # As many as the batch has: torch's own operator has made sure that there are so many.
+    # The size varies with the batch: torch's own operator has checked that the position exists.
     return (base, dim % 2, first) if first >= 0 else None
 
 
 def _view(node: Node, tensor: Tensor) -> tuple[Node, Any, Any] | None:
-    """As :func:`_taken`, as the operator has them."""
+    """Return the values of :func:`_taken` as the operator has them, unchecked."""
     if node.target is operator.getitem:
         return _piece(node)
     given = arguments_of(node) if is_call(node, aten.select, aten.slice, aten.narrow) else {}
@@ -80,7 +80,7 @@ def _view(node: Node, tensor: Tensor) -> tuple[Node, Any, Any] | None:
 
 
 def _piece(node: Node) -> tuple[Node, Any, Any] | None:
-    """Of an unbind, or a split."""
+    """Return the values of :func:`_taken` for an item of an unbind or a split."""
     pieces, at = node.args
     if not is_call(pieces, *_PIECES) or type(at) is not int:
         return None
