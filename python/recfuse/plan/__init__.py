@@ -1,4 +1,4 @@
-"""What tuning found, as small readable files."""
+"""The results of tuning, as small readable files."""
 
 from recfuse.plan.collection import CollectionPlan
 from recfuse.plan.table import Plan

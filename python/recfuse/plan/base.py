@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MOST_BYTES = 1 << 62  # of all tables
-_MOST_COLUMNS = (1 << 31) - 1  # of one
-_UNIQUE_DRIFT = 0.2  # how far the share of different rows may move, relative
+_MOST_COLUMNS = (1 << 31) - 1  # of a table
+_UNIQUE_DRIFT = 0.2  # largest relative change of the share of different rows
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Match:
     """The differences between a plan and a module; true if there are none."""
 
     reasons: list[str]
-    """What differs."""
+    """The differences, a text for each."""
 
     def __bool__(self) -> bool:
-        """Nothing differs."""
+        """Return True if nothing differs."""
         return not self.reasons
 
     def warn(self) -> None:
-        """Tells the caller of a plan's `apply` what differs."""
+        """Warn the caller of a plan's `apply` of the differences."""
         if self.reasons:
             warnings.warn(
                 f"recfuse.Plan: this plan is for something else, since {', and '.join(self.reasons)}",
@@ -48,14 +48,14 @@ class BasePlan:
     """Base of plans; the fields of the dataclass are those of the file."""
 
     KIND: ClassVar[str]
-    """What plans of the class are for, in their files."""
+    """The kind of plan in its file: the operator that it tunes."""
     device: Device
     default_us: float
-    """Microseconds a batch by the defaults."""
+    """Microseconds per batch with the defaults."""
     best_us: float
-    """The same by the plan, in the same run."""
+    """Microseconds per batch with the plan, in the same run."""
     seconds: float
-    """That tuning took."""
+    """Duration of the tuning."""
     created: str
     decisions: list[Decision] = field(default_factory=list)
 
@@ -86,29 +86,29 @@ class BasePlan:
         return plan
 
     def _record(self) -> dict[str, Any]:
-        """The fields as the file has them."""
+        """Return the fields in the form of the file."""
         record = asdict(self)
-        return record | {"decisions": record.pop("decisions")}  # which are long, at the end
+        return record | {"decisions": record.pop("decisions")}  # at the end, because they are long
 
     @classmethod
     def _decoded(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields that the file has in another form."""
+        """Return the fields that have another form in the file."""
         del record
         return {}
 
     def _check(self) -> None:
-        """Raises ArgumentValueError for values that no plan has."""
+        """Raise ArgumentValueError for values that a plan cannot have."""
         for name in ("default_us", "best_us"):
             if not (us := getattr(self, name)) > 0:
                 raise ArgumentValueError(f"{name} is {us}; expected more than 0")
 
     def _times(self, digits: int) -> str:
-        """How long a batch takes by the defaults and by the plan; above 1: the plan is faster."""
+        """Return the times of a batch and their ratio; above 1: the plan is faster."""
         times = f"default {self.default_us:.2f} µs, plan {self.best_us:.2f} µs"
         return f"{times}: {self.speedup:.{digits}f}x as fast"
 
     def _chosen(self) -> str:
-        """What won, in a few words; "" where the defaults did."""
+        """Return a short description of the result, or "" if the defaults won."""
         raise NotImplementedError
 
     def _winner(self) -> str:
@@ -139,12 +139,12 @@ class BasePlan:
 
 
 def row_bytes(dim: int, dtype: str) -> int:
-    """Of a row of a table."""
+    """Return the bytes of a row of a table."""
     return dim * (4 if dtype == "float32" else 2)
 
 
 def check_sizes(tables: Iterable[tuple[str, int, int, str]]) -> None:
-    """Raises ArgumentValueError where tables (name, rows, dim, dtype) fit in no memory."""
+    """Raise ArgumentValueError if tables (name, rows, dim, dtype) exceed any memory."""
     total = 0
     for name, rows, dim, dtype in tables:
         if dim > _MOST_COLUMNS:
@@ -155,7 +155,7 @@ def check_sizes(tables: Iterable[tuple[str, int, int, str]]) -> None:
 
 
 def unique_drift(before: float, now: float, what: str) -> list[str]:
-    """The reason to tune again that the share of different rows is, if it is one."""
+    """Return the reason to tune again if the share of different rows has changed, else an empty list."""
     if abs(now - before) <= _UNIQUE_DRIFT * before:
         return []
     return [f"{before:.1%} of {what} were of different rows, {now:.1%} are"]

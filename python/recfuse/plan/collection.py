@@ -1,4 +1,4 @@
-"""`CollectionPlan`: what tuning a collection of tables found, as a small readable file.
+"""`CollectionPlan`: the result of tuning a collection of tables, as a small readable file.
 
 >>> plan = recfuse.tune(collection, batches)
 >>> plan.save("model.json")
@@ -33,12 +33,12 @@ from recfuse.plan.report import Line
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PER_FEATURE = ("schedule_of", "table_of", "expected")  # lists that are runs in the file
+_PER_FEATURE = ("schedule_of", "table_of", "expected")  # lists that the file stores as runs
 _MOST_WARPS = 64
 _MOST_LISTED = 40  # pairs of class and schedule that a report lists
-# How far batches may move from those a plan was tuned on before it is worth tuning again.
-_LENGTH_DRIFT = 1.5  # of a feature's mean lookups of a bag, as a factor
-_WORK_DRIFT = 0.2  # of the bytes gathered, those of features that moved so far
+# Limits of the difference between batches and those of the tuning; beyond them, tuning again is worthwhile.
+_LENGTH_DRIFT = 1.5  # of a feature's mean pooling factor, as a factor
+_WORK_DRIFT = 0.2  # share of the bytes gathered by features beyond _LENGTH_DRIFT
 _BAGS_DRIFT = 2.0  # of the median batch size, as a factor
 
 
@@ -49,7 +49,7 @@ class CollectionDrift:
     moved: bool
     reasons: list[str]
     work_moved: float
-    """Share of the bytes gathered that belongs to features whose bags are not as long as they were."""
+    """Share of the gathered bytes that belongs to features whose pooling factor has changed."""
     before: CollectionTrace
     now: CollectionTrace
 
@@ -191,7 +191,7 @@ class CollectionPlan(BasePlan):
         view.set_plan(self, torch.from_numpy(rows), self.warps)
 
     def _view_of(self, collection: torch.nn.Module, function: str) -> CollectionView:
-        """A collection with as many features."""
+        """Return the view of a collection; raises if it has another number of features."""
         view = view_of(collection, function)
         if view.features != self.features:
             raise ArgumentValueError(

@@ -14,7 +14,7 @@ from recfuse._clock import describe
 
 @dataclass(frozen=True)
 class Device:
-    """What it was tuned on."""
+    """The device and the versions of a tuning."""
 
     type: Literal["cuda", "cpu"]
     name: str
@@ -26,7 +26,7 @@ class Device:
     torch: str
 
     def differences(self, now: Device) -> list[str]:
-        """What of a device, and of recfuse, is not as it was."""
+        """Return the differences of another device and its version of recfuse, as texts."""
         return [
             f"{name if name == 'recfuse' else f'device {name}'} was {getattr(self, name)}, "
             f"is {getattr(now, name)}"
@@ -36,7 +36,7 @@ class Device:
 
 
 def describe_device(device: torch.device) -> Device:
-    """The device that a plan is for, with the versions at hand."""
+    """Return the description of a device, with the present versions."""
     kind: Any = device.type
     versions = {"recfuse": torch.ops.recfuse.library_version(), "torch": str(torch.__version__)}
     if kind != "cuda":
@@ -47,11 +47,11 @@ def describe_device(device: torch.device) -> Device:
 
 @functools.cache
 def _driver(device: torch.device) -> str:
-    """Version of the driver; asking takes a second."""
+    """Return the version of the driver; the query takes a second."""
     return str(describe(device).get("gpu_driver_version", "unknown"))
 
 
 def architecture(device: torch.device) -> str:
-    """What kernels for a CUDA device are compiled for, as in "sm_90a"."""
+    """Return the architecture of the kernels for a CUDA device, as in "sm_90a"."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")

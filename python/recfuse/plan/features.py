@@ -1,4 +1,4 @@
-"""What the features of a `CollectionPlan` are like: tables, calls, and lists as short text."""
+"""Descriptions of the features of a `CollectionPlan`: tables, types of calls, and lists as short text."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class FeatureTable:
 
     @property
     def row_bytes(self) -> int:
-        """Of one row."""
+        """The bytes of a row."""
         return row_bytes(self.dim, self.dtype)
 
     @property
     def form(self) -> FeatureForm:
-        """As collections have it."""
+        """The table in the form of collections."""
         return FeatureForm(self.rows, self.dim, getattr(torch, self.dtype), self.mode, self.padded)
 
 
@@ -54,17 +54,17 @@ class CallForm:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Microseconds a batch with so many warps an SM."""
+    """Microseconds per batch at a number of warps per SM."""
 
     warps: int
     default_us: float | None
-    """By the default schedules; None: not timed."""
+    """With the default schedules; None: not timed."""
     tuned_us: float | None
-    """By those chosen for this occupancy; None: not timed."""
+    """With the schedules chosen for this occupancy; None: not timed."""
 
 
 def tables_of(view: CollectionView) -> list[FeatureTable]:
-    """The table of each feature of a collection."""
+    """Return the table of each feature of a collection."""
     return [
         FeatureTable(
             form.rows, form.dim, cast(DType, dtype_name(form.dtype)), cast(Mode, form.mode), form.padded
@@ -74,29 +74,29 @@ def tables_of(view: CollectionView) -> list[FeatureTable]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As plans have it."""
+    """Return the name of a dtype in plans."""
     return str(dtype).removeprefix("torch.")
 
 
 def distinct(items: Iterable[Item]) -> tuple[list[Item], list[int]]:
-    """Items without repetition, in order of appearance, and the position among them of each."""
+    """Return the distinct items in order of appearance, and for each item its position in that list."""
     positions: dict[Item, int] = {}
     found = [positions.setdefault(item, len(positions)) for item in items]
     return list(positions), found
 
 
 def runs(values: Iterable[int]) -> str:
-    """Integers as text, `value*count` for those that repeat."""
+    """Return integers as text, with `value*count` for a run of equal values."""
     counted = ((value, sum(1 for _ in run)) for value, run in groupby(values))
     return " ".join(f"{value}*{count}" if count > 1 else str(value) for value, count in counted)
 
 
 def of_runs(text: Any, where: str) -> list[int]:
-    """The integers that a text of `runs` gives; ValueError where it gives none, or over `MOST_ITEMS`."""
+    """Return the integers of a text of `runs`; raises ValueError for other texts, or above `MOST_ITEMS`."""
     if not isinstance(text, str):
         raise ArgumentValueError(f"{where} is {shown(text)}; expected a str")
     values: list[int] = []
-    for word in _WORD.finditer(text):  # one by one: a long text is not split as a whole
+    for word in _WORD.finditer(text):  # lazily: a long text is never split as a whole
         match = _RUN.fullmatch(word[0])
         count = int(match[2] or 1) if match else 0
         if match is None or count < 1 or len(values) + count > MOST_ITEMS:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_NAMED = 12  # schedules that a legend names
-_MOST_CLASSES = 60  # that a figure has bars of
+_MOST_CLASSES = 60  # classes with a bar in a figure
 
 
 def of_table(
@@ -26,7 +26,7 @@ def of_table(
     floor_us: float | None,
     on_gpu: bool,
 ) -> Figure:
-    """Best time by distance and by warps, a line a station; the winner marked."""
+    """Draw the best time by distance and by warps, with a line for each station; marks the winner."""
     from matplotlib.figure import Figure
 
     timed = [
@@ -63,7 +63,7 @@ def of_table(
 
 
 def _schedule_of(candidate: str) -> Schedule | None:
-    """The schedule of a candidate that is nothing else."""
+    """Return the schedule of a candidate, or None if the candidate is not a plain schedule."""
     try:
         return Schedule.parse(candidate)
     except ValueError:
@@ -82,7 +82,7 @@ def of_collection(
     best_us: float,
     warps: int,
 ) -> Figure:
-    """Bars: features of each class by their schedule. Lines: times by warps an SM; the plan marked."""
+    """Draw bars of the features of each class by schedule, and lines of times by warps; marks the plan."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4.5), layout="constrained")

@@ -13,15 +13,15 @@ from recfuse._files import read_json
 from recfuse.errors import ArgumentValueError, FileFormatError
 
 VERSION = 1
-"""Of the file format."""
+"""Version of the file format."""
 MOST_ITEMS = 100_000
-"""Of a list in a file: features, tables, schedules, decisions."""
+"""Largest number of items of a list in a file: features, tables, schedules, decisions."""
 MOST_BYTES = 16 << 20
-"""Of a file."""
+"""Largest size of a file."""
 MOST_VALUES = 1_000_000
-"""Of a file: with `MOST_BYTES` this bounds the memory that reading takes to 512 MiB."""
+"""Largest number of values in a file; with `MOST_BYTES` it bounds the memory of reading to 512 MiB."""
 MOST_TEXT = 2 << 20
-"""Characters of a text in a file: of the longest list of features, and more than any other has."""
+"""Largest number of characters of a text in a file: enough for the longest list of features."""
 MOST = 10**18
 """The largest number in a file; the smallest is 0."""
 _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
@@ -32,15 +32,15 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
 def shown(value: Any) -> str:
-    """What was found in a file, short enough for an error."""
+    """Return a value of a file as text, short enough for an error message."""
     return _repr.repr(value)
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """What the file of a plan of any kind holds, of a version that is known.
+    """Return the contents of the file of any kind of plan, of a known version.
 
     Raises:
-        OSError: it cannot be read. FileFormatError: it is no plan, or a newer one.
+        OSError: the file cannot be read. FileFormatError: the file is no plan, or has a newer version.
     """
     record: dict[str, Any] = read_json(path, "recfuse.Plan", MOST_BYTES, MOST_VALUES)
     version = record.get("recfuse_plan") if isinstance(record, dict) else None
@@ -55,7 +55,7 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 class _Wrong(ValueError):
-    """A value that a field does not take; `place` leads to it and grows on the way up."""
+    """An invalid value of a field; `place` is its path, to which each caller adds its part."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -63,14 +63,14 @@ class _Wrong(ValueError):
 
 
 def read(kind: Any, record: Any, given: Mapping[str, Any] = _NOTHING) -> Any:
-    """An object of a dataclass from what JSON gave.
+    """Return an object of a dataclass from decoded JSON.
 
-    `given` has the values of fields that were read before; a field whose type is Any is not in the file. The
-    others are a str, a bool, a number from 0 to `MOST`, one of some words (Literal), a dataclass, one of
-    these or None, or a list of these with `MOST_ITEMS` items at most.
+    `given` has the values of fields that were read before. A field of type Any is not in the file. Other
+    fields are a str, a bool, a number from 0 to `MOST`, a word of a Literal, a dataclass, a union of one of
+    these with None, or a list of these with at most `MOST_ITEMS` items.
 
     Raises:
-        ArgumentValueError: a field is missing or has another value; names the place.
+        ArgumentValueError: a field is missing or has another value; names the field.
     """
     try:
         return _object(kind, record, given)
@@ -80,7 +80,7 @@ def read(kind: Any, record: Any, given: Mapping[str, Any] = _NOTHING) -> Any:
 
 @functools.cache
 def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Names and types of the fields that a file has."""
+    """Return the names and types of the fields in a file."""
     types_of = get_type_hints(kind)
     return tuple((one.name, types_of[one.name]) for one in fields(kind) if types_of[one.name] is not Any)
 

@@ -9,29 +9,29 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 Line: TypeAlias = tuple[str, str]
-"""A name and what it has, in a report."""
+"""A name and its text, in a report."""
 
 _WIDTH = 140  # columns of the report
-_MOST_DECISIONS = 2000  # that a report lists
-_CONFIRM = "confirm"  # the step that compares the winner with the defaults, once more
-# Control characters, which a terminal would obey, and halves of surrogate pairs, which have no UTF-8.
+_MOST_DECISIONS = 2000  # largest number of decisions in a report
+_CONFIRM = "confirm"  # the step that compares the winner with the defaults again
+# Control characters, which a terminal would execute, and halves of surrogate pairs, which have no UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One step of the tuner: a candidate, its time, what happened to it and why."""
+    """A step of the tuner: a candidate, its time, its result and the reason."""
 
     step: str
     candidate: str
     us: float | None
-    """Microseconds a batch; None where it was not timed."""
+    """Microseconds per batch; None: not timed."""
     kept: bool
     why: str
 
 
 def render(summary: Iterable[Line], decisions: Sequence[Decision], last: Line) -> str:
-    """Lines of name and text, a table of decisions, and below it one line again, as text."""
+    """Return a report as text: the summary, a table of decisions, and `last` repeated below the table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -57,16 +57,16 @@ def render(summary: Iterable[Line], decisions: Sequence[Decision], last: Line) -
         console.print(steps)
     if len(decisions) > _MOST_DECISIONS:
         console.print(f"and {len(decisions) - _MOST_DECISIONS:,} more, in decisions of the plan")
-    if decisions:  # below a long table, where a terminal stands at the end
+    if decisions:  # repeated below a long table, because a terminal shows the end
         console.print(f"{last[0]}: {_printable(last[1])}")
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n"))
 
 
 def _result(decision: Decision) -> str:
-    """What happened to the candidate: the last run decides who won, every other step who goes on."""
+    """Return the result of a candidate: the last step chooses the winner, other steps keep candidates."""
     return ("won" if decision.step == _CONFIRM else "kept") if decision.kept else ""
 
 
 def _printable(text: str) -> str:
-    """The text with escapes for characters that do not print."""
+    """Return a text with escapes for unprintable characters."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -1,4 +1,4 @@
-"""`Plan`: what tuning one table found, as a small readable file.
+"""`Plan`: the result of tuning a single table, as a small readable file.
 
 >>> plan = recfuse.tune(module, batches)
 >>> plan.save("table.json")
@@ -34,7 +34,7 @@ from recfuse.plan.report import Line
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# How far batches may move from those a plan was tuned on before it is worth tuning again.
+# Limits of the difference between batches and those of the tuning; beyond them, tuning again is worthwhile.
 _COVERAGE_DRIFT = 0.1  # of the lookups that go to the hottest tenth, absolute
 _SIZE_DRIFT = 2.0  # of the number of lookups, as a factor
 
@@ -50,12 +50,12 @@ class Table(FeatureTable):
 
 @dataclass(frozen=True)
 class Pinned:
-    """Rows to pin in L2: the most frequent ones of a trace, as many as fit."""
+    """Rows to pin in L2: the most frequent rows of a trace, as many as fit."""
 
     rows: int
     l2_fraction: float
     sha256: str
-    """Of the trace, as in `Hotness`."""
+    """Hash of the trace, as in `Hotness`."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Plan(BasePlan):
         none = torch.zeros(0, dtype=torch.int64)
         try:
             Schedule.parse(self.schedule)
-            # Bounds are the library's: a call of no bags reads the schedule.
+            # The library checks the bounds of a schedule, also in a call with zero bags.
             embedding_bag(none, torch.zeros(1, 1), none, mode="sum", schedule=self.schedule)
         except ValueError as error:
             raise ArgumentValueError(f"schedule: {error}") from error
@@ -189,7 +189,7 @@ class Plan(BasePlan):
         module.schedule, module.pinned = self.schedule, pinned
 
     def _check_fit(self, module: EmbeddingBag) -> None:
-        """Raises ArgumentValueError where the schedule is of a GPU and does not fit the table."""
+        """Raise ArgumentValueError if the schedule is for a GPU and does not fit the table."""
         weight, size = module.weight, module.weight.element_size() * module.embedding_dim
         if weight.dtype not in DTYPES or not size or "cuda" not in (self.device.type, weight.device.type):
             return
@@ -294,7 +294,7 @@ class Plan(BasePlan):
 
 
 def _bag_of(module: Any, function: str) -> torch.nn.EmbeddingBag:
-    """The module; TypeError for one that is no table."""
+    """Return the module; raises TypeError if it is no table."""
     if not isinstance(module, torch.nn.EmbeddingBag):
         raise ArgumentTypeError(
             f"{function}: module is {a_type(module)}; expected a recfuse.nn.EmbeddingBag or a "
