@@ -1,4 +1,4 @@
-"""Batches and where they come from: forms of batches, strings, traces, workloads."""
+"""Batches and their sources: forms of batches, strings, traces, workloads."""
 
 from recfuse.data.strings import StringLists, hash_string_lists, hash_strings
 

@@ -1,4 +1,4 @@
-"""Batches of lookups of a collection, and what they are like."""
+"""Batches of lookups of a collection, and their statistics."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch import Tensor
 from recfuse.data.forms import Lookups, each_batch, moved, of_tuple
 from recfuse.errors import ArgumentValueError
 
-_HASHED = 1 << 16  # indices of a batch that its hash is of
+_HASHED = 1 << 16  # indices of a batch that the hash covers
 _COUNTED = 8  # batches whose different rows are counted
 
 
 @dataclass(frozen=True)
 class CollectionTrace:
-    """What batches for a collection are like."""
+    """Statistics of batches of a collection."""
 
     batches: int
     bags: float
-    """A feature's in a batch; the median of batches."""
+    """Bags of a feature in a batch; the median over batches."""
     lookups: float
-    """Of a batch; the mean."""
+    """Lookups of a batch; the mean over batches."""
     unique_share: float
-    """Bytes of different rows of a batch over those of its lookups; the mean of some batches."""
+    """Bytes of the different rows of a batch divided by those of its lookups; the mean of some batches."""
     sha256: str
     """The start of the hash of all offsets and some of the indices."""
 
@@ -39,24 +39,24 @@ class Table(Protocol):
 
     @property
     def rows(self) -> int:
-        """Rows."""
+        """The number of rows."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """The bytes of a row."""
 
 
 class Jagged(NamedTuple):
-    """The lookups of one call."""
+    """The lookups of a call."""
 
     indices: Tensor  # [lookups] int32 or int64
     offsets: Tensor  # [features * bags + 1] int32 or int64
     weights: Tensor | None  # [lookups]
     host_offsets: NDArray[np.integer]  # offsets in host memory
-    bags: int  # a feature
+    bags: int  # of each feature
 
     def lookups(self, features: int) -> NDArray[np.int64]:
-        """Of each feature."""
+        """Return the number of lookups of each feature."""
         if not self.bags:
             return np.zeros(features, np.int64)
         bounds = self.host_offsets[:: self.bags].astype(np.int64)
@@ -70,13 +70,13 @@ def jagged_batches(
     lookups_of: Callable[[Any, str], Lookups] | None = None,
     function: str = "recfuse",
 ) -> list[Jagged]:
-    """Calls of a collection as batches, on `device` (None: where they are).
+    """Return batches as the calls of a collection, on `device` (None: on their own devices).
 
     `lookups_of` is the adapter of the collection's class; None: batches are tuples (indices, offsets) or
     (indices, offsets, per_sample_weights), feature by feature.
 
     Raises:
-        TypeError, ValueError: something else, no batches, or offsets that do not rise.
+        TypeError, ValueError: another form, no batches, or offsets that descend.
     """
     found = []
     for where, batch in each_batch(batches, function):
@@ -98,13 +98,13 @@ def _jagged(given: Lookups, features: int, device: torch.device | None, where: s
 
 
 def mean_lengths(batches: Sequence[Jagged], features: int) -> NDArray[np.float64]:
-    """Mean lookups of a bag `[features]`, over all bags of all batches."""
+    """Return the mean pooling factors `[features]` over all bags of all batches."""
     lookups = sum((batch.lookups(features) for batch in batches), np.zeros(features, np.int64))
     return lookups / max(sum(batch.bags for batch in batches), 1)
 
 
 def trace_of(batches: Sequence[Jagged], tables: Sequence[Table]) -> CollectionTrace:
-    """What batches are like."""
+    """Return the statistics of batches."""
     chosen = batches[:: -(-len(batches) // _COUNTED)]
     rows = torch.tensor([table.rows for table in tables])
     row_bytes = np.array([table.row_bytes for table in tables], np.float64)
@@ -123,14 +123,14 @@ def trace_of(batches: Sequence[Jagged], tables: Sequence[Table]) -> CollectionTr
 
 
 def _unique(batch: Jagged, lookups: NDArray[np.int64], rows: Tensor) -> NDArray[np.int64]:
-    """Different rows that a batch reads for each feature."""
+    """Return the number of different rows that a batch reads for each feature."""
     device = batch.indices.device
     ends = torch.cumsum(rows, 0).to(device)
     starts = ends - rows.to(device)
     repeats = torch.from_numpy(lookups).to(device)
     rows_read = torch.unique(batch.indices + torch.repeat_interleave(starts, repeats))
     counts = torch.bincount(torch.searchsorted(ends, rows_read, right=True), minlength=len(rows))
-    return counts[: len(rows)].cpu().numpy()  # a bad index may lie behind all tables
+    return counts[: len(rows)].cpu().numpy()  # an invalid index may lie after all tables
 
 
 def _hash(batches: Sequence[Jagged]) -> str:

@@ -1,8 +1,8 @@
-"""The forms of batches: what the call of each class of modules takes, brought to lookups. An adapter a class.
+"""The forms of batches: adapters from the arguments of each class of modules to lookups.
 
 | class | a batch |
 | --- | --- |
-| `EmbeddingBag` | as `forward`: a tensor [bags, n], or (input, offsets[, per_sample_weights]), or one key |
+| `EmbeddingBag` | as `forward`: a tensor [bags, n], (input, offsets[, per_sample_weights]), or a single key |
 | `FusedEmbeddingBagCollection` | as `forward`: (indices, offsets[, per_sample_weights]), or keyed as below |
 | TorchRec's, swapped | as `forward`: a KeyedJaggedTensor or a TensorDict |
 | `FusedEmbeddingBagList` | as `pool`: (offsets, indices[, row_weights]) |
@@ -24,7 +24,7 @@ from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 
 
 class BagLookups(NamedTuple):
-    """The lookups of one table's call."""
+    """The lookups of a call of a table."""
 
     indices: Tensor  # [lookups] int32 or int64
     offsets: Tensor  # [bags], or [bags + 1] with include_last_offset
@@ -33,7 +33,7 @@ class BagLookups(NamedTuple):
 
     @property
     def bags(self) -> int:
-        """Number of bags."""
+        """The number of bags."""
         return self.offsets.numel() - int(self.include_last_offset)
 
 
@@ -49,7 +49,7 @@ AnyLookups = TypeVar("AnyLookups", BagLookups, Lookups)
 
 
 def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tuple[str, Any]]:
-    """Batches, and what an error calls each; TypeError where they are one batch, ValueError for none."""
+    """Yield each batch with its name in errors; TypeError for a single batch, ValueError for no batch."""
     single = isinstance(batches, (str, bytes)) or hasattr(batches, "keys")
     several = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
     if single or not several or (isinstance(batches, Tensor) and batches.dim() < 3):
@@ -65,7 +65,7 @@ def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tu
 
 
 def moved(given: AnyLookups, device: torch.device | None, where: str) -> AnyLookups:
-    """Lookups on `device` (None: where they are), without gradients and gaps; ValueError for a freed one."""
+    """Return lookups on `device` (None: their own), detached and contiguous; ValueError for freed tensors."""
     tensors = {name: getattr(given, name) for name in ("indices", "offsets", "weights")}
     for name, tensor in tensors.items():
         check_storages(where, "per_sample_weights" if name == "weights" else name, (tensor,))
@@ -75,7 +75,7 @@ def moved(given: AnyLookups, device: torch.device | None, where: str) -> AnyLook
 
 
 def of_embedding_bag(batch: Any, include_last_offset: bool, where: str) -> BagLookups:
-    """What `EmbeddingBag.forward` takes, or a KeyedJaggedTensor of one key."""
+    """Return the lookups of arguments of `EmbeddingBag.forward`, or of a KeyedJaggedTensor with one key."""
     if is_keyed(batch):
         if len(batch.keys()) != 1:
             raise ArgumentValueError(
@@ -109,14 +109,14 @@ def of_embedding_bag(batch: Any, include_last_offset: bool, where: str) -> BagLo
 
 
 def of_collection(batch: Any, feature_names: Sequence[str], where: str) -> Lookups:
-    """What `FusedEmbeddingBagCollection.forward` takes."""
+    """Return the lookups of arguments of `FusedEmbeddingBagCollection.forward`."""
     if is_keyed(batch):
         return _checked(of_keys(batch, feature_names, where), len(feature_names), where)
     return of_tuple(batch, len(feature_names), where, " or a KeyedJaggedTensor")
 
 
 def of_tuple(batch: Any, features: int, where: str, others: str = "") -> Lookups:
-    """(indices, offsets) or (indices, offsets, per_sample_weights), feature by feature."""
+    """Return the lookups of (indices, offsets[, per_sample_weights]), feature by feature."""
     given = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in _items(batch)]
     indices, offsets, weights = (*given, None)[:3] if len(given) in (2, 3) else (None, None, None)
     if not (isinstance(indices, Tensor) and isinstance(offsets, Tensor)) or not (
@@ -128,7 +128,7 @@ def of_tuple(batch: Any, features: int, where: str, others: str = "") -> Lookups
 
 
 def of_torchrec(batch: Any, feature_names: Sequence[str], weighted: bool, where: str) -> Lookups:
-    """What a swapped `EmbeddingBagCollection.forward` takes."""
+    """Return the lookups of the argument of a swapped `EmbeddingBagCollection.forward`."""
     from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
     keyed = maybe_td_to_kjt(batch, None)
@@ -143,12 +143,12 @@ def of_torchrec(batch: Any, feature_names: Sequence[str], weighted: bool, where:
 
 
 def is_keyed(batch: Any) -> bool:
-    """Whether it is a KeyedJaggedTensor. TorchRec is not asked: importing it takes seconds."""
+    """Return whether a batch is a KeyedJaggedTensor, without TorchRec, whose import takes seconds."""
     return all(hasattr(batch, name) for name in ("keys", "values", "offsets", "weights_or_none"))
 
 
 def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: features") -> Lookups:
-    """Lookups of a KeyedJaggedTensor, its keys brought into the order of ``feature_names``.
+    """Return the lookups of a KeyedJaggedTensor, with its keys in the order of ``feature_names``.
 
     Raises:
         ValueError: a key is missing, or batch sizes differ between keys.
@@ -171,8 +171,10 @@ def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: fea
 
 
 def jagged_offsets(jagged: Any) -> Tensor:
-    """Offsets of a JaggedTensor or KeyedJaggedTensor, which stays as it is: its own method would keep them in
-    it, and a program that is exported with it would then take no batch without them.
+    """Return the offsets of a JaggedTensor or KeyedJaggedTensor, without a change to it.
+
+    Its own method would store the offsets in it. A program that is exported with it would then refuse batches
+    without stored offsets.
     """
     offsets: Tensor | None = jagged.offsets_or_none() if hasattr(jagged, "offsets_or_none") else None
     if offsets is not None:
@@ -182,7 +184,7 @@ def jagged_offsets(jagged: Any) -> Tensor:
 
 
 def unshared(keyed: Any) -> Any:
-    """The same KeyedJaggedTensor as another object, for methods that keep lengths or offsets in it."""
+    """Return a new object with the tensors of a KeyedJaggedTensor, for methods that store lengths in it."""
     return type(keyed)(
         keyed.keys(),
         keyed.values(),
@@ -190,12 +192,12 @@ def unshared(keyed: Any) -> Any:
         keyed.lengths_or_none(),
         keyed.offsets_or_none(),
         keyed.stride(),
-        length_per_key=keyed.length_per_key(),  # numbers, for which a GPU is waited for: it keeps them
+        length_per_key=keyed.length_per_key(),  # waits for the GPU, but the original caches the numbers
     )
 
 
 def of_list(batch: Any, tables: int, where: str) -> Lookups:
-    """What `FusedEmbeddingBagList.pool` takes."""
+    """Return the lookups of arguments of `FusedEmbeddingBagList.pool`."""
     given = _items(batch)
     if not 2 <= len(given) <= 3 or not all(are_tensors(one) for one in given[:2]):
         must = "a tuple (offsets, indices) or (offsets, indices, row_weights) as pool takes it: each "
@@ -208,7 +210,7 @@ def _items(batch: Any) -> Sequence[Any]:
 
 
 def _checked(found: Lookups, features: int, where: str) -> Lookups:
-    """The same; TypeError, ValueError where the tensors are no lookups of so many features."""
+    """Return the lookups; raises TypeError or ValueError unless the tensors fit the number of features."""
     indices, offsets, weights = found
     _check_types(where, indices, offsets, weights, "indices")
     if indices.dim() != 1 or offsets.dim() != 1 or not offsets.numel() or (offsets.numel() - 1) % features:

@@ -1,4 +1,4 @@
-"""Lookups of tables that each have their own tensors, joined table after table: what one call takes."""
+"""Joins separate lookups of tables, table after table, into the arguments of one call."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def join_tables(
     where: str,
     rows: Callable[[int], int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Indices, offsets and weights of a call for tables that each have their own, of `rows(table)` rows; see
-    `FusedEmbeddingBagList.pool`.
+    """Return the indices, offsets and weights of one call for tables with separate lookups.
+
+    See `FusedEmbeddingBagList.pool`. A table has `rows(table)` rows.
     """
     try:
         if len(indices) != tables or len(offsets) != tables:
@@ -53,7 +54,7 @@ def join_tables(
 
 
 def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor], where: str) -> None:
-    """Raises with the name and the table of a tensor that cannot be joined with the others."""
+    """Raise an error that names the first tensor, and its table, that cannot be joined with the others."""
     order = ". Pass (offsets, indices) in this order."
     for name, given in (("offsets", offsets), ("indices", indices)):
         if not are_tensors(given):
@@ -87,7 +88,7 @@ def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tens
 
 
 def _joined(offsets: Tensor, indices: Tensor | Sequence[Tensor], where: str) -> Tensor:
-    """As `join_offsets`, by torch's functions: for a GPU, for programs that are traced, and for errors."""
+    """Do the same as `join_offsets` in torch: for a GPU, for traced programs, and for errors."""
     if offsets.dtype not in INTEGERS:
         raise ArgumentTypeError(f"{where}: offsets are {offsets.dtype}; expected int32 or int64")
     offsets = offsets.to(torch.int64)
@@ -114,24 +115,28 @@ def _call(operator: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def begin_with_0(offsets: Any, bags: Any, device: torch.device, call: Callable[..., Any] = _call) -> Any:
-    """``[tables, bags]``, false at a table's first offset that is not 0. Looks at all offsets, since a slice
-    ``[:, :1]`` is compiled to a read of the first one also where there are no bags. ``call``: calls an
-    operator, or writes the call into a graph, where offsets and bags are nodes.
+    """Return bools ``[tables, bags]``, false only at a table's first offset if it is not 0.
+
+    Reads all offsets, since the compiler turns a slice ``[:, :1]`` into a read of the first offset even
+    without bags. ``call`` calls an operator, or emits the call into a graph, in which offsets and bags are
+    nodes.
     """
     later = call(_aten.gt.Scalar, call(_aten.arange.default, bags, dtype=torch.int64, device=device), 0)
     return call(_aten.logical_or.default, call(_aten.eq.Scalar, offsets, 0), later)
 
 
 def or_negative(good: Any, moved: Any, offsets: Any, call: Callable[..., Any] = _call) -> Any:
-    """``moved``, but negative where ``begin_with_0`` is false: the kernel of a GPU reports it, while an
-    assertion would wait for the GPU. ``call``: as of ``begin_with_0``.
+    """Return ``moved``, or a negative offset where ``begin_with_0`` is false.
+
+    The kernel of a GPU reports the negative offset; an assertion would wait for the GPU. ``call`` is as in
+    ``begin_with_0``.
     """
     negative = call(_aten.neg.default, call(_aten.abs.default, offsets))
     return call(_aten.where.self, good, moved, negative)
 
 
 def _check_first(offsets: Tensor, where: str) -> None:
-    """Raises where a table's first offset is not 0: to the kernel it would end the table before."""
+    """Raise if a table's first offset is not 0: for the kernel, it would end the previous table."""
     if torch.compiler.is_compiling():
         good = begin_with_0(offsets, offsets.shape[1], offsets.device)
         torch._assert_async(torch.all(good), f"{where}: offsets begin with another number; expected 0")
@@ -149,7 +154,7 @@ def _sample_weights(
     rows: Callable[[int], int] | None,
     where: str,
 ) -> Tensor | None:
-    """One weight a lookup, where any table has weights; those of the other tables are one."""
+    """Return a weight for each lookup if any table has weights; tables without weights have 1."""
     if row_weights is None:
         return None
     if len(row_weights) != len(indices):
@@ -180,7 +185,7 @@ def _sample_weights(
 
 
 def _gathered(weights: Tensor, rows: Tensor) -> Tensor:
-    """A weight a row; of a row that is not there any one, as torch's GPU kernel would end its context."""
+    """Return a weight for each row; an invalid row gets any weight, as torch's GPU kernel would abort."""
     if not rows.is_cuda:
         return weights.gather(0, rows)
     if weights.shape[0] == 0:
@@ -189,7 +194,7 @@ def _gathered(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def are_tensors(given: Any) -> bool:
-    """Whether it is a tensor, or a list of some."""
+    """Return whether an object is a tensor or a non-empty list of tensors."""
     if isinstance(given, (tuple, list)):
         return len(given) > 0 and all(isinstance(one, Tensor) for one in given)
     return isinstance(given, Tensor)

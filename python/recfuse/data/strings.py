@@ -1,15 +1,15 @@
 """Strings to integers, on the CPU: XXH64 of their bytes (UTF-8). A column `Hash` then takes the integers.
 
-| strings | how they are read |
+| strings | method |
 | --- | --- |
-| pyarrow: String, LargeString, Binary, LargeBinary | where they lie, without a copy; views after a cast |
+| pyarrow: String, LargeString, Binary, LargeBinary | read in place, without a copy; views after a cast |
 | pyarrow: ChunkedArray, DictionaryArray | by chunk; each word of the dictionary once |
-| pyarrow: lists of these | `hash_string_lists` alone |
-| NumPy: `S`, `U` | zeros at the end are padding, as in NumPy; `U` is brought to UTF-8 |
+| pyarrow: lists of these | only `hash_string_lists` |
+| NumPy: `S`, `U` | zeros at the end are padding, as in NumPy; `U` is converted to UTF-8 |
 | NumPy: objects, `StringDType`; lists, pandas Series | objects: `str` (as UTF-8) and `bytes`; copied first |
 
-None, Arrow's nulls, what NumPy's masked arrays mask and, among objects, NaN are missing strings. The empty
-string is a string.
+Missing strings are Python's None, Arrow's nulls, masked items of NumPy's masked arrays and, among objects,
+NaN. The empty string is a string.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class StringLists(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Hashes of strings, some of which may be missing, perhaps in lists."""
+    """Hashes of strings, which may be missing or in lists."""
 
-    hashes: Integers  # [strings]; of a missing one undefined
-    present: NDArray[np.bool_] | None = None  # [strings]; None: all are
+    hashes: Integers  # [strings]; undefined for a missing string
+    present: NDArray[np.bool_] | None = None  # [strings]; None: no string is missing
     offsets: Integers | None = None  # [samples + 1] into hashes; None: no lists
 
 
 def hash_strings(strings: Any, seed: int = 0, threads: int | None = None) -> Tensor:
-    """Return the XXH64 of each string, as a feature with one value a sample.
+    """Return the XXH64 of each string, as a feature with one value per sample.
 
     Args:
         strings: strings in a form of the module's table.
@@ -98,7 +98,7 @@ def hash_string_lists(strings: Any, seed: int = 0, threads: int | None = None) -
     Args:
         strings: lists of strings: pyarrow's, or a list or NumPy array of lists, arrays and None. Missing
             strings are left out, and a missing list is empty. Or strings without lists, as in
-            :func:`hash_strings`: a sample has one string, or none if it is missing.
+            :func:`hash_strings`: a sample has one string, or zero strings if it is missing.
         seed: as in :func:`hash_strings`.
         threads: as in :func:`hash_strings`.
 
@@ -132,7 +132,7 @@ def _numbers(seed: int, threads: int | None) -> tuple[int, int]:
 
 
 def _sums(counts: NDArray[Any]) -> Integers:
-    """0, and the sums of the first 1, 2, ... of them."""
+    """Return 0 and the cumulative sums of counts."""
     sums = np.zeros(counts.size + 1, np.int64)
     np.cumsum(counts, out=sums[1:])
     return sums
@@ -145,7 +145,7 @@ def _hashed(strings: Any, seed: int, threads: int) -> _Found:
         raise _wrong(a_type(strings))
     if type(strings).__module__.partition(".")[0] == "pandas":
         strings = strings.to_numpy(dtype=object, na_value=None)
-    if isinstance(strings, np.ma.MaskedArray):  # of which np.asarray would forget the mask
+    if isinstance(strings, np.ma.MaskedArray):  # np.asarray would drop the mask
         strings = np.where(np.ma.getmaskarray(strings), None, np.ma.getdata(strings).astype(object))
     if not isinstance(strings, (list, tuple)):
         strings = np.asarray(strings)
@@ -175,7 +175,7 @@ def _of_objects(strings: Sequence[Any], seed: int, threads: int) -> _Found:
 
 
 def _of_lists(samples: Sequence[Any], seed: int, threads: int) -> _Found:
-    """Of Python's lists; None among them is an empty one."""
+    """Return the hashes of Python's lists; a list that is None is empty."""
     for at, sample in enumerate(samples):
         if sample is not None and not isinstance(sample, _LISTS):
             raise ArgumentTypeError(
@@ -221,7 +221,7 @@ def _of_arrow(array: Any, seed: int, threads: int) -> _Found:
 
 
 def _of_buffers(array: Any, wide: bool, seed: int, threads: int) -> Integers:
-    """Of an Arrow array with offsets (`wide`: int64, else int32), where it lies."""
+    """Return the hashes of an Arrow array with offsets (`wide`: int64, else int32), read in place."""
     if not len(array):
         return np.zeros(0, np.int64)
     _, offsets, data = array.buffers()
@@ -231,7 +231,7 @@ def _of_buffers(array: Any, wide: bool, seed: int, threads: int) -> Integers:
 
 
 def _joined(parts: list[_Found]) -> _Found:
-    """Of an array's chunks, which are of one type."""
+    """Return the joined hashes of an array's chunks, which have the same type."""
     if not parts:
         return _Found(np.zeros(0, np.int64))
     hashes = np.concatenate([part.hashes for part in parts])

@@ -1,4 +1,4 @@
-"""Batches of lookups of one table, and what they are like."""
+"""Batches of lookups of a table, and their statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from recfuse.data.forms import BagLookups, each_batch, moved, of_embedding_bag
 
-_TOP = 0.1  # share of a batch's rows that its coverage is of
+_TOP = 0.1  # share of a batch's rows for its coverage
 
 
 def batches_of(
@@ -21,10 +21,10 @@ def batches_of(
     device: torch.device | None = None,
     function: str = "recfuse",
 ) -> list[BagLookups]:
-    """Calls of an `nn.EmbeddingBag` as batches, on `device` (None: where they are); see `forms`.
+    """Return batches as calls of an `nn.EmbeddingBag`, on `device` (None: on their own devices); see `forms`.
 
     Raises:
-        TypeError, ValueError: something else, or no batches.
+        TypeError, ValueError: another form, or no batches.
     """
     return [
         moved(of_embedding_bag(batch, include_last_offset, where), device, where)
@@ -34,17 +34,17 @@ def batches_of(
 
 @dataclass(frozen=True)
 class Hotness:
-    """What a number of batches is like, in few numbers; means over batches."""
+    """Statistics of batches; means are over batches."""
 
     batches: int
     lookups: float
-    """Of a batch."""
+    """Mean lookups of a batch."""
     bags: float
-    """Of a batch."""
+    """Mean bags of a batch."""
     unique_share: float
-    """Different rows of a batch over its lookups."""
+    """Different rows of a batch divided by its lookups; the mean."""
     coverage: float
-    """Share of a batch's lookups that go to the hottest tenth of its rows."""
+    """Share of a batch's lookups that read the hottest tenth of its rows; the mean."""
     rows_in_use: int
     """Different rows of all batches together."""
     sha256: str
@@ -52,12 +52,12 @@ class Hotness:
 
     @property
     def pooling(self) -> float:
-        """Lookups of a bag."""
+        """The mean pooling factor."""
         return self.lookups / self.bags if self.bags else 0.0
 
 
 def hotness(batches: list[BagLookups]) -> Hotness:
-    """What batches are like."""
+    """Return the statistics of batches."""
     digest = hashlib.sha256()
     shares, coverages, rows = [], [], [np.empty(0, np.int64)]
     for batch in batches:

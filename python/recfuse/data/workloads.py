@@ -1,7 +1,7 @@
 """The heterogeneous embedding models A to F of RecFlex, and batches of them, from a seed.
 
-A model is a list of *groups* of features: the features of a group share their bag lengths and their
-absences, each draws its own rows from its own table. The groups, the embedding dimensions and the
+A model is a list of *groups* of features: the features of a group share their pooling factors and their
+absences; each feature draws its own rows from its own table. The groups, the embedding dimensions and the
 distribution of batch sizes are those published with Pan et al., "RecFlex: Enabling Feature
 Heterogeneity-Aware Optimization for Deep Recommendation Models with Flexible Schedules" (SC'24,
 section VI-A and its artifact). The published rows are nearly uniform; `skew` and `rows_scale` make
@@ -41,7 +41,7 @@ _VARIANT = re.compile(r"(?P<base>[A-F])(-zipf(?P<skew>\d+(\.\d+)?))?(-rows(?P<ro
 
 @dataclass(frozen=True)
 class Group:
-    """Features that share their pooling factors and absences, with a table each.
+    """Features that share their pooling factors and absences; each feature has a table.
 
     The pooling factor of a bag is the floor of a normal (`mean`, `deviation`) truncated to [0, `maximum`], or
     the mean if the deviation is 0. With probability 1 - `coverage` the bag is empty.
@@ -58,7 +58,7 @@ class Group:
 
 
 class Batch(NamedTuple):
-    """One batch of B samples, feature-major.
+    """A batch of B samples, feature-major.
 
     Bag b of feature f is `indices[offsets[f * B + b]:offsets[f * B + b + 1]]`.
     """
@@ -71,7 +71,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """A collection of float32 tables, one a feature, and the distribution of its input."""
+    """A collection of float32 tables, a table for each feature, and the distribution of its input."""
 
     name: str
     seed: int
@@ -213,7 +213,7 @@ def batch_sizes(
     """Generate sizes of the batches of a server, as published for the models A to F.
 
     A request's size is the floor of a lognormal, exp(normal(log `median`, log `spread`)), at least 1. A
-    request above `maximum` is divided into parts of `maximum` and a rest, of which one is picked.
+    request above `maximum` is divided into parts of `maximum` and a rest; a random part is chosen.
 
     Returns:
         ndarray: integers ``[count]``.
@@ -228,7 +228,7 @@ def _seed(seed: int) -> int:
     return integer("workloads: seed", seed, 0, 2**64 - 1)
 
 
-# Of each group, without its features: its kind, then the mean, the deviation, the maximum and the coverage.
+# Each group, without its features: its kind, then the mean, the deviation, the maximum and the coverage.
 _ONE_HOT: list[tuple[Any, ...]] = [("one-hot", 1)] * 10
 _MULTI_HOT: list[tuple[Any, ...]] = [
     ("multi-hot", 10, 10, 50, 0.8),
@@ -270,11 +270,11 @@ _GROUPS = {
     "E": [(50, _GROUPS_D)],
     "F": [(50, _GROUPS_D), (450, _GROUPS_D)],
 }
-"""Groups of a model, by the features of each."""
+"""Groups of each model, with the number of features in each group."""
 
-# How many tables of dimension 4, 8, ... 128 the published models have: over all one-hot features, then in
-# each of the other groups. They were drawn once, with weights 8:8:4:2:1:1 (one-hot) and 2:2:2:1:1:1;
-# another draw moves the bytes a sample gathers by several percent, so the draw is part of the model.
+# Numbers of tables of dimension 4, 8, ... 128 in the published models: over all one-hot features, then in
+# each of the other groups. They were drawn once, with weights 8:8:4:2:1:1 (one-hot) and 2:2:2:1:1:1.
+# Another draw changes the bytes that a sample gathers by several percent, so the draw is part of the model.
 _DIM_COUNTS: dict[str, Sequence[tuple[int, ...]]] = {
     "A": (
         (170, 164, 83, 43, 17, 23),

@@ -1,4 +1,4 @@
-"""Traces: which rows of an embedding table a model reads, in order.
+"""Traces: the indices that a model looks up in an embedding table, in order.
 
 >>> from recfuse import traces
 >>> trace = traces.generate("medium")          # int64 [429951], like Meta's production trace
@@ -47,11 +47,11 @@ _MAX_LOOKUPS = 2**31 - 2
 
 @dataclass(frozen=True)
 class _Recipe:
-    """A trace over a table of `_ROWS` rows: how often each row is read, and how it clusters in time.
+    """A trace over a table of `_ROWS` rows: the frequencies of rows, and their clustering in time.
 
-    The row at rank r is read as often as a power law through `points` (rank, count) says, up to the last
-    point; behind it come `rare[n - 1]` rows that are read n times. A row's later lookups follow the one
-    before with probability `burst`, after lognormal(log `median`, `sigma`) lookups; else they are anywhere.
+    Up to the last point, the frequency of the row at rank r is a power law through `points` (rank, count).
+    After them come `rare[n - 1]` rows that are read n times. With probability `burst`, a lookup of a row
+    follows its previous lookup after lognormal(log `median`, `sigma`) lookups; else its position is uniform.
     """
 
     lookups: int
@@ -63,19 +63,19 @@ class _Recipe:
 
     @property
     def head(self) -> int:
-        """Rows on the curve."""
+        """The number of rows on the curve."""
         return int(self.points[-1][0])
 
     @property
     def unique(self) -> int:
-        """Rows that occur at all."""
+        """The number of rows that occur."""
         return self.head + sum(self.rare)
 
     def counts_at(self, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Lookups of the rows at (fractions of) ranks, from 1."""
+        """Return the lookups of the rows at (fractions of) ranks, from 1."""
         first, last = np.array(self.points).T
         counts = _C.trace_curve(first, last, ranks)
-        # The rarest last: behind the head come the rows read len(rare) times, ..., twice, once.
+        # The rarest rows are last: after the head come the rows read len(rare) times, ..., twice, once.
         ends = self.head + np.cumsum(self.rare[::-1])
         behind = ranks > self.head
         step = np.searchsorted(ends, ranks[behind] - 0.5)
@@ -85,7 +85,7 @@ class _Recipe:
 
 _RECIPES = {
     # Zipf with exponent 0.9 over 20,250 rows: the published share of unique rows, and the published
-    # coverage of their hottest tenth. Nothing is published of its burstiness: that of medium.
+    # coverage of their hottest tenth. Its bursts are not published; those of medium are used.
     "high": _Recipe(500_000, ((1, 28_650), (20_250, 3.82)), (), burst=0.89, median=430, sigma=1.92),
     "medium": _Recipe(
         429_951,
@@ -108,10 +108,10 @@ def generate(hotness: str, rows: int = _ROWS, lookups: int | None = None, seed: 
 
     Args:
         hotness: one of `HOTNESS`. "medium" and "low" have the popularity and the bursts of the published
-            production traces; "high" has a Zipf popularity of which only the published points are known.
+            production traces. Of "high", only a few points are published; a Zipf distribution fits them.
         rows: rows of the table. The number of rows in use grows with it.
-        lookups: length of the trace. A shorter trace is a prefix of the default; a longer one reads the same
-            rows more often. Default: the length of the published trace, scaled with `rows`.
+        lookups: length of the trace. A shorter trace is a prefix of the default; a longer trace reads the
+            same rows more often. Default: the length of the published trace, scaled with `rows`.
         seed: the same seed gives the same trace on every platform. Default: 0.
 
     Returns:
@@ -154,7 +154,7 @@ def generate(hotness: str, rows: int = _ROWS, lookups: int | None = None, seed: 
 def bags(
     trace: NDArray[np.integer], batch: int, pooling: int, number: int = 0, include_last_offset: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut one batch of equal bags out of a trace.
+    """Cut a batch of equal bags out of a trace.
 
     Args:
         trace: indices ``[lookups]``; repeated at its end.
@@ -191,7 +191,7 @@ def bags(
 def hottest(trace: NDArray[np.integer], count: int | None = None) -> NDArray[np.int64]:
     """Return the most frequent rows of a trace, in descending order; ties in the order of rows.
 
-    ``statistics(trace).hottest`` has them too, with statistics that take longer.
+    ``statistics(trace).hottest`` has the same rows; its other statistics take longer.
 
     Args:
         trace: indices ``[lookups]``.
@@ -211,12 +211,12 @@ def _scaled(value: int, rows: int) -> int:
 
 
 def _counts(recipe: _Recipe, rows: int, length: int) -> NDArray[np.int64]:
-    """Lookups of each row in use, the hottest first; `length` together."""
+    """Return the lookups of each row in use, the hottest first; their sum is `length`."""
     unique = min(_scaled(recipe.unique, rows), length)
     ranks = (np.arange(unique) + 0.5) * (recipe.unique / unique) + 0.5
     values = recipe.counts_at(np.maximum(ranks, 1))
     counts = np.maximum(np.rint(values * (length / fsum(values))), 1).astype(np.int64)
-    # Rounding leaves a percent too many or too few: spread over the rows that are read often.
+    # Rounding changes the sum by up to a percent: the difference is spread over frequent rows.
     order = np.argsort(-counts, kind="stable")
     while (missing := length - int(counts.sum())) != 0:
         able = order[counts[order] > 5]

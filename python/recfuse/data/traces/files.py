@@ -1,4 +1,4 @@
-"""Readers of trace files: row ids as text, and the tuples of Meta's dlrm_datasets."""
+"""Readers of trace files: indices as text, and the tuples of Meta's dlrm_datasets."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from recfuse.data.traces.tuples import Bound, Table, read_tuple
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, FileFormatError, a_type
 
 MOST_BYTES = 4 << 30
-"""Memory that reading a file may take, unless its reader is told another bound."""
+"""Default bound of the memory that reading a file may take."""
 _FORMS = "row ids as .txt or .txt.gz, or (indices, offsets, lengths) as .pt or .pt.gz"
 _CHUNK = 1 << 20
 _MOST_LINE = 1000  # bytes; int refuses text of more than 4,300 digits
-_ROW_BYTES = 16  # of a row id of a text: in a chunk's array, and in the array of all
+_ROW_BYTES = 16  # per index of a text: in the array of a chunk, and in the array of all chunks
 
 
 def read(
@@ -36,7 +36,7 @@ def read(
 
     Args:
         path: a file of a format that :func:`read_tables` reads.
-        table: the number of the table. Default: the only one.
+        table: the number of the table. Default: the only table.
         most_bytes: as in :func:`read_tables`.
 
     Returns:
@@ -67,10 +67,11 @@ def read(
 def read_tables(path: str | PathLike[str], *, most_bytes: int = MOST_BYTES) -> list[Table]:
     """Read all tables of a trace file.
 
-    The end of the name gives the format. `.txt`, `.txt.gz`: an index a line, one table without bags. `.pt`,
+    The end of the name gives the format. `.txt`, `.txt.gz`: an index per line, one table without bags. `.pt`,
     `.pt.gz`: the tuple of tensors (indices, offsets, lengths) of facebookresearch/dlrm_datasets, tables in
-    order, offsets ``[tables * batch + 1]``, lengths ``[tables, batch]`` (``[batch]``: one table). Reading
-    runs no code of a `.pt` file. Its tensors are dense integers, in the format of torch.save since 1.6.
+    order, offsets ``[tables * batch + 1]``, lengths ``[tables, batch]`` (``[batch]``: a single table).
+    Reading runs no code of a `.pt` file. Its tensors must be dense integers, in the format of torch.save
+    since 1.6.
 
     Args:
         path: the file.
@@ -101,7 +102,7 @@ def read_tables(path: str | PathLike[str], *, most_bytes: int = MOST_BYTES) -> l
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The file's contents, unpacked. Long reads show a progress bar on a terminal."""
+    """Yield the unpacked file. Long reads show a progress bar on a terminal."""
     with (
         path.open("rb") as file,
         tqdm.wrapattr(
@@ -139,8 +140,9 @@ def _read_text(file: BinaryIO, bound: Bound) -> NDArray[np.int64]:
 
 
 def _row_indices(lines: list[bytes], first: int) -> NDArray[np.int64]:
-    """Numbers of lines, the first of which has the number `first`; a blank line is an error, and so is an
-    underscore, which int takes between digits.
+    """Return the indices of lines; the first line has the number `first` in errors.
+
+    A blank line is an error, and so is an underscore, which int accepts between digits.
     """
     try:
         rows = np.fromiter(map(int, lines), np.int64, len(lines))
@@ -166,7 +168,7 @@ def _bad_line(number: int, line: bytes) -> ArgumentValueError:
 
 
 def _read_pt(file: BinaryIO, bound: Bound) -> list[Table]:
-    """Of a file that is a zip archive, which is read at several places: a packed one is unpacked first."""
+    """Read a zip archive. A compressed file is unpacked first, because an archive needs random access."""
     if not isinstance(file, gzip.GzipFile):
         return read_tuple(file, bound)
     contents = io.BytesIO()

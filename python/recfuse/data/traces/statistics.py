@@ -1,4 +1,4 @@
-"""What a trace of row ids is like: popularity, bursts, and how well caches would do."""
+"""Statistics of a trace of indices: popularity, bursts, and hit rates of caches."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Statistics:
     rows: int
     """Rows of the table."""
     bag: int
-    """Lookups of one bag, the trace being cut into bags from its start."""
+    """Lookups of a bag; the trace is cut into bags from its start."""
     window: int
-    """Lookups of one batch."""
+    """Lookups of a batch."""
     counts: NDArray[np.int64]
     """[unique]: lookups of each row that occurs, the hottest first."""
     hottest: NDArray[np.int64]
-    """[unique]: those rows."""
+    """[unique]: the indices of the rows in `counts`."""
     gaps: NDArray[np.int64]
-    """[lookups - unique], sorted: how many lookups ago the same row was read."""
+    """[lookups - unique], sorted: the number of lookups since the previous read of the same row."""
     lru_hits: NDArray[np.int64]
     """[unique + 1]: lookups that hit in an LRU cache of 0, 1, 2 ... rows."""
     duplicates_percent: float
-    """Lookups of a row that their bag has read already; of the whole bags alone. NaN without one."""
+    """Percent of lookups whose bag has already read the row, in complete bags only. NaN without these."""
     window_unique: float
-    """Different rows in a window, the mean over all windows. NaN where the trace is shorter."""
+    """Different rows in a window, the mean over all windows. NaN if the trace is shorter."""
 
     @property
     def unique(self) -> int:
@@ -218,11 +218,11 @@ def statistics(
 
 
 def _window_unique(gaps: NDArray[np.int64], window: int) -> float:
-    """Different rows in a window, the mean over all windows; NaN where the trace is shorter."""
+    """Return the different rows in a window, the mean over all windows; NaN if the trace is shorter."""
     starts = len(gaps) - window + 1
     if starts < 1:
         return float("nan")
-    # Lookup i is the first of its row in the windows that start behind its row's lookup before, i - gap.
+    # Lookup i is the first of its row in the windows that start after the row's previous lookup, i - gap.
     lookup = np.arange(len(gaps))
     before = np.where(gaps > 0, lookup - gaps, -1)
     first = np.maximum(before + 1, lookup - window + 1)

@@ -1,8 +1,7 @@
-"""Tuples of tensors (indices, offsets, lengths) in files of torch.save, of which nothing is run.
+"""Reads tuples of tensors (indices, offsets, lengths) from files of torch.save, without running their code.
 
-The pickle of such a file becomes descriptions of tensors, whose sizes are checked before memory is allocated
-for them: a file of 2 KB can describe tensors of terabytes, which torch.load allocates, also with
-`weights_only=True`.
+The pickle of such a file becomes descriptions of tensors. Their sizes are checked before memory is allocated:
+a file of 2 KB can describe tensors of terabytes, which torch.load allocates, even with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ _OPCODES = frozenset(
         *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "MEMOIZE"),
     ]
 )
-_MOST_READ = 1 << 20  # bytes at once: of an archive's directory too, which has some hundred
-_MOST_PICKLE = 1 << 16  # bytes; the one of a tuple of 3 tensors has some 300
+_MOST_READ = 1 << 20  # bytes of a read; also bounds an archive's directory, which has some hundred bytes
+_MOST_PICKLE = 1 << 16  # bytes; the pickle of a tuple of 3 tensors has some 300
 _MOST_RANK = 2
 _MOST_OFFSET = 1 << 62
-_TABLE_BYTES = 512  # of a Table with its two arrays' heads
-_OFFSET_BYTES = 48  # of an offset: itself, differences and comparisons, and that of its table
+_TABLE_BYTES = 512  # of a Table with the headers of its two arrays
+_OFFSET_BYTES = 48  # per offset: the value, its differences and comparisons, and its copy in a Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,20 +72,20 @@ class Table:
     """The lookups of one table. Bag b is `indices[offsets[b]:offsets[b + 1]]`."""
 
     indices: NDArray[np.int64]
-    """[lookups]: row ids."""
+    """[lookups]."""
     offsets: NDArray[np.int64] | None
-    """[bags + 1], from 0; None where the file has no bags."""
+    """[bags + 1], from 0; None if the file has no bags."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Memory that reading one file may take."""
+    """Memory that reading a file may take."""
 
     whole: int
     used: int = 0
 
     def check(self, needed: int, what: str) -> None:
-        """Raises ArgumentValueError where `needed` bytes more are too many."""
+        """Raise ArgumentValueError if `needed` more bytes exceed the bound."""
         if self.used + needed > self.whole:
             raise ArgumentValueError(
                 f"{what} need {self.used + needed:,} bytes of memory; expected {self.whole:,} at most. Pass "
@@ -94,7 +93,7 @@ class Bound:
             )
 
     def less(self, used: int) -> Bound:
-        """What is left when `used` bytes are taken."""
+        """Return the bound that remains after the use of `used` bytes."""
         return Bound(self.whole, self.used + used)
 
 
@@ -122,7 +121,10 @@ class _Tensor:
 
 
 def read_tuple(file: BinaryIO, bound: Bound) -> list[Table]:
-    """The tables of a file of torch.save. Raises ArgumentValueError, and errors of zipfile and pickle."""
+    """Return the tables of a file of torch.save.
+
+    Raises ArgumentValueError, and errors of zipfile and pickle.
+    """
     file.seek(0)
     if file.read(4) != b"PK\x03\x04":
         raise ArgumentValueError(
@@ -138,7 +140,7 @@ def read_tuple(file: BinaryIO, bound: Bound) -> list[Table]:
 
 
 class _Archive:
-    """A file whose single reads are bounded: zipfile reads a directory of any size at once."""
+    """A file with a bound on each read, because zipfile reads a directory of any size in one read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -162,7 +164,7 @@ class _Archive:
 
 
 class _Descriptions(pickle.Unpickler):
-    """Tensors of a pickle as descriptions: no function of the pickle's own choice is called."""
+    """Reads the tensors of a pickle as descriptions; calls no function that the pickle chooses."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name.endswith("Storage"):
@@ -202,7 +204,7 @@ def _sizes(what: str, values: Any) -> tuple[int, ...]:
 
 
 def _described(archive: zipfile.ZipFile, contents: dict[str, zipfile.ZipInfo]) -> tuple[str, list[_Tensor]]:
-    """The folder in the archive, and the three tensors."""
+    """Return the folder in the archive, and the descriptions of the three tensors."""
     name = next((name for name in contents if name.endswith("/data.pkl") and name.count("/") == 1), None)
     if name is None:
         raise ArgumentValueError("its archive has no data.pkl; expected a file of torch.save")
@@ -227,7 +229,7 @@ def _described(archive: zipfile.ZipFile, contents: dict[str, zipfile.ZipInfo]) -
 
 
 def _check_sizes(tensors: list[_Tensor], bound: Bound) -> None:
-    """Raises ArgumentValueError for tensors that do not fit together, or need more memory than is allowed."""
+    """Raise ArgumentValueError for tensors that do not fit together, or exceed the bound of memory."""
     for name, tensor in zip(_NAMES, tensors, strict=True):
         last = tensor.first + sum(
             (size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)
@@ -280,7 +282,7 @@ def _array(
     order: str,
     tensor: _Tensor,
 ) -> NDArray[np.int64]:
-    """The elements of a tensor, whose sizes are checked."""
+    """Return the elements of a tensor whose description was checked."""
     dtype, name = tensor.dtype.newbyteorder(order), f"{root}data/{tensor.storage.key}"
     needed, entry = tensor.storage.size * dtype.itemsize, contents.get(name)
     size = None if entry is None else entry.file_size
