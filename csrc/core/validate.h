@@ -51,37 +51,4 @@ rf_status rf__check_dtype(const char *operator_name, const char *argument, rf_dt
 rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t pooling, int64_t padding_idx,
                             int64_t rows, bool weighted);
 
-/* Checks of a fused call: sizes and types of its varying parts; and the description of its features. */
-RF__SHARED rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params);
-RF__SHARED rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params);
-/* `columns`: [n_buffers] of the matrices in the buffers, -1 for other buffers. A table in a matrix must be
- * whole rows of it. */
-rf_status rf__check_fused_rows(const rf_fused_embedding_bag_params *params, const int64_t *columns);
-/* As in rf_fused_plan. */
-RF__SHARED rf_status rf__check_fused_warps(int32_t warps);
-
-/* Checks the whole params struct of a weight's gradient, except for the contents of offsets and indices. */
-rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_backward_params *params);
-/* The two parts of it: all but features; and one feature, by number, of the weight. */
-rf_status rf__check_backward_sizes(const char *operator_name, const rf_fused_backward_params *params);
-rf_status rf__check_backward_feature(const char *operator_name, const rf_fused_backward_params *params,
-                                     int64_t at);
-
-/* Check the whole params structs of updates, except for the contents of indices, offsets, rows and
- * numbers. */
-rf_status rf__check_fused_update(const char *operator_name, const rf_fused_update_params *params);
-rf_status rf__check_rows_update(const char *operator_name, const rf_rows_update_params *params);
-/* The gradient that the update of one matrix follows, in float32. */
-rf_fused_backward_params rf__fused_update_gradient(const rf_fused_update_params *params, int64_t matrix);
-
-/* Checks the broadcast sum on any device, except for the contents of `parent`. */
-rf_status rf__check_ikbo_add(const rf_ikbo_add_params *params);
-rf_status rf__check_ikbo_linear(const rf_ikbo_linear_params *params);
-/* Checks all except contents; the second: the conditions that hold before there are outputs. */
-rf_status rf__check_ikbo_attention(const rf_ikbo_attention_params *params);
-rf_status rf__check_ikbo_attention_sizes(const rf_ikbo_attention_params *params);
-
-/* Checks the whole params struct of the operator of one table, for pointers of any device. */
-rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);
-
 #endif

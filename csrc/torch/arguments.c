@@ -3,7 +3,10 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "core/validate.h"
 
 static const char *name_of(const rf__call *call, int argument) {
     return call->registered->signature.names[argument];
@@ -176,6 +179,19 @@ rf_status rf__call_sample_weights(rf__call *call, int argument, int64_t lookups,
                (long long)tensor.sizes[0], (long long)lookups);
     RF_CHECK(rf__call_contiguous(call, &tensor, aoti_torch_dtype_float32()));
     *weights = tensor.data;
+    return RF_OK;
+}
+
+rf_status rf__call_offsets_complete(rf__call *call, int64_t bags, int64_t lookups, const void **offsets,
+                                    rf_int_type *type) {
+    if (rf__call_is_explained(call)) return RF_OK; /* the type stays, as on a GPU; nothing reads offsets */
+    int64_t *complete = malloc((size_t)(bags + 1) * sizeof *complete);
+    RF_FAIL_IF(complete == NULL, RF_ERR_MEMORY, "no memory for %lld offsets", (long long)bags);
+    call->offsets = complete;
+    rf__offsets_copy(*offsets, *type, 1, bags, 0, complete);
+    complete[bags] = lookups;
+    *offsets = complete;
+    *type = RF_INT64;
     return RF_OK;
 }
 

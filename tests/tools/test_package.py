@@ -59,7 +59,7 @@ def linked_files() -> set[str]:
     patterns = (
         "kernels/**/*.cu*",
         "kernels/**/*_args.h",
-        "kernels/gpu/device/*.h",
+        "kernels/**/device/*.h",
         "include/**/*.h",
     )
     return {str(path.relative_to(SOURCES)) for pattern in patterns for path in SOURCES.glob(pattern)}

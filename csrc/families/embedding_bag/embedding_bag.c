@@ -1,7 +1,7 @@
 /* rf_embedding_bag_cuda, and compilation of its kernels ahead. */
 #include <inttypes.h>
 
-#include "core/validate.h"
+#include "families/embedding_bag/check_embedding_bag.h"
 #include "families/embedding_bag/embedding_bag.h"
 
 static const char operator_name[] = "embedding_bag";

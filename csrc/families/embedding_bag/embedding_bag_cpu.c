@@ -1,6 +1,6 @@
 /* rf_embedding_bag_cpu: one table. The work is pool.c's. */
 #include "families/fused_embedding_bag/cpu/pool.h"
-#include "core/validate.h"
+#include "families/embedding_bag/check_embedding_bag.h"
 
 rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_executor *executor) {
     RF_CHECK(rf__check_embedding_bag(params));

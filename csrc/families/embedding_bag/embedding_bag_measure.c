@@ -1,7 +1,7 @@
 /* rf_embedding_bag_measure: schedules in turns on the user's batches. */
 #include "families/embedding_bag/embedding_bag.h"
 #include "gpu/tune/timer.h"
-#include "core/validate.h"
+#include "families/embedding_bag/check_embedding_bag.h"
 
 typedef struct run_context {
     const rf__cuda_device *device;

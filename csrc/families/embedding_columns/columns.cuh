@@ -4,7 +4,7 @@
 #define RECFUSE_COLUMNS_CUH
 
 #include "gpu/device/element.cuh"
-#include "gpu/device/column_values.h"
+#include "families/embedding_columns/device/column_values.h"
 
 #ifndef RF_UNITS
 #define RF_UNITS 48

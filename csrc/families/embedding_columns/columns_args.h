@@ -2,7 +2,7 @@
 #ifndef RECFUSE_CUDA_EMBEDDING_COLUMNS_ARGS_H
 #define RECFUSE_CUDA_EMBEDDING_COLUMNS_ARGS_H
 
-#include "gpu/device/column_program.h"
+#include "families/embedding_columns/device/column_program.h"
 #include "gpu/device/error_word.h"
 
 enum {

@@ -2,7 +2,7 @@
  *
  *   output[sample, columns of c] = scale_c * pool(table_c[index_c(value)] for the values of c in the sample)
  *
- * Shapes: those of rf_columns_args and of the program's tasks (gpu/device/column_program.h).
+ * Shapes: those of rf_columns_args and of the program's tasks (families/embedding_columns/device/column_program.h).
  *
  * Thread mapping. A block has one task (some columns that are adjacent in the output, or a part of a wide
  * column) for `samples` samples. It copies the task's body to shared memory: columns, steps, boundaries,

@@ -1,5 +1,5 @@
 /* The backward's functions of recfuse.h: arguments -> rf__backward_problem. */
-#include "core/validate.h"
+#include "families/fused_backward/check/check_backward.h"
 #include "families/fused_backward/lowering.h"
 
 rf_status rf_fused_embedding_bag_backward_cuda(const rf_fused_backward_params *params, void *output,

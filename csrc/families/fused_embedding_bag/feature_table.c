@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/validate.h"
+#include "families/fused_embedding_bag/check_fused.h"
 
 typedef struct problem {
     const rf_fused_embedding_bag_params *params;

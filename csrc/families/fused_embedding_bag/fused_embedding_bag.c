@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/validate.h"
+#include "families/fused_embedding_bag/check_fused.h"
 #include "families/fused_embedding_bag/fused.h"
 
 static const char operator_name[] = "fused_embedding_bag";

@@ -7,7 +7,7 @@
 
 #include "gpu/driver/memory.h"
 #include "gpu/tune/timer.h"
-#include "core/validate.h"
+#include "families/fused_embedding_bag/check_fused.h"
 
 static const rf_fused_schedule *set_of(const rf__fused_measurement *work, int64_t set) {
     return work->schedules + set * work->batches[0].n_features;

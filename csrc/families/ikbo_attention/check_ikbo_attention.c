@@ -1,7 +1,7 @@
 #include <float.h>
 #include <stddef.h>
 
-#include "core/validate.h"
+#include "families/ikbo_attention/check_ikbo_attention.h"
 
 static const char operator_name[] = "ikbo_attention";
 

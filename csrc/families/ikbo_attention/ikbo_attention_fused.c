@@ -1,5 +1,5 @@
 /* rf_ikbo_attention_cuda: which calls the fused kernel takes, and running them. */
-#include "core/validate.h"
+#include "families/ikbo_attention/check_ikbo_attention.h"
 #include "families/ikbo_attention/ikbo_attention.h"
 #include "families/ikbo_attention/ikbo_attention_args.h"
 

@@ -1,4 +1,4 @@
-#include "core/validate.h"
+#include "families/ikbo_linear/check_ikbo_linear.h"
 
 #include <stddef.h>
 

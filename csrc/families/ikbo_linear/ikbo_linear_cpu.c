@@ -5,6 +5,7 @@
 
 #include "core/isa.h"
 #include "families/fused_embedding_bag/cpu/pool.h"
+#include "families/ikbo_linear/check_ikbo_linear.h"
 #include "core/tasks.h"
 
 enum {

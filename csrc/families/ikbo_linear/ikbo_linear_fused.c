@@ -1,7 +1,7 @@
 /* rf_ikbo_linear_cuda: the calls that the kernels of a whole layer accept, and running them. */
 #include <inttypes.h>
 
-#include "core/validate.h"
+#include "families/ikbo_linear/check_ikbo_linear.h"
 #include "families/ikbo_linear/ikbo_linear_args.h"
 #include "families/ikbo_linear/ikbo_linear.h"
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "families/ikbo_attention/ikbo_attention_sizes.h"
-#include "core/validate.h"
+#include "families/ikbo_attention/check_ikbo_attention.h"
 #include "check.h"
 #include "families/ikbo_attention/packed/attention_packed_args.h"
 

@@ -2,51 +2,13 @@
  * small bag takes as long as its overhead, so the tensor is created here, and the operator has no argument
  * that such a bag lacks. The index and value tensors are created as for other sparse gradients. */
 
-#include "core/kept.h"
 #include "core/validate.h"
-#include "torch/arguments.h"
+#include "families/fused_backward/torch/gradient_list.h"
+#include "families/fused_embedding_bag/torch/fused_arguments.h"
 #include "torch/dispatch.h"
 #include "torch/operators.h"
 
 enum { GRAD, INDICES, OFFSETS, POOLING, INCLUDE_LAST_OFFSET, PADDING_IDX, ROWS, DIM, DTYPE };
-
-static void give_back(void *data, void *context) {
-    (void)data; /* that of the block */
-    rf__kept_give(context);
-}
-
-/* Creates a tensor for the values of a sparse gradient, [count, dim]. On the CPU the memory of large ones is
- * cached for the next step. */
-static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_backward_params *params,
-                            AtenTensorHandle *tensor, void **values) {
-    const int64_t sizes[2] = {count, params->dim}, strides[2] = {params->dim, 1};
-    const int32_t dtype = rf__torch_dtype(params->dtype);
-    const size_t bytes = (size_t)rf__elements_bytes(params->dtype, count * params->dim);
-    const rf__torch_device device = call->device;
-    if (!rf__call_on_cpu(call) || bytes < RF__KEPT_LEAST)
-        return rf__call_new(call, 2, sizes, dtype, tensor, values);
-    rf__kept *block = rf__kept_take(bytes);
-    RF_FAIL_IF(block == NULL, RF_ERR_MEMORY, "no memory for a gradient of %zu bytes", bytes);
-    *values = block->data;
-    /* On failure the block is lost, because torch may or may not have released it. */
-    RF__TORCH_CHECK(torch_from_blob(block->data, 2, sizes, strides, 0, dtype, device.type, device.index,
-                                    tensor, aoti_torch_layout_strided(), NULL, 0, give_back, block));
-    return RF_OK;
-}
-
-rf_status rf__gradient_list_new(void *context, int64_t count, int64_t **rows, void **values) {
-    rf__gradient_list *to = context;
-    const int64_t sizes[2] = {1, count}, dims = to->row_dims;
-    void *data = NULL;
-    RF_CHECK(rf__call_new(to->call, dims, sizes + 2 - dims, aoti_torch_dtype_int64(), &to->rows, &data));
-    *rows = data;
-    return values_new(to->call, count, to->params, &to->values, values);
-}
-
-void rf__gradient_list_free(const rf__gradient_list *list) {
-    rf__tensor_free(list->rows);
-    rf__tensor_free(list->values);
-}
 
 /* `feature` receives the feature of params. */
 static rf_status params_read(rf__call *call, rf_feature *feature, rf_fused_backward_params *params) {

@@ -7,7 +7,7 @@
 #endif
 
 #include "families/embedding_columns/cpu/columns.h"
-#include "gpu/device/column_values.h"
+#include "families/embedding_columns/device/column_values.h"
 
 static void load_dense(const rf__column_source *source, int64_t from, int64_t count,
                        rf__column_values *values) {

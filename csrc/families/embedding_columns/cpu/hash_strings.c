@@ -4,7 +4,7 @@
 
 #include "core/validate.h"
 #include "core/tasks.h"
-#include "gpu/device/column_values.h"
+#include "families/embedding_columns/device/column_values.h"
 
 enum {
     BLOCK = 1024, /* strings of a task */

@@ -4,7 +4,7 @@
 
 #include <stdatomic.h>
 
-#include "gpu/device/column_values.h"
+#include "families/embedding_columns/device/column_values.h"
 
 enum { KNOWN = 64, LANES = 8 };
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/status.h"
-#include "gpu/device/column_program.h"
+#include "families/embedding_columns/device/column_program.h"
 
 /* The arrays of a program, which they are parts of. */
 typedef struct rf__columns {

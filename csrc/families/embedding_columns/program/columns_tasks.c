@@ -6,7 +6,7 @@
 
 #include "families/embedding_columns/program/columns_program.h"
 #include "core/validate.h"
-#include "gpu/device/column_program.h"
+#include "families/embedding_columns/device/column_program.h"
 
 enum {
     WORD = sizeof(int64_t),

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "core/validate.h"
+#include "families/fused_embedding_bag/check_fused.h"
 #include "families/fused_embedding_bag/feature_rows.h"
 #include "families/fused_backward/backward.h"
 #include "families/fused_backward/bags/backward_bags_args.h"

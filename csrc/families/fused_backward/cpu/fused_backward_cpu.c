@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "core/tasks.h"
 #include "families/fused_backward/cpu/transpose.h"
+#include "families/fused_backward/check/check_backward.h"
 
 enum { BUCKET_BYTES = 1 << 18 }; /* of a dense gradient, written by one thread at once */
 

@@ -4,6 +4,7 @@
 
 #include "core/isa.h"
 #include "families/fused_embedding_bag/cpu/pool.h"
+#include "families/fused_embedding_bag/check_fused.h"
 #include "core/status.h"
 #include "core/tasks.h"
 

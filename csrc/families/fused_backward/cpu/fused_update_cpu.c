@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "core/tasks.h"
 #include "families/fused_backward/cpu/transpose.h"
+#include "families/fused_backward/check/check_backward.h"
 
 enum {
     ROWS_AHEAD = 6, /* between the prefetch of a row and its states and its update */

@@ -1,8 +1,9 @@
 /* Gradients of weights of fused calls, dense and sparse: tensors -> rf_fused_backward_params. */
 #include <stdlib.h>
 
-#include "core/validate.h"
-#include "torch/arguments.h"
+#include "families/fused_backward/check/check_backward.h"
+#include "families/fused_embedding_bag/torch/fused_arguments.h"
+#include "families/fused_backward/torch/gradient_list.h"
 #include "torch/operators.h"
 
 enum {

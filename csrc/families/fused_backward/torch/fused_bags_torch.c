@@ -1,6 +1,6 @@
 /* The other gradients of fused calls: winners of maxima, and the sample weights' gradient. */
-#include "core/validate.h"
-#include "torch/arguments.h"
+#include "families/fused_embedding_bag/check_fused.h"
+#include "families/fused_embedding_bag/torch/fused_arguments.h"
 #include "torch/operators.h"
 
 /* weights, features, indices and offsets from argument `first` on. */

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "core/validate.h"
-#include "torch/arguments.h"
+#include "families/fused_embedding_bag/torch/fused_arguments.h"
 #include "torch/operators.h"
 
 /* A tensor that is written: no copy of it would do. */

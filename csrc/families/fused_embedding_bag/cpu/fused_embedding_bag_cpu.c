@@ -1,6 +1,6 @@
 /* rf_fused_embedding_bag_cpu: many tables. The work is pool.c's. */
 #include "families/fused_embedding_bag/cpu/pool.h"
-#include "core/validate.h"
+#include "families/fused_embedding_bag/check_fused.h"
 
 rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params,
                                      const rf_executor *executor) {

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "core/validate.h"
+#include "families/fused_embedding_bag/check_fused.h"
 
 void rf__py_call_free(rf__py_fused_call *call) {
     Py_XDECREF(call->features);

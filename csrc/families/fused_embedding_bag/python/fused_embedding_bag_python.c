@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "families/fused_embedding_bag/fused.h"
-#include "core/validate.h"
+#include "families/fused_embedding_bag/check_fused.h"
 
 RF__PY_METHOD(fused_embedding_bag_candidates, "fused_embedding_bag_candidates(call, feature: int) -> list of "
                                               "tuples of 5 ints: schedules worth a try for a feature") {

@@ -2,7 +2,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "core/validate.h"
+#include "families/fused_embedding_bag/check_fused.h"
 #include "families/fused_embedding_bag/schedule/fused_schedule.h"
 
 static uint64_t hash_fields(uint64_t hash, const int32_t *fields, size_t bytes) {

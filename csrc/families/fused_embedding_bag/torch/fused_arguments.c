@@ -1,5 +1,5 @@
 /* Arguments that the operators of fused calls share. */
-#include "torch/arguments.h"
+#include "families/fused_embedding_bag/torch/fused_arguments.h"
 
 #include <stdlib.h>
 
@@ -62,19 +62,6 @@ rf_status rf__fused_weights_read(rf__call *call, int argument, const int64_t **c
     params->buffers = buffers;
     params->n_buffers = (int64_t)count;
     *columns = dims;
-    return RF_OK;
-}
-
-rf_status rf__call_offsets_complete(rf__call *call, int64_t bags, int64_t lookups, const void **offsets,
-                                    rf_int_type *type) {
-    if (rf__call_is_explained(call)) return RF_OK; /* the type stays, as on a GPU; nothing reads offsets */
-    int64_t *complete = malloc((size_t)(bags + 1) * sizeof *complete);
-    RF_FAIL_IF(complete == NULL, RF_ERR_MEMORY, "no memory for %lld offsets", (long long)bags);
-    call->offsets = complete;
-    rf__offsets_copy(*offsets, *type, 1, bags, 0, complete);
-    complete[bags] = lookups;
-    *offsets = complete;
-    *type = RF_INT64;
     return RF_OK;
 }
 

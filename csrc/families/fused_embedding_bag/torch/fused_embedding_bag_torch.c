@@ -1,8 +1,8 @@
 /* recfuse::fused_embedding_bag on CPU and GPU: tensors -> rf_fused_embedding_bag_params. */
-#include "core/validate.h"
+#include "families/fused_embedding_bag/check_fused.h"
 #include "gpu/driver/memory.h"
 #include "families/fused_embedding_bag/fused.h"
-#include "torch/arguments.h"
+#include "families/fused_embedding_bag/torch/fused_arguments.h"
 #include "torch/operators.h"
 
 enum {

@@ -1,7 +1,7 @@
 /* Arguments of ikbo_attention and its private operators. */
 #include <math.h>
 
-#include "core/validate.h"
+#include "families/ikbo_attention/check_ikbo_attention.h"
 #include "torch/arguments.h"
 #include "families/ikbo_attention/torch/ikbo_attention_torch.h"
 

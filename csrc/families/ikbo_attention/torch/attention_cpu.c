@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/validate.h"
+#include "families/ikbo_attention/check_ikbo_attention.h"
 #include "families/ikbo_attention/ikbo_attention_sizes.h"
 #include "torch/dispatch.h"
 #include "families/ikbo_attention/torch/ikbo_attention_torch.h"

@@ -8,7 +8,7 @@
  * attention takes float16 and bfloat16 heads of up to 256, the memory-efficient kernel the rest. Both are
  * called below autocast, which would change types.
  */
-#include "core/validate.h"
+#include "families/ikbo_attention/check_ikbo_attention.h"
 #include "families/ikbo_attention/ikbo_attention.h"
 #include "families/ikbo_attention/packed/packed.h"
 #include "torch/dispatch.h"

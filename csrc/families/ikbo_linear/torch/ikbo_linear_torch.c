@@ -11,7 +11,7 @@
  */
 #include "core/validate.h"
 #include "families/ikbo_linear/ikbo_linear.h"
-#include "torch/arguments.h"
+#include "families/ikbo_linear/torch/ikbo_linear_torch.h"
 #include "torch/dispatch.h"
 #include "torch/operators.h"
 

@@ -1,7 +1,7 @@
 /* Arguments of ikbo_linear and ikbo_linear_chain. */
 #include <stddef.h>
 
-#include "torch/arguments.h"
+#include "families/ikbo_linear/torch/ikbo_linear_torch.h"
 
 enum { MOST = RF_IKBO_MOST_LEVELS };
 

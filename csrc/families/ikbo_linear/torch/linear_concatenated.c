@@ -5,7 +5,7 @@
  * narrow type cost more than one product of twice the depth: torch reorders the operands of each.
  */
 #include "core/validate.h"
-#include "torch/arguments.h"
+#include "families/ikbo_linear/torch/ikbo_linear_torch.h"
 #include "torch/dispatch.h"
 
 static int64_t width(const rf__ikbo_layer *layer, int32_t l) { return layer->inputs[l].sizes[1]; }

@@ -1,7 +1,7 @@
 /* rf__check_fused_backward. */
 #include <stddef.h>
 
-#include "core/validate.h"
+#include "families/fused_backward/check/check_backward.h"
 
 rf_status rf__check_backward_feature(const char *operator_name, const rf_fused_backward_params *params,
                                      int64_t at) {

@@ -1,5 +1,5 @@
 /* A program of embedding columns as calls read it, on the host and on a device: rf_embedding_columns_program lays it
- * out in 8-byte words, without pointers. Included as "gpu/device/column_program.h" by host C and by kernels. */
+ * out in 8-byte words, without pointers. Included as "families/embedding_columns/device/column_program.h" by host C and by kernels. */
 #ifndef RECFUSE_CUDA_DEVICE_COLUMN_PROGRAM_H
 #define RECFUSE_CUDA_DEVICE_COLUMN_PROGRAM_H
 

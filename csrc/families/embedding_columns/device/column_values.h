@@ -1,4 +1,4 @@
-/* The steps of an embedding column on a value, and the hash. Included as "gpu/device/column_values.h" by host
+/* The steps of an embedding column on a value, and the hash. Included as "families/embedding_columns/device/column_values.h" by host
  * C and by kernels. Both compute the same bits, so float32 is rounded after each operation.
  * RF_COLUMN_STEP_LIST in recfuse/embedding_columns.h defines the steps. */
 #ifndef RECFUSE_CUDA_DEVICE_COLUMN_VALUES_H

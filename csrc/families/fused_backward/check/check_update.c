@@ -1,7 +1,7 @@
 /* rf__check_fused_update, rf__check_rows_update. */
 #include <stddef.h>
 
-#include "core/validate.h"
+#include "families/fused_backward/check/check_backward.h"
 
 rf_fused_backward_params rf__fused_update_gradient(const rf_fused_update_params *params, int64_t matrix) {
     return (rf_fused_backward_params){.features = params->features,

@@ -1,0 +1,90 @@
+/* rf__check_fused_call, rf__check_fused_features. */
+#include "families/fused_embedding_bag/check_fused.h"
+
+#include <stddef.h>
+
+static const char operator_name[] = "fused_embedding_bag";
+
+/* Buffers of the C API are the operator's `weights`. */
+static rf_status check_fused_feature(const rf_fused_embedding_bag_params *params, int64_t at,
+                                     int64_t column) {
+    const rf_feature *feature = &params->features[at];
+    int64_t size, end;
+    RF__REFUSE_IF(feature->buffer < 0 || feature->buffer >= params->n_buffers, RF_ERR_VALUE,
+                  "features[" RF__I64 "] is in weights[" RF__I64 "]; expected one of " RF__I64 " weights", at,
+                  feature->buffer, params->n_buffers);
+    const int64_t numel = params->buffers[feature->buffer].numel;
+    RF__REFUSE_IF(feature->rows < 0 || feature->dim < 0 || feature->weight_offset < 0 ||
+                      __builtin_mul_overflow(feature->rows, feature->dim, &size) ||
+                      __builtin_add_overflow(feature->weight_offset, size, &end) || end > numel,
+                  RF_ERR_VALUE,
+                  "features[" RF__I64 "] is a table of " RF__I64 " x " RF__I64 " at element " RF__I64
+                  "; expected weights[" RF__I64 "], which has " RF__I64 " elements",
+                  at, feature->rows, feature->dim, feature->weight_offset, feature->buffer, numel);
+    RF__REFUSE_IF(feature->output_column != column, RF_ERR_VALUE,
+                  "features[" RF__I64 "] has output_column " RF__I64 "; expected " RF__I64
+                  ", the end of the feature before",
+                  at, feature->output_column, column);
+    RF__REFUSE_IF(feature->dim > params->output_dim - column, RF_ERR_VALUE,
+                  "output_dim is " RF__I64 ", but features[" RF__I64 "] writes " RF__I64
+                  " columns from column " RF__I64,
+                  params->output_dim, at, feature->dim, column);
+    return rf__check_pooling(operator_name, at, feature->pooling, feature->padding_idx, feature->rows,
+                             params->sample_weights != NULL);
+}
+
+rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params) {
+    int64_t bags;
+    RF__REFUSE_IF(params->n_features < 0 || params->n_buffers < 0 ||
+                      __builtin_mul_overflow(params->n_features, params->bags, &bags),
+                  RF_ERR_VALUE,
+                  "n_features is " RF__I64 ", n_buffers " RF__I64 " and bags " RF__I64
+                  "; expected 0 or more, and a product that fits int64",
+                  params->n_features, params->n_buffers, params->bags);
+    return rf__check_call(operator_name, params->lookups, params->bags, params->index_type,
+                          params->offset_type, params->prefetch_distance, params->indices, params->offsets);
+}
+
+rf_status rf__check_fused_rows(const rf_fused_embedding_bag_params *params, const int64_t *columns) {
+    for (int64_t f = 0; f < params->n_features; f++) {
+        const rf_feature *feature = &params->features[f];
+        if (feature->buffer < 0 || feature->buffer >= params->n_buffers || columns[feature->buffer] < 0)
+            continue;
+        const int64_t dim = columns[feature->buffer];
+        RF__REFUSE_IF(feature->dim != dim || !rf__is_multiple(feature->weight_offset, dim), RF_ERR_VALUE,
+                      "features[" RF__I64 "] has " RF__I64 " columns and begins at element " RF__I64
+                      "; expected whole rows of weights[" RF__I64 "], which has " RF__I64 " columns",
+                      f, feature->dim, feature->weight_offset, feature->buffer, dim);
+    }
+    return RF_OK;
+}
+
+rf_status rf__check_fused_warps(int32_t warps) {
+    RF__REFUSE_IF(warps != 0 && (warps < 2 || warps > 64), RF_ERR_VALUE,
+                  "warps is %d; expected 2 to 64, or 0 for a good default", (int)warps);
+    return RF_OK;
+}
+
+rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params) {
+    int64_t column = 0;
+    RF_CHECK(rf__check_dtype(operator_name, "output_dtype", params->output_dtype));
+    for (int64_t i = 0; i < params->n_buffers; i++) {
+        const rf_buffer *buffer = &params->buffers[i];
+        RF_CHECK(rf__check_dtype(operator_name, "dtype of weights", buffer->dtype));
+        RF__REFUSE_IF(buffer->data == NULL && buffer->numel > 0, RF_ERR_VALUE,
+                      "weights[" RF__I64 "] is NULL, for " RF__I64 " elements", i, buffer->numel);
+    }
+    for (int64_t i = 0; i < params->n_features; i++) {
+        RF_CHECK(check_fused_feature(params, i, column));
+        column += params->features[i].dim;
+    }
+    RF__REFUSE_IF(column != params->output_dim, RF_ERR_VALUE,
+                  "output_dim is " RF__I64 "; expected the " RF__I64 " columns of all features",
+                  params->output_dim, column);
+    RF__REFUSE_IF(params->output_stride < params->output_dim, RF_ERR_VALUE,
+                  "output_stride is " RF__I64 "; expected output_dim, " RF__I64 ", or more",
+                  params->output_stride, params->output_dim);
+    RF__REFUSE_IF(params->output == NULL && params->bags > 0 && column > 0, RF_ERR_VALUE,
+                  "output is NULL; expected a pointer to " RF__I64 " columns a bag", column);
+    return RF_OK;
+}
