@@ -10,6 +10,16 @@
 /* recfuse._C.<name>, defined by RF__PY_METHOD in a file of the folder python/. */
 #define RF__PYTHON_FUNCTION(name)
 #endif
+#ifndef RF__CHECKED_OPERATOR
+/* RF_OPERATOR_<name>: an operator whose kernels report bad contents, by its name in messages. Kernels include this list, so a
+ * change of it compiles all kernels anew. */
+#define RF__CHECKED_OPERATOR(name)
+#endif
+#ifndef RF__CHECKED_ARGUMENT
+/* RF_ARGUMENT_<name>: an argument whose contents kernels check. Its name in messages; RF_RULE_<rule>; RF_OWNER_<owner>; what the
+ * limit of an index counts or what a range ends with; what a limit of 0 means. */
+#define RF__CHECKED_ARGUMENT(name, text, rule, owner, counted, none)
+#endif
 
 #include "families/embedding_bag/embedding_bag_family.h"
 #include "families/pin_rows/pin_rows_family.h"
@@ -21,3 +31,5 @@
 
 #undef RF__TORCH_OPERATOR
 #undef RF__PYTHON_FUNCTION
+#undef RF__CHECKED_OPERATOR
+#undef RF__CHECKED_ARGUMENT

@@ -60,6 +60,8 @@ def linked_files() -> set[str]:
         "kernels/**/*.cu*",
         "kernels/**/*_args.h",
         "kernels/**/device/*.h",
+        "kernels/families.h",
+        "kernels/families/*/*_family.h",
         "include/**/*.h",
     )
     return {str(path.relative_to(SOURCES)) for pattern in patterns for path in SOURCES.glob(pattern)}

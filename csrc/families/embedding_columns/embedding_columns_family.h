@@ -9,3 +9,7 @@ RF__PYTHON_FUNCTION(embedding_columns_pack)
 RF__PYTHON_FUNCTION(hash_strings)
 RF__PYTHON_FUNCTION(hash_padded_strings)
 RF__PYTHON_FUNCTION(hash_string_objects)
+RF__CHECKED_OPERATOR(embedding_columns)
+RF__CHECKED_ARGUMENT(column_index, "the index of values", INDEX, COLUMN, "rows of its table",
+                     "its table has no rows")
+RF__CHECKED_ARGUMENT(column_offsets, "offsets", OFFSET, COLUMN, "", "")

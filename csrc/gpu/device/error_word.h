@@ -1,16 +1,15 @@
 /* Invalid contents that a kernel finds: the record that the device writes and a later call on the host
  * raises.
  *
- * Each table (embedding_bag, pin_rows) and each set of tables (fused_embedding_bag) has its own word with one
- * record, so that a call raises the errors of earlier calls with the same tables only. The first offender
- * claims the word (atomicCAS from the number of records raised so far to one more) and alone writes the
- * record: its fields, then __threadfence_system(), then `ready`. The row counts as zero and the kernel
- * continues. Raising takes the record and increments the number raised: from then on the word takes the next
- * record, also of earlier work in a stream. This needs no operation in a stream, so no concurrent error is
- * lost.
+ * Each table and each set of tables has its own word with one record, so that a call raises the errors of
+ * earlier calls with the same tables only. The first offender claims the word (atomicCAS from the number of
+ * records raised so far to one more) and alone writes the record: its fields, then __threadfence_system(),
+ * then `ready`. The row counts as zero and the kernel continues. Raising takes the record and increments
+ * the number raised: from then on the word takes the next record, also of earlier work in a stream. This
+ * needs no operation in a stream, so no concurrent error is lost.
  *
- * Included as "gpu/device/error_word.h" by host C and by kernels. A new operator adds a line to the first
- * list, and a line to the second for each argument whose contents it checks.
+ * Included as "gpu/device/error_word.h" by host C and by kernels. A family lists its operators, and
+ * the arguments whose contents they check: families.h.
  */
 #ifndef RECFUSE_CUDA_DEVICE_ERROR_WORD_H
 #define RECFUSE_CUDA_DEVICE_ERROR_WORD_H
@@ -18,19 +17,9 @@
 #include "gpu/device/types.h"
 
 /* Operators, by their names in messages. */
-#define RF_OPERATOR_LIST(X) \
-    X(embedding_bag)        \
-    X(pin_rows)             \
-    X(fused_embedding_bag)  \
-    X(ikbo_linear)          \
-    X(ikbo_linear_chain)    \
-    X(ikbo_attention)       \
-    X(embedding_columns)
-
 typedef enum rf_operator {
-#define RF_OPERATOR(name) RF_OPERATOR_##name,
-    RF_OPERATOR_LIST(RF_OPERATOR)
-#undef RF_OPERATOR
+#define RF__CHECKED_OPERATOR(name) RF_OPERATOR_##name,
+#include "families.h"
 } rf_operator;
 
 /* The rule of the elements of an argument. */
@@ -40,25 +29,23 @@ typedef enum rf_rule {
     RF_RULE_RANGE,  /* in [limit, lookups] */
 } rf_rule;
 
-/* Arguments: X(name, its name in messages, rule, the unit of an index's limit or the end of a range, the
- * meaning of a limit of 0). */
-#define RF_ARGUMENT_LIST(X)                                                                     \
-    X(indices, "indices", INDEX, "rows of its table", "its table has no rows")                  \
-    X(offsets, "offsets", OFFSET, "", "")                                                       \
-    X(rows, "rows", INDEX, "rows of its table", "its table has no rows")                        \
-    X(cand_to_user, "cand_to_user", INDEX, "items of x_user", "x_user has no items")            \
-    X(maps, "maps", INDEX, "items of the level before", "the level before has no items")        \
-    X(attending_to, "cand_to_user", INDEX, "users of k", "k has no users")                      \
-    X(kv_lengths, "kv_lengths", RANGE, "the positions of a user of k", "")                      \
-    X(kv_offsets, "kv_offsets", RANGE, "the positions of k, from the offset before on", "")     \
-    X(column_index, "the index of values", INDEX, "rows of its table", "its table has no rows") \
-    X(column_offsets, "offsets", OFFSET, "", "")
+/* The owner of an element of an argument, which messages name. */
+typedef enum rf_owner {
+    RF_OWNER_BAG, /* `bag` of `feature`, where there are such */
+    RF_OWNER_LIST, /* a tensor of a list, by its number in `feature` */
+    RF_OWNER_COLUMN, /* the column in `feature`, and the sample in `bag` */
+} rf_owner;
+
+/* Arguments that several families check, as families.h has it. */
+#define RF_ARGUMENT_LIST(X)                                                         \
+    X(indices, "indices", INDEX, BAG, "rows of its table", "its table has no rows") \
+    X(offsets, "offsets", OFFSET, BAG, "", "")
 
 typedef enum rf_argument {
     RF_ARGUMENT_none,
-#define RF_ARGUMENT(name, text, rule, counted, none) RF_ARGUMENT_##name,
-    RF_ARGUMENT_LIST(RF_ARGUMENT)
-#undef RF_ARGUMENT
+#define RF__CHECKED_ARGUMENT(name, text, rule, owner, counted, none) RF_ARGUMENT_##name,
+    RF_ARGUMENT_LIST(RF__CHECKED_ARGUMENT)
+#include "families.h"
 } rf_argument;
 
 /* States of a record: empty, written. */
@@ -68,7 +55,7 @@ typedef struct rf_error_record {
     rf_u32 ready; /* RF_ERROR_... */
     rf_u32 argument; /* rf_argument */
     rf_u32 operator_number; /* rf_operator */
-    rf_i32 feature; /* -1: the operator has no features; for maps and columns: their number */
+    rf_i32 feature; /* -1: the operator has no features; else see rf_owner */
     rf_i64 position; /* in the argument; -1: unknown */
     rf_i64 bag; /* -1: the argument has no bags */
     rf_i64 value; /* the value at that position */

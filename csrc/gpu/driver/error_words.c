@@ -62,18 +62,18 @@ rf__cuda_error_word rf__cuda_error_word_of(const rf__cuda_error_words *words, co
 
 static rf_status raise_record(const rf_error_record *record) {
     static const char *const operators[] = {
-#define RF_OPERATOR(name) #name,
-        RF_OPERATOR_LIST(RF_OPERATOR)
-#undef RF_OPERATOR
+#define RF__CHECKED_OPERATOR(name) #name,
+#include "families.h"
     };
     static const struct {
         const char *name, *counted, *none;
         rf_rule rule;
+        rf_owner owner;
     } arguments[] = {
-#define RF_ARGUMENT(name, text, rule, counted, none) \
-    [RF_ARGUMENT_##name] = {text, counted, none, RF_RULE_##rule},
-        RF_ARGUMENT_LIST(RF_ARGUMENT)
-#undef RF_ARGUMENT
+#define RF__CHECKED_ARGUMENT(name, text, rule, owner, counted, none) \
+    [RF_ARGUMENT_##name] = {text, counted, none, RF_RULE_##rule, RF_OWNER_##owner},
+        RF_ARGUMENT_LIST(RF__CHECKED_ARGUMENT)
+#include "families.h"
     };
     static const char when[] =
         "(found on the GPU by an earlier call with these tables, whose output is wrong)";
@@ -85,14 +85,15 @@ static rf_status raise_record(const rf_error_record *record) {
                (unsigned)record->argument, (unsigned)record->operator_number);
     const char *name = arguments[record->argument].name, *counted = arguments[record->argument].counted;
     char bag[80] = "", list[16] = "", place[24] = "", found[256];
-    if (record->operator_number == RF_OPERATOR_embedding_columns) {
+    const rf_owner owner = arguments[record->argument].owner;
+    if (owner == RF_OWNER_COLUMN) {
         snprintf(bag, sizeof bag, ", of column %" PRId32 " and sample %" PRId64, record->feature,
                  record->bag);
     } else if (record->bag >= 0 && record->feature >= 0) {
         snprintf(bag, sizeof bag, ", for feature %" PRId32 ", bag %" PRId64, record->feature, record->bag);
     } else if (record->bag >= 0) {
         snprintf(bag, sizeof bag, ", for bag %" PRId64, record->bag);
-    } else if (record->argument == RF_ARGUMENT_maps) {
+    } else if (owner == RF_OWNER_LIST) {
         snprintf(list, sizeof list, "[%" PRId32 "]", record->feature);
     }
     if (record->position >= 0) snprintf(place, sizeof place, "[%" PRId64 "]", record->position);
