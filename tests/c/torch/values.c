@@ -83,6 +83,7 @@ BOXED(3)
 __attribute__((constructor)) static void register_operators(void) {
     static const char *const names[] = {"describe", "copies", "missing", "unsupported"};
     static const rf__boxed boxed[] = {boxed_0, boxed_1, boxed_2, boxed_3};
-    for (int i = 0; i < 4; i++) operators[i] = (rf__registered){names[i], &operators_of[i], boxed[i], {0}};
+    for (int i = 0; i < 4; i++)
+        operators[i] = (rf__registered){names[i], &operators_of[i], boxed[i], {0}, NULL};
     rf__operators_register("recfuse_values", operators, 4);
 }
