@@ -280,7 +280,7 @@ def test_a_pipeline_trains_like_a_loop(results, name):
 def test_prefetching_into_no_cache_is_refused(results):
     for pipeline, staged, without in check(results, "refused recfuse"):
         assert "PrefetchTrainPipelineSparseDist has nothing to prefetch" in pipeline
-        assert "use TrainPipelineSparseDist" in pipeline
+        assert "Use TrainPipelineSparseDist" in pipeline
         assert "SparseDataDistUtil with prefetch_stream has nothing to prefetch" in staged
         assert without == ""
     assert check(results, "refused fbgemm") == [["", "", ""]] * 2

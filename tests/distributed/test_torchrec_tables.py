@@ -261,7 +261,7 @@ def test_column_shards_of_a_table_lie_under_each_other():
     ("options", "names"),
     [
         ({"optimizer": EmbOptimType.LAMB}, ["optimizer", "LAMB", "EXACT_SGD"]),
-        ({"gradient_clipping": True}, ["gradient_clipping", "leave it out"]),
+        ({"gradient_clipping": True}, ["gradient_clipping", "Leave it out"]),
         ({"max_norm": 1.0}, ["max_norm"]),
         ({"weights_precision": SparseType.INT8}, ["weights_precision", "INT8", "FP16"]),
         ({"output_dtype": SparseType.INT8}, ["output_dtype", "INT8"]),
@@ -272,7 +272,7 @@ def test_column_shards_of_a_table_lie_under_each_other():
             ["weight_decay", "NONE", "WeightDecayMode.L2"],
         ),
         ({"global_weight_decay": object()}, ["global_weight_decay"]),
-        ({"no_such_option": 1}, ["no_such_option", "remove it"]),
+        ({"no_such_option": 1}, ["no_such_option", "Remove it"]),
     ],
 )
 def test_options_without_a_fused_form_are_refused_by_name(options, names):

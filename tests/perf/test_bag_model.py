@@ -55,9 +55,7 @@ def test_the_fit_finds_the_rates_that_made_the_points():
 
 
 def test_too_few_points():
-    with pytest.raises(
-        ValueError, match=r"1 points of recfuse_fused_embedding_bag, must have 4.*--calibrate"
-    ):
+    with pytest.raises(ValueError, match=r"1 points of recfuse_fused_embedding_bag; expected 4.*--calibrate"):
         _ = BagModel({FORWARD: [[1, 1, 1, 1, 1]]}).forward_rates
 
 

@@ -177,9 +177,9 @@ def _chosen(topology: Topology, calibration: Calibration | str | os.PathLike[str
                 'the calibration is of the CPU; expected a calibration of a GPU with compute_device "cuda"'
             )
         _ = found.bags.forward_rates, found.bags.backward_rates
-        bytes_per_ms(found)
     except ArgumentValueError as error:
         raise ArgumentValueError(f"{WHERE}.planner: {error}") from error
+    bytes_per_ms(found)  # raises for a calibration without its points
     if found.source:
         warnings.warn(f"{WHERE}.planner: {'; '.join(chosen.notes)}", stacklevel=3)
     return found
