@@ -7,16 +7,26 @@ GPU_TESTS = tests/gpu tests/optim/test_gpu.py tests/tools/test_timing.py $(wildc
 IN_PLACE = PYTHONPATH=python $(PYTHON)
 BENCHMARKS = $(filter-out benchmarks/show.py benchmarks/tables.py benchmarks/pictures.py benchmarks/ablations.py,$(wildcard benchmarks/[a-z]*.py))
 
-.PHONY: help build test bench sanitize fuzz neon gpu format lint clean
+.PHONY: help build smoke test test-all wheels bench sanitize fuzz neon gpu format lint clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
 
 build: ## compile into python/recfuse, for use with PYTHONPATH=python
 	$(PYTHON) setup.py -q build_ext --inplace
 
-test: build ## every test; ARGS='tests/passes/test_swap.py -k NAME' for some, ARGS='-n 4 --dist loadfile' in processes
+smoke: build ## a test or two of each operator, less than a minute
+	$(IN_PLACE) -m pytest tests/smoke $(ARGS)
+
+test: build ## every test but the long ones, in a process a core; ARGS='tests/passes/test_swap.py -k NAME' for some
 	$(IN_PLACE) -m pytest $(ARGS)
+
+test-all: build ## every test, as CI runs them
+	$(IN_PLACE) -m pytest --all $(ARGS)
+
+wheels: ## dist: the files of a release, on x86-64 (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+	$(PYTHON) -m build
+	CC=aarch64-linux-gnu-gcc $(PYTHON) -m build --wheel
 
 bench: build ## every benchmark; ARGS=--help and the like go to each
 	set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(IN_PLACE) $$script $(ARGS); done

@@ -1,10 +1,11 @@
 """Builds recfuse/librecfuse.so (operators for torch), recfuse/_C.abi3.so (tools, linked against it) and
 recfuse/librecfuse_core.so (the same without csrc/torch, for programs without torch). Needs a C11 compiler,
-Python's and NumPy's headers; no torch, no CUDA. DEBUG=1: no optimisation, assertions and symbols;
-SANITIZE=1: address and undefined-behaviour sanitizers (preload libasan to import it).
+Python's and NumPy's headers; no torch, no CUDA. CC=aarch64-linux-gnu-gcc builds for that machine. DEBUG=1: no
+optimisation, assertions and symbols; SANITIZE=1: address and undefined-behaviour sanitizers.
 """
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
@@ -12,8 +13,11 @@ from pathlib import Path
 import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.modified import newer_group
 
+sys.path.insert(0, str(Path(__file__).parent))  # which build backends leave out
+from build_rules import Wheel, add_headers, compiled_for, is_current
+
+MACHINE = compiled_for()
 MODES = [switch for switch in ("DEBUG", "SANITIZE") if os.environ.get(switch)]
 CFLAGS = ["-std=c11", "-O3", "-g0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread"]
 CFLAGS += ["-fexceptions", "-fvisibility=hidden", "-ffp-contract=off"]
@@ -29,19 +33,12 @@ COMMON = {"include_dirs": ["include", "csrc", numpy.get_include()], "extra_compi
 # Instruction sets by file name; such files are empty on other machines. Kernels are selected at run time.
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]]
-ISA_FLAGS = {"_avx2.c": AVX2, "_avx512.c": AVX512} if os.uname().machine == "x86_64" else {}
+ISA_FLAGS = {"_avx2.c": AVX2, "_avx512.c": AVX512} if MACHINE == "x86_64" else {}
 
 
 def sources(*patterns: str) -> list[str]:
     """Files that match, in an order that does not depend on the file system."""
     return sorted(found for pattern in patterns for found in glob(pattern, recursive=True))
-
-
-def is_current(obj: str) -> bool:
-    """Is an object file younger than this file and all that its compiler read (see -MMD)?"""
-    list_of_read = Path(obj + ".d")  # missing before the first build; a missing file counts as newer
-    read = list_of_read.read_text().replace("\\\n", "").split()[1:] if list_of_read.exists() else [obj + ".d"]
-    return not newer_group([__file__, *read], obj, missing="newer")
 
 
 class BuildExt(build_ext):
@@ -55,6 +52,7 @@ class BuildExt(build_ext):
     def build_extensions(self) -> None:
         """Compiles changed files with their instruction set's flags; links the operators against the stub."""
         self.build_temp = os.path.join(self.build_temp, *MODES)
+        self.compiler.include_dirs += add_headers(os.path.join(self.build_temp, "headers"), MACHINE)
         self.force = True  # links again: the last build may have been of another mode
         compile_one, compile_all = self.compiler._compile, self.compiler.compile
         pool, jobs = ThreadPoolExecutor(os.cpu_count()), []  # results are awaited below
@@ -96,4 +94,5 @@ TOOLS = Extension(
 
 if __name__ == "__main__":
     options = {"bdist_wheel": {"py_limited_api": "cp310"}, "build_ext": {"parallel": 0}}
-    setup(ext_modules=[CORE, OPERATORS, TOOLS], cmdclass={"build_ext": BuildExt}, options=options)
+    commands = {"build_ext": BuildExt, "bdist_wheel": Wheel}
+    setup(ext_modules=[CORE, OPERATORS, TOOLS], cmdclass=commands, options=options)

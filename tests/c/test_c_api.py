@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from support.c_program import COMPILER, PLAIN, ROOT, build_program, flags_of, run
+from support.c_program import COMPILER, CROSS_COMPILER, EMULATOR, PLAIN, ROOT, build_program, flags_of, run
 
-CROSS_COMPILER = shutil.which("aarch64-linux-gnu-gcc")
-EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 # Requirements of each instruction set, in the terms of /proc/cpuinfo.
 CPU_FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"},
@@ -25,7 +22,7 @@ CPU_FLAGS = {
     "scalar": set(),
 }
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")]
 
 
 def isa_flags() -> dict[str, list[str]]:

@@ -15,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+CROSS_COMPILER = shutil.which("aarch64-linux-gnu-gcc")
+EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread"]
 FLAGS += [f"-I{ROOT / name}" for name in ("include", "csrc", "tests/c", "tests/c/cuda")]
 PLAIN = ["-Og"]

@@ -347,9 +347,16 @@ def test_long_files_say_why(path: Path) -> None:
 
 
 def test_folders_are_small() -> None:
-    """Results of benchmarks are one folder a GPU, as many as were measured."""
+    """Results of benchmarks are one folder a GPU, as many as were measured; docs has a page a topic."""
     folders = Counter(path.parent for path in project_files() if "results" not in path.parts)
-    assert {name(folder): files for folder, files in folders.items() if files > 20} == {}
+    most = {ROOT / "docs": 24}
+    assert {name(folder): files for folder, files in folders.items() if files > most.get(folder, 20)} == {}
+
+
+def test_no_fixture_has_the_name_of_pytest_benchmark_s() -> None:
+    """Where that plugin is installed, it ends the session at a fixture `benchmark` of another type."""
+    texts = {path: path.read_text() for path in ROOT.glob("tests/**/*.py")}
+    assert [name(path) for path, text in texts.items() if re.search(r"^def benchmark\(", text, re.M)] == []
 
 
 def test_no_leftovers_and_no_machine_paths() -> None:

@@ -16,9 +16,8 @@ import pytest
 
 import recfuse
 from support.processes.fresh import run_python
+from support.processes.wheels import ROOT, build, copy_checkout, expected_files, linked_files, wheel_name
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "python" / "recfuse"
 PACKAGE = Path(recfuse.__file__).parent
 needs_readelf = pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
 
@@ -35,15 +34,9 @@ class Builds(NamedTuple):
 def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     """Of a copy of this checkout, without isolation; objects of earlier builds are reused."""
     pytest.importorskip("setuptools", "77")
-    copy = tmp_path_factory.mktemp("wheel") / "recfuse"
-    unwanted = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "lib.*", "bdist.*")
-    shutil.copytree(ROOT, copy, ignore=unwanted, symlinks=True)
-    for built in copy.glob("python/recfuse/*.so"):
-        built.unlink()
+    copy = copy_checkout(tmp_path_factory.mktemp("wheel"))
     sources = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
-    command = [sys.executable, "setup.py", "-q", "bdist_wheel", "-d", "dist", "sdist", "-d", "dist"]
-    done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    build(copy, "bdist_wheel", "sdist")
     (wheel,), (sdist,) = (copy / "dist").glob("*.whl"), (copy / "dist").glob("*.tar.gz")
     return Builds(sources, wheel, sdist)
 
@@ -53,32 +46,19 @@ def wheel(builds: Builds) -> Path:
     return builds.wheel
 
 
-def linked_files() -> set[str]:
-    """Returns the files for NVRTC and C programs, relative to the package: of folders that are links in a
-    checkout."""
-    patterns = (
-        "kernels/**/*.cu*",
-        "kernels/**/*_args.h",
-        "kernels/**/device/*.h",
-        "kernels/families.h",
-        "kernels/families/*/*_family.h",
-        "include/**/*.h",
-    )
-    return {str(path.relative_to(SOURCES)) for pattern in patterns for path in SOURCES.glob(pattern)}
-
-
 def test_wheel_is_for_every_python_from_3_10(wheel: Path) -> None:
-    assert wheel.name == f"recfuse-{recfuse.__version__}-cp310-abi3-linux_{platform.machine()}.whl"
+    """And for the oldest glibc that has all functions, as far as a wheel can name it."""
+    name = re.fullmatch(wheel_name(platform.machine(), "([0-9]+)"), wheel.name)
+    assert name, wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        texts = [archive.read(f"recfuse/{library}") for library in ("librecfuse.so", "_C.abi3.so")]
+    needed = [int(minor) for text in texts for minor in re.findall(rb"GLIBC_2\.(\d+)", text)]
+    assert int(name[1]) == max(needed)
 
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
-    expected = {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.rglob("*.py")}
-    expected |= {f"recfuse/{name}" for name in linked_files()}
-    expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("perf/calibrations/*.json")}
-    expected |= {"recfuse/py.typed", "recfuse/_C.pyi", "recfuse/_C.abi3.so"}
-    expected |= {"recfuse/librecfuse.so", "recfuse/librecfuse_core.so"}
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == expected
+    assert names == expected_files()
 
 
 def test_wheel_holds_what_its_kernels_include(wheel: Path) -> None:
@@ -123,7 +103,7 @@ def test_sdist_holds_sources_and_documents_and_no_measurements(builds: Builds) -
         files = {member.name.partition("/")[2] for member in archive if not member.isdir()}
     made = {"PKG-INFO", "setup.cfg"} | {name for name in files if ".egg-info/" in name}
     root = {"setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", ".clang-format", "LICENSE"}
-    root |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md"}
+    root |= {"build_rules.py", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"}
     folders = ("benchmarks/", "csrc/", "docs/", "examples/", "include/", "python/", "tests/")
     expected = root | {name for name in builds.sources if name.startswith(folders)}
     expected |= {f"python/recfuse/{name}" for name in linked_files()}
