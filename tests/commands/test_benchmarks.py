@@ -3,6 +3,7 @@
 import runpy
 import sys
 from importlib import import_module
+from types import ModuleType
 
 import pytest
 import torch
@@ -192,6 +193,15 @@ def test_quick_leaves_given_values_alone(monkeypatch, family, options, expected)
     counts = {name: len(value) for name, value in seen.items() if isinstance(value, list)}
     for name, value in expected.items():
         assert value in (seen[name], counts.get(name))
+
+
+def test_on_the_cpu_triton_stays_and_its_peers_are_missing(monkeypatch):
+    """torch asks once for triton and remembers the answer, which must be that of the machine."""
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    with on_the_cpu(monkeypatch, "ikbo_linear", ["--device", "cuda"]):
+        assert import_module("triton") is sys.modules["triton"]
+        with pytest.raises(ModuleNotFoundError, match=r"ikbo_linear\.triton_peer"):
+            import_module("ikbo_linear.triton_peer")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -27,22 +27,22 @@ def module(name):
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
+def run_benchmark(monkeypatch):
     """Runs ikbo_attention.py with the options of a GPU on the CPU; returns its exit status."""
     with on_the_cpu(monkeypatch, "ikbo_attention", TINY) as run:
         monkeypatch.setattr(module("ikbo_attention.measure").AttentionSetting, "copy_speed", 1e9)
         yield run
 
 
-def results(benchmark, tmp_path, *options):
+def results(run_benchmark, tmp_path, *options):
     target = tmp_path / "attention.json"
-    assert benchmark("--json", target, *options) == 0
+    assert run_benchmark("--json", target, *options) == 0
     return json.loads(target.read_text())
 
 
-def test_every_figure_runs(benchmark, tmp_path, capsys):
+def test_every_figure_runs(run_benchmark, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    record = results(benchmark, tmp_path, "--plots", tmp_path, "--markdown")
+    record = results(run_benchmark, tmp_path, "--plots", tmp_path, "--markdown")
     output = capsys.readouterr().out
     assert {*FIGURES, "roofline", "matmul"} <= set(record)
     plotted = {path.stem for path in tmp_path.glob("*.png")}
@@ -72,7 +72,7 @@ def test_every_figure_runs(benchmark, tmp_path, capsys):
     assert set(record["host"]) == set(OURS)
 
 
-def test_the_least_work_is_the_paper_s(benchmark):
+def test_the_least_work_is_the_paper_s(run_benchmark):
     make = module("ikbo_attention.problem").Shape
     even, uneven = make(group="64"), make()
     assert (even.users, sum(even.counts), set(even.counts)) == (32, 2048, {64})
@@ -115,7 +115,7 @@ def varlen(q, k, v, q_cuts, k_cuts, most_q, most_k):
         (6, "2", 2, 4, 2, 2, 8, 100, 3),
     ],
 )
-def test_every_form_gives_the_same_values(benchmark, monkeypatch, mapping, sizes):
+def test_every_form_gives_the_same_values(run_benchmark, monkeypatch, mapping, sizes):
     forms, problem = module("ikbo_attention.forms"), module("ikbo_attention.problem")
     batch = forms.by_backend
     fake = SimpleNamespace(
@@ -146,19 +146,19 @@ def test_every_form_gives_the_same_values(benchmark, monkeypatch, mapping, sizes
     assert forms.path_taken(made) == "packed"
 
 
-def test_a_wrong_output_is_said_and_ends_in_status_1(benchmark, monkeypatch, capsys, tmp_path):
+def test_a_wrong_output_is_said_and_ends_in_status_1(run_benchmark, monkeypatch, capsys, tmp_path):
     forms = module("ikbo_attention.forms")
     right = forms.by_backend
     monkeypatch.setattr(forms, "by_backend", lambda *parts: right(*parts) * 1.001)
     target = tmp_path / "attention.json"
-    assert benchmark("--figures", "main", "--json", target) == 1
+    assert run_benchmark("--figures", "main", "--json", target) == 1
     captured = capsys.readouterr().err
     assert "8 candidates" not in captured and "repeated flash is wrong: 1.0e-03 from float64" in captured
     record = json.loads(target.read_text())["main"]["float32"]["3 candidates a user"]["4"]
     assert "repeated flash" not in record["us"]["back to back"] and "recfuse" in record["us"]["back to back"]
 
 
-def test_a_row_that_is_not_written_is_seen(benchmark, monkeypatch, capsys):
+def test_a_row_that_is_not_written_is_seen(run_benchmark, monkeypatch, capsys):
     """For a candidate whose output is not compared with float64."""
     forms, problem = module("ikbo_attention.forms"), module("ikbo_attention.problem")
     monkeypatch.setattr(problem, "_CHECKED", 2)
@@ -170,29 +170,29 @@ def test_a_row_that_is_not_written_is_seen(benchmark, monkeypatch, capsys):
         return output
 
     monkeypatch.setattr(forms, "recfuse_form", unwritten)
-    assert benchmark("--figures", "main") == 1
+    assert run_benchmark("--figures", "main") == 1
     assert "nan from others as a whole" in capsys.readouterr().err
 
 
-def test_the_run_goes_on_without_recfuse(benchmark, monkeypatch, capsys, tmp_path):
+def test_the_run_goes_on_without_recfuse(run_benchmark, monkeypatch, capsys, tmp_path):
     def broken(*arguments, **options):
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(recfuse, "ikbo_attention", broken)
     target = tmp_path / "attention.json"
-    assert benchmark("--figures", "main", "--json", target) == 1
+    assert run_benchmark("--figures", "main", "--json", target) == 1
     assert "recfuse is left out: no kernel" in capsys.readouterr().err
     assert json.loads(target.read_text())["main"]["float32"]["3 candidates a user"]["6"]["us"]
 
 
-def test_repeated_keys_that_do_not_fit_are_left_out(benchmark, tmp_path):
-    record = results(benchmark, tmp_path, "--figures", "main", "--most-copied", "0")
+def test_repeated_keys_that_do_not_fit_are_left_out(run_benchmark, tmp_path):
+    record = results(run_benchmark, tmp_path, "--figures", "main", "--most-copied", "0")
     point = record["main"]["float32"]["3 candidates a user"]["4"]
     assert not set(COPIES) & set(point["us"]["back to back"]) and "are left out" in point["notes"][0]
 
 
-def test_the_overview_joins_types_and_modes(benchmark, monkeypatch, tmp_path):
-    record = results(benchmark, tmp_path, "--figures", "main", "--groups", "3+1")
+def test_the_overview_joins_types_and_modes(run_benchmark, monkeypatch, tmp_path):
+    record = results(run_benchmark, tmp_path, "--figures", "main", "--groups", "3+1")
     for point in record["main"]["float32"]["3+1 candidates a user"].values():
         point |= {"flop": 4e9, "us": {"back to back": {"FA3 varlen": 11, "recfuse": 10}}}
         point["best_peer"] = {"back to back": "FA3 varlen"}
