@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +17,46 @@ from recfuse import _C
 from support.cuda_program import cuda_build, cuda_program  # noqa: F401  (fixtures)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the tests that are marked as long")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads its options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """`pytest` without a path runs all tests except long ones, in as many processes as there are cores.
+    A path runs all its tests in this process, and so do -s and --pdb, which need the terminal.
+    """
+    option = config.option
+    if hasattr(config, "workerinput") or config.args_source == pytest.Config.ArgsSource.ARGS:
+        return
+    if not option.markexpr and not option.all:
+        option.markexpr = "not long"
+    alone = option.usepdb or option.collectonly or option.capture == "no"
+    if getattr(option, "numprocesses", 0) is None and not option.tx and not alone:  # 0: without xdist
+        option.numprocesses, option.maxprocesses = "auto", option.maxprocesses or 16
+        option.dist = "loadfile" if option.dist == "no" else option.dist
+        option.loadscopereorder = False  # long files are first, see pytest_collection_modifyitems
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_configure_node(node: Any) -> None:
+    """Sends the selection to a process, to which xdist sends the options of the command line alone."""
+    node.workerinput["markexpr"] = node.config.option.markexpr
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with the files that have long tests: a process that ends with one leaves the others idle."""
+    files = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: item.path not in files)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Creates the folder of the session, which all its processes share, so that programs are compiled
     once. Inductor's cache is there too: it ignores the operators' schemas, so entries of another
     version would fail here. Runs before any test module is imported, because inductor reads the
     variable at import."""
     if hasattr(config, "workerinput"):
+        config.option.markexpr = config.workerinput["markexpr"]
         # There are as many processes as cores. Inductor's compiler and the processes of tests take a core
         # each too, and OpenMP's threads wait for each other by spinning.
         torch.set_num_threads(1)

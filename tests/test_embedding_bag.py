@@ -421,7 +421,9 @@ def test_max_norm_changes_the_table_as_torch_does(norm_type, dtype):
         {"offsets": torch.tensor([0, 2], dtype=torch.int32)},
         {"weight": torch.randn(10, 4, device="meta")},
     ),
-    ids=str,
+    ids=lambda changes: " ".join(
+        f"{name} {tensor.dtype} {tensor.device}" for name, tensor in changes.items()
+    ),
 )
 def test_what_torch_takes_is_taken(changes):
     arguments = _arguments(**changes)

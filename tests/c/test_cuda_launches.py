@@ -9,7 +9,7 @@ import pytest
 from support.c_program import COMPILER
 from support.cuda_program import Build
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")]
 COMMANDS = "ikbo_add", "ikbo_takes", "ikbo_kernel", "ikbo_small"
 COMMANDS += "columns_launch", "columns_refusals", "columns_time"
 

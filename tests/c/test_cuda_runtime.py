@@ -10,7 +10,7 @@ import pytest
 from support.c_program import COMPILER, SANITIZERS
 from support.cuda_program import Build, Program
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")]
 KINDS = ["plain", *SANITIZERS]
 
 

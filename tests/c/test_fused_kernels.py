@@ -33,6 +33,8 @@ from support.kernels import (
 )
 from support.partition import features_of
 
+pytestmark = pytest.mark.long
+
 PLACE = 1 << 20  # an address: nothing is read there
 BAGS = 256
 KNOWN, UNKNOWN = True, False

@@ -11,6 +11,8 @@ import pytest
 
 from support.kernels import BFLOAT16, FLOAT16, NVRTC, compile_log, pipelined, standalone
 
+pytestmark = pytest.mark.long
+
 # dtype, columns, keys of a block, slots of keys and of values, queries that move together
 NAMES = ("RF_DTYPE", "RF_DIM", "RF_KEYS", "RF_K_SLOTS", "RF_V_SLOTS", "RF_SEGMENT")
 VARIANTS = [

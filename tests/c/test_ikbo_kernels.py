@@ -10,6 +10,8 @@ import pytest
 
 from support.kernels import BFLOAT16, FLOAT16, pipelined, standalone
 
+pytestmark = pytest.mark.long
+
 # dtype, activation, index, rows of a block, blocks of a cluster, slots, joined, weights in place
 VARIANTS = [
     (FLOAT16, 0, "rf_i64", 224, 2, 5, 0, 0),

@@ -20,6 +20,8 @@ from recfuse import _C
 from recfuse.errors import CompileError
 from support.kernels import ARCHS, BFLOAT16, FLOAT16, FLOAT32, INT32, INT64, MAX, MEAN, SUM, standalone
 
+pytestmark = pytest.mark.long
+
 DIMS = (1, 4, 7, 8, 16, 32, 50, 64, 100, 128, 132, 256, 1000)
 ELEMENT_BYTES = (4, 2, 2)
 MOST_SHARED = 99 * 1024  # a block, on the GPU that allows least (sm_86)

@@ -10,9 +10,12 @@ import pytest
 
 from support.kernels import NVRTC, compile_log
 
-pytestmark = pytest.mark.skipif(
-    NVRTC["nvrtc"] is None and "CI" not in os.environ, reason=f"no NVRTC: {NVRTC['missing']}"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        NVRTC["nvrtc"] is None and "CI" not in os.environ, reason=f"no NVRTC: {NVRTC['missing']}"
+    ),
+]
 
 INTEGERS = ("int", "rf_i64")
 VARIANTS = [

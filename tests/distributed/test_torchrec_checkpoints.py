@@ -21,6 +21,8 @@ from torchrec.distributed import DistributedModelParallel
 from support.torchrec.models import parts_of, sharded, train
 from support.torchrec.processes import check, run_cases
 
+pytestmark = pytest.mark.long
+
 KERNELS = ("fbgemm", "recfuse")
 PLANS = (("table", "table"), ("table", "row"), ("row", "column"), ("grid", "row"))
 ADAGRAD = EmbOptimType.EXACT_ADAGRAD

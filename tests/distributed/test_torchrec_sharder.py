@@ -31,6 +31,8 @@ from support.torchrec.models import (
 )
 from support.torchrec.processes import check, run_cases
 
+pytestmark = pytest.mark.long
+
 STEPS = 50  # of the plan with several sharding types
 FEW_STEPS = 12
 OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)

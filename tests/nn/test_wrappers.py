@@ -21,7 +21,10 @@ from support.dlrm import DLRM_Net, batch_of
 
 WORLD = 2
 SIZES = (40, 7, 300)
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
+]
 
 
 def model_of(swapped, sparse=False, seed=4):

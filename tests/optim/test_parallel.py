@@ -16,7 +16,10 @@ import recfuse
 from recfuse import optim
 
 WORLD = 2
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo"),
+]
 
 
 class Model(nn.Module):

@@ -34,7 +34,7 @@ QUICK = {
 # An in-place build is found by the child too.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))}
 
-pytestmark = pytest.mark.skipif(MISSING != [], reason=f"no {', '.join(MISSING)}")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(MISSING != [], reason=f"no {', '.join(MISSING)}")]
 
 
 def make(folder: Path) -> list[str]:

@@ -31,7 +31,7 @@ from support.gpu import INTEGERS
 from support.reference import DTYPES, Feature, Hyper
 from support.simulated_gpu import build_simulator
 
-pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")]
 
 LOOKUPS = (
     ("features", ctypes.c_void_p),

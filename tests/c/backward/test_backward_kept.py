@@ -18,7 +18,7 @@ from recfuse.perf.described_training import TRAINING
 from support.c_program import COMPILER, SANITIZERS
 from support.cuda_program import Build
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")]
 
 
 @pytest.fixture(scope="module")

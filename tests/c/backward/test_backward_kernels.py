@@ -18,9 +18,12 @@ DTYPES = ((FLOAT32, FLOAT32, 0), (FLOAT16, FLOAT16, 1), (FLOAT32, BFLOAT16, 1), 
 INTEGERS = [f"-DRF_INDEX={index} -DRF_OFFSET={offset}" for index, offset in
             itertools.product(("int", "rf_i64"), repeat=2)]  # fmt: skip
 
-pytestmark = pytest.mark.skipif(
-    NVRTC["nvrtc"] is None and "CI" not in os.environ, reason=f"no NVRTC: {NVRTC['missing']}"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        NVRTC["nvrtc"] is None and "CI" not in os.environ, reason=f"no NVRTC: {NVRTC['missing']}"
+    ),
+]
 
 
 def emitting(emit: int, grad: int, weight: int, stochastic: int) -> str:

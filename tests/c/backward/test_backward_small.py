@@ -38,7 +38,7 @@ LIST = np.dtype(
     + [(name, "i4") for name in ("number", "rows", "padding", "first", "last", "unused")]
 )
 
-pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")]
 
 
 class Matrix(ctypes.Structure):

@@ -17,9 +17,12 @@ from support.kernels import ARCHS, BFLOAT16, FLOAT16, FLOAT32, NVRTC, compile_lo
 FOLDER = "families/embedding_columns"
 MOST_REGISTERS = {0: 80, 1: 100}  # with tasks of bags; for the number of blocks that the kernel requests
 
-pytestmark = pytest.mark.skipif(
-    NVRTC["nvrtc"] is None and "CI" not in os.environ, reason=f"no NVRTC: {NVRTC['missing']}"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        NVRTC["nvrtc"] is None and "CI" not in os.environ, reason=f"no NVRTC: {NVRTC['missing']}"
+    ),
+]
 
 
 def forward(bags: int, dtype: int, output: int, units: int = 48, check: int = 1) -> str:

@@ -18,7 +18,7 @@ from support.raw_columns.problem import BFLOAT16, FLOAT16, FLOAT32, Call, Lookup
 from support.raw_columns.random import Maker
 from support.simulated_gpu import build_simulator
 
-pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")]
 
 
 class Stream(ctypes.Structure):

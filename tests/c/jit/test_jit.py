@@ -16,7 +16,7 @@ import pytest
 from support.c_program import COMPILER
 from support.cuda_program import ARCHS, HEADER, Program, nvrtc_folder
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")]
 
 
 def entries(cache: Path) -> list[Path]:

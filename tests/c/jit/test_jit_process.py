@@ -15,6 +15,8 @@ from support.c_program import COMPILER
 from support.cuda_program import Program, nvrtc_folder
 from support.processes.fresh import run_python
 
+pytestmark = pytest.mark.long
+
 needs_nvrtc = pytest.mark.skipif(
     nvrtc_folder() is None, reason="no NVRTC here; pip install '.[test]' brings it"
 )

@@ -13,6 +13,8 @@ import recfuse
 from support.dlrm import DLRM_Net, batch_of
 from support.graphs import assert_same, jagged
 
+pytestmark = pytest.mark.long
+
 COLUMNS, BAGS = "columns", "bags"
 USERS, DIM = 4, 8
 
