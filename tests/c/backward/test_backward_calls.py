@@ -105,7 +105,7 @@ class Stream(ctypes.Structure):
 def library() -> ctypes.CDLL:
     """The host's code of the backward and the driver of tests/c/warps/gpu.c."""
     backward = ROOT / "csrc/families/fused_backward"
-    own = [path for path in backward.rglob("*.c") if not {"cpu", "torch"} & set(path.parts)]
+    own = [path for path in backward.rglob("*.c") if not {"cpu", "python", "torch"} & set(path.parts)]
     sources = [*own, ROOT / "csrc/core/validate.c", ROOT / "csrc/gpu/driver/gpu.c"]
     return build_simulator("the backward's host code on the host", sources)
 
