@@ -5,7 +5,7 @@
 
 #include "gpu/device/codes.h"
 
-/* Returns the bytes of `count` neighbouring elements. A packed dtype rounds up here. */
+/* Returns the bytes of `count` adjacent elements. A packed dtype rounds up here. */
 static inline int64_t rf__elements_bytes(rf_dtype dtype, int64_t count) {
     return count * rf_element_bytes((int)dtype);
 }
@@ -15,7 +15,7 @@ static inline int64_t rf__elements_in(rf_dtype dtype, int64_t bytes) {
     return bytes / rf_element_bytes((int)dtype);
 }
 
-/* Returns whether `count` neighbouring elements at an address can be moved by one instruction that wants them aligned. */
+/* Returns true if one aligned instruction can move `count` adjacent elements at an address. */
 static inline bool rf__elements_aligned(uint64_t address, rf_dtype dtype, int64_t count) {
     return address % (uint64_t)rf__elements_bytes(dtype, count) == 0;
 }
@@ -28,7 +28,8 @@ static inline bool rf__rows_fit(rf_dtype dtype, int64_t rows, int64_t stride) {
            !__builtin_mul_overflow(elements, rf__elements_bytes(dtype, 1), &bytes);
 }
 
-/* Returns the largest power of two, at most `most`, that divides all addresses and sizes whose bits are in `bits`. */
+/* Returns the largest power of two, at most `most`, that divides all addresses and sizes whose bits are in
+ * `bits`. */
 static inline int32_t rf__alignment_of(uint64_t bits, int32_t most) {
     bits |= (uint64_t)most;
     return (int32_t)(bits & -bits);

@@ -18,8 +18,8 @@
 /* An internal function that recfuse._C calls: the library exports it, with no promise to others. */
 #define RF__SHARED RF_API
 
-/* Keeps the message for rf_last_error (valid UTF-8 of at most 4,095 bytes) and returns `status`, which is not RF_OK.
- * Arguments may be the last message. */
+/* Keeps the message for rf_last_error (valid UTF-8 of at most 4,095 bytes) and returns `status`, which is not
+ * RF_OK. Arguments may be the last message. */
 RF__SHARED rf_status rf__fail(rf_status status, const char *format, ...) RF__PRINTF(2, 3);
 
 /* Fails if the condition is true: for checks of arguments, before the function holds resources that `out:`

@@ -8,8 +8,8 @@
 /* Bytes read and written that are worth another thread. */
 enum { RF__WORKER_BYTES = 65536 };
 
-/* Runs tasks 0 to count - 1; returns when all are done. `workers` <= 1, or no executor: on the caller's thread.
- * `operator_name` opens the message of a failure. */
+/* Runs tasks 0 to count - 1; returns when all are done. `workers` <= 1, or no executor: on the caller's
+ * thread. `operator_name` opens the message of a failure. */
 rf_status rf__tasks_run(const char *operator_name, int64_t count, int64_t workers,
                         void (*run)(void *context, int64_t task), void *context, const rf_executor *executor);
 

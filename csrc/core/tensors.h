@@ -17,8 +17,8 @@ typedef struct rf__integers {
     int64_t sizes[2], strides[2]; /* [dim], in elements */
 } rf__integers;
 
-/* Reads an at::Tensor of int32 or int64 with `dim` dimensions, 1 or 2. False: it is another tensor, is on another device, or its
- * storage is too small for it. */
+/* Reads an at::Tensor of int32 or int64 with `dim` dimensions, 1 or 2. False: it is another tensor, is on
+ * another device, or its storage is too small for it. */
 RF__SHARED bool rf__tensor_integers(void *tensor, int64_t dim, rf__integers *integers);
 
 #endif

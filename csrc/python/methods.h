@@ -23,8 +23,8 @@
 
 #include "recfuse.h"
 
-/* The functions that belong to no family: rf__py_<name> with its docstring, rf__py_<name>_text. All take positional arguments
- * (METH_VARARGS). */
+/* The functions that belong to no family: rf__py_<name> with its docstring, rf__py_<name>_text. All take
+ * positional arguments (METH_VARARGS). */
 #define RF__PYTHON_OWN_FUNCTIONS(X) \
     X(workload_lengths)             \
     X(workload_indices)             \

@@ -1,5 +1,5 @@
-/* recfuse._C: whether torch.Tensor objects have their memory. The at::Tensor of such an object is one word of it, at an offset
- * that depends on torch's version: python/recfuse/_storage.py finds it. */
+/* recfuse._C: whether torch.Tensor objects have their memory. The at::Tensor of such an object is one word of
+ * it, at an offset that depends on torch's version: python/recfuse/_storage.py finds it. */
 #include "python/methods.h"
 
 #include <stdio.h>

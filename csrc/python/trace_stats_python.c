@@ -1,4 +1,4 @@
-/* recfuse._C: traces of row ids over NumPy arrays. */
+/* recfuse._C: traces of row indices over NumPy arrays. */
 #include "python/methods.h"
 
 #include "core/status.h"

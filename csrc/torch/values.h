@@ -5,8 +5,8 @@
 #include "core/status.h"
 #include "torch/torch_abi.h"
 
-/* The type of an argument or output in a schema: Tensor, str, int (also SymInt and ScalarType), float or bool; a list of
- * these; each of them optional. */
+/* The type of an argument or output in a schema: Tensor, str, int (also SymInt and ScalarType), float or
+ * bool; a list of these; each of them optional. */
 typedef enum rf__kind { RF__TENSOR, RF__STRING, RF__INTEGER, RF__FLOAT, RF__BOOLEAN } rf__kind;
 typedef struct rf__type {
     rf__kind kind;
@@ -62,11 +62,13 @@ typedef struct rf__tensor {
 
 enum { RF__MAX_DIM = 8, RF__ANY_DIM = -1 };
 
-/* Looks at `handle`. RF_ERR_VALUE unless it is on `device`, has `dim` dimensions, and memory for its elements. */
+/* Looks at `handle`. RF_ERR_VALUE unless it is on `device`, has `dim` dimensions, and memory for its
+ * elements. */
 rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, rf__torch_device device,
                           rf__tensor *tensor);
-/* Replaces `tensor` by a contiguous copy as `dtype` unless it is contiguous and has it; at most RF__MAX_DIM dimensions.
- * The copy is also left in *copy (NULL before), to be freed by the caller once `tensor` is done with. */
+/* Replaces `tensor` by a contiguous copy as `dtype` unless it is contiguous and has it; at most RF__MAX_DIM
+ * dimensions. The copy is also left in *copy (NULL before), to be freed by the caller once `tensor` is done
+ * with. */
 rf_status rf__tensor_make_contiguous(rf__tensor *tensor, int32_t dtype, AtenTensorHandle *copy);
 bool rf__tensor_is_contiguous(const rf__tensor *tensor);
 /* Creates a contiguous tensor of sizes [dim], and returns the address of its data; at most RF__MAX_DIM

@@ -30,9 +30,10 @@ typedef struct rf_embedding_bag_params {
     int64_t output_stride; /* elements from one bag to the next, >= dim */
 } rf_embedding_bag_params;
 
-/* Pools into `output`. Empty bags give zeros. `executor` may be NULL: the caller's thread. Returns when all is written;
- * allocates nothing. RF_ERR_VALUE, RF_ERR_TYPE, RF_ERR_INDEX, RF_ERR_UNSUPPORTED (sample weights of a mean or maximum),
- * RF_ERR_INTERNAL (the executor failed): see rf_last_error; `output` is then undefined. */
+/* Pools into `output`. Empty bags give zeros. `executor` may be NULL: the caller's thread. Returns when all
+ * is written; allocates nothing. RF_ERR_VALUE, RF_ERR_TYPE, RF_ERR_INDEX, RF_ERR_UNSUPPORTED (sample weights
+ * of a mean or maximum), RF_ERR_INTERNAL (the executor failed): see rf_last_error; `output` is then
+ * undefined. */
 RF_API rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_executor *executor);
 
 /* The station of rows in flight until they are added (Jain et al., MICRO'24, section IV-B): name, text. */

@@ -1,8 +1,9 @@
-/* Embedding columns: from raw feature values to pooled rows of tables, many columns in one call (Pan et al., RECom,
- * ASPLOS'23, sections 3 and 5).
+/* Embedding columns: from raw feature values to pooled rows of tables, many columns in one call (Pan et al.,
+ * RECom, ASPLOS'23, sections 3 and 5).
  *
- * A column takes the values that each sample has of a feature (or the pairs of values of two features: a cross), turns
- * each into the index of a row by a few steps, and pools the rows; or it writes the values themselves. */
+ * A column takes the values that each sample has of a feature (or the pairs of values of two features: a
+ * cross), turns each into the index of a row by a few steps, and pools the rows; or it writes the values
+ * themselves. */
 #ifndef RECFUSE_API_EMBEDDING_COLUMNS_H
 #define RECFUSE_API_EMBEDDING_COLUMNS_H
 
@@ -109,8 +110,8 @@ typedef struct rf_columns {
     int64_t n_vocabulary;
 } rf_columns;
 
-/* Checks columns and lays them out for calls: *program [*words] is the caller's, to be freed below. It has no pointers:
- * it may be copied, stored and sent to a device. RF_ERR_VALUE names the column. */
+/* Checks columns and lays them out for calls: *program [*words] is the caller's, to be freed below. It has no
+ * pointers: it may be copied, stored and sent to a device. RF_ERR_VALUE names the column. */
 RF_API rf_status rf_embedding_columns_program(const rf_columns *columns, int64_t **program, int64_t *words);
 /* Frees a program; NULL is fine. */
 RF_API void rf_embedding_columns_program_free(int64_t *program);
@@ -147,9 +148,9 @@ typedef struct rf_embedding_columns_params {
     int64_t output_stride; /* elements from one sample to the next, >= output_dim */
 } rf_embedding_columns_params;
 
-/* Computes all columns. `executor` may be NULL: the caller's thread. Returns when all is written. RF_ERR_VALUE (the
- * program does not fit the inputs or buffers, bad offsets), RF_ERR_TYPE (a step cannot take the input's type),
- * RF_ERR_INDEX, RF_ERR_MEMORY: `output` is then undefined. */
+/* Computes all columns. `executor` may be NULL: the caller's thread. Returns when all is written.
+ * RF_ERR_VALUE (the program does not fit the inputs or buffers, invalid offsets), RF_ERR_TYPE (a step cannot
+ * take the input's type), RF_ERR_INDEX, RF_ERR_MEMORY: `output` is then undefined. */
 RF_API rf_status rf_embedding_columns_cpu(const rf_embedding_columns_params *params,
                                           const rf_executor *executor);
 
@@ -196,8 +197,8 @@ typedef struct rf_embedding_columns_lookups {
 /* Returns an upper bound of the lookups of all samples without reading contents: dense ones by their width;
  * -1: a cross of two jagged sources has no such bound. */
 RF_API rf_status rf_embedding_columns_capacity(const rf_embedding_columns_params *params, int64_t *capacity);
-/* Writes offsets, and indices and factors unless `indices` is NULL; output of `params` is not used. RF_ERR_VALUE: more
- * than the capacity. */
+/* Writes offsets, and indices and factors unless `indices` is NULL; output of `params` is not used.
+ * RF_ERR_VALUE: more than the capacity. */
 RF_API rf_status rf_embedding_columns_lookups_cpu(const rf_embedding_columns_params *params,
                                                   const rf_embedding_columns_lookups *lookups,
                                                   const rf_executor *executor);
@@ -211,14 +212,15 @@ RF_API rf_status rf_embedding_columns_lookups_cuda(const rf_embedding_columns_pa
                                                    const rf_cuda_allocator *allocator,
                                                    const rf_cuda_stream *stream);
 
-/* XXH64 (the specification of xxHash, fast 64-bit variant) of the 8 bytes of an integer, low byte first; of the 16 of two. */
+/* XXH64 (the specification of xxHash, fast 64-bit variant) of the 8 bytes of an integer, low byte first; of
+ * the 16 of two. */
 RF_API uint64_t rf_hash_integer(int64_t value, uint64_t seed);
 /* As above, for two integers: the 16 bytes one after the other. */
 RF_API uint64_t rf_hash_integers(int64_t left, int64_t right, uint64_t seed);
 
-/* XXH64 of `count` byte strings: string i is bytes[offsets[i]] ... bytes[offsets[i + 1] - 1]. hashes [count]: the same
- * bits as int64. A string of 8 bytes has the hash of their integer. `executor` may be NULL. RF_ERR_VALUE: offsets that
- * do not rise from >= 0 to at most n_bytes. */
+/* XXH64 of `count` byte strings: string i is bytes[offsets[i]] ... bytes[offsets[i + 1] - 1]. hashes [count]:
+ * the same bits as int64. A string of 8 bytes has the hash of their integer. `executor` may be NULL.
+ * RF_ERR_VALUE: offsets that do not rise from >= 0 to at most n_bytes. */
 RF_API rf_status rf_hash_strings_cpu(const void *bytes, int64_t n_bytes, const void *offsets,
                                      rf_int_type offset_type, int64_t count, uint64_t seed, int64_t *hashes,
                                      const rf_executor *executor);

@@ -64,7 +64,7 @@ typedef enum rf_fused_kind {
 } rf_fused_kind;
 
 /* The schedule of one feature. All int32_t, so that an int32 tensor [n_features, 5] is an array of these. 0
- * anywhere: a good default. */
+ * anywhere: the default. */
 typedef struct rf_fused_schedule {
     int32_t kind; /* rf_fused_kind: groups of threads a bag; lanes over output columns, for short bags; tables
                        * staged in shared memory */
@@ -78,15 +78,15 @@ typedef struct rf_fused_schedule {
 /* The plan of a fused call on a GPU. */
 typedef struct rf_fused_plan {
     const rf_fused_schedule *schedules; /* [n_features], may be NULL: all defaults */
-    int32_t warps; /* most warps that an SM runs at once, 2 ... 64; 0: a good default */
+    int32_t warps; /* most warps that an SM runs at once, 2 ... 64; 0: the default */
     const int32_t *mapping; /* [rows, 8] on the host, of rf_fused_embedding_bag_map; may be NULL */
     int64_t mapping_rows;
     const void *mapping_on_device; /* [rows, 8] aligned to 16 bytes: its copy; NULL: the call makes one */
     const rf_cuda_allocator *allocator; /* [1], NULL: the driver, which waits for the device to free */
 } rf_fused_plan;
 
-/* Bytes of device memory that the call below wants to work in; 0 is possible. Copies the call's descriptions to the
- * device, as the call would; compiles no kernel. */
+/* Bytes of device memory that the call below wants to work in; 0 is possible. Copies the call's descriptions
+ * to the device, as the call would; compiles no kernel. */
 RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *params,
                                                   const rf_fused_plan *plan, const rf_cuda_stream *stream,
                                                   int64_t *bytes);

@@ -30,8 +30,8 @@ typedef struct rf_fused_backward_params {
     bool scale_grad_by_freq; /* each row's gradient is divided by the number of its lookups */
 } rf_fused_backward_params;
 
-/* Writes the dense gradient to output [rows, dim] of params->dtype: rows without lookups are zeros. The same bits
- * for any executor, which may be NULL: the caller's thread. RF_ERR_VALUE, RF_ERR_TYPE, RF_ERR_MEMORY. */
+/* Writes the dense gradient to output [rows, dim] of params->dtype: rows without lookups are zeros. The same
+ * bits for any executor, which may be NULL: the caller's thread. RF_ERR_VALUE, RF_ERR_TYPE, RF_ERR_MEMORY. */
 RF_API rf_status rf_fused_embedding_bag_backward_cpu(const rf_fused_backward_params *params, void *output,
                                                      const rf_executor *executor);
 
@@ -44,8 +44,8 @@ RF_API rf_status rf_fused_embedding_bag_backward_cuda(const rf_fused_backward_pa
 
 /* The destination of a sparse gradient. */
 typedef struct rf_sparse_output {
-    /* Called once at most, with the number of rows that have a gradient: gives *rows [count] and *values [count, dim]
-     * of params->dtype. Its failure is the call's. */
+    /* Called once at most, with the number of rows that have a gradient: gives *rows [count] and *values
+     * [count, dim] of params->dtype. Its failure is the call's. */
     rf_status (*allocate)(void *context, int64_t count, int64_t **rows, void **values);
     void *context; /* [1], may be NULL: handed to allocate */
 } rf_sparse_output;

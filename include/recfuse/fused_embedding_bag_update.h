@@ -36,7 +36,8 @@ typedef enum rf_update_number {
     RF_UPDATE_NUMBERS
 } rf_update_number;
 
-/* A weight and the optimizer's states of it, all contiguous and on one device. Two of a call do not overlap. */
+/* A weight and the optimizer's states of it, all contiguous and on one device. Two of a call do not
+ * overlap. */
 typedef struct rf_update_matrix {
     void *weight; /* [rows, dim] of dtype; NULL: it does not change, and its features are ignored */
     float
@@ -55,8 +56,8 @@ typedef struct rf_update {
     uint64_t seed;
 } rf_update;
 
-/* The update of all weights of a fused call. The contents of indices and offsets may be bad: such lookups do not
- * count. */
+/* The update of all weights of a fused call. The contents of indices and offsets may be invalid: such lookups
+ * do not count. */
 typedef struct rf_fused_update_params {
     /* [n_features]; `buffer`: number of the matrix that has the table's rows; -1: ignored */
     const rf_feature *features; /* [n_features] */
@@ -77,9 +78,9 @@ typedef struct rf_fused_update_params {
     rf_update update;
 } rf_fused_update_params;
 
-/* Sums the gradients of each row and updates the row, in one pass: no gradient is written. The same bits for any
- * executor, which may be NULL: the caller's thread. RF_ERR_VALUE, RF_ERR_TYPE: nothing has changed; RF_ERR_MEMORY,
- * RF_ERR_INTERNAL: some rows may have. */
+/* Sums the gradients of each row and updates the row, in one pass: no gradient is written. The same bits for
+ * any executor, which may be NULL: the caller's thread. RF_ERR_VALUE, RF_ERR_TYPE: nothing has changed;
+ * RF_ERR_MEMORY, RF_ERR_INTERNAL: some rows may have. */
 RF_API rf_status rf_fused_embedding_bag_update_cpu(const rf_fused_update_params *params,
                                                    const rf_executor *executor);
 

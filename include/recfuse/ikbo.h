@@ -44,7 +44,7 @@ typedef struct rf_ikbo_add_params {
     bool bias_on_n; /* m is 1: items are rows of features */
     rf_activation activation;
     bool replace; /* out is base's items only, without its old values: a gather */
-    bool check_bounds; /* off: a bad parent is undefined behaviour on the CPU, and not reported by a GPU */
+    bool check_bounds; /* off: an invalid parent is undefined behaviour on the CPU, unreported on a GPU */
     int32_t
         map; /* `parent` in messages: "maps[map]" of ikbo_linear_chain; -1: "cand_to_user" of ikbo_linear */
     const void
@@ -52,8 +52,9 @@ typedef struct rf_ikbo_add_params {
                  * of this call */
 } rf_ikbo_add_params;
 
-/* Adds. `executor` may be NULL: the caller's thread. Returns when all is written; allocates nothing. RF_ERR_VALUE,
- * RF_ERR_TYPE, RF_ERR_INDEX (a bad parent; then `out` is as it was), RF_ERR_INTERNAL (the executor failed). */
+/* Adds. `executor` may be NULL: the caller's thread. Returns when all is written; allocates nothing.
+ * RF_ERR_VALUE, RF_ERR_TYPE, RF_ERR_INDEX (an invalid parent; then `out` is as it was), RF_ERR_INTERNAL (the
+ * executor failed). */
 RF_API rf_status rf_ikbo_add_cpu(const rf_ikbo_add_params *params, const rf_executor *executor);
 
 /* As above, on a GPU, with its pointers: one kernel in the stream, without waiting; it may be captured. The
@@ -91,7 +92,7 @@ typedef struct rf_ikbo_linear_params {
     void *out; /* [count of the last level, m, n] of dtype, contiguous */
     const void *bias; /* [m] of dtype, contiguous; may be NULL */
     rf_activation activation;
-    bool check_bounds; /* off: a bad parent is not reported */
+    bool check_bounds; /* off: an invalid parent is not reported */
     bool chain; /* messages name "maps[i]" of ikbo_linear_chain; else "cand_to_user" of ikbo_linear */
     rf_ikbo_kernel kernel;
     const rf_cuda_allocator *allocator; /* [1]: gives the workspace of the call */

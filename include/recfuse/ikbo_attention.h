@@ -41,7 +41,7 @@ typedef struct rf_ikbo_attention_params {
     rf_int_type cand_to_user_type;
     double scale; /* of the scores; positive, and a normal number of float32 too, up to half the greatest */
     rf_dtype dtype; /* of q, k, v and out */
-    bool check_bounds; /* off: bad contents are not reported by a GPU */
+    bool check_bounds; /* off: invalid contents are not reported by a GPU */
     const rf_cuda_allocator *allocator; /* [1]: gives the workspace of the call */
 } rf_ikbo_attention_params;
 

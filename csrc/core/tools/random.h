@@ -74,8 +74,8 @@ typedef struct rf__alias {
     uint32_t *other; /* [count]: the alternative item */
 } rf__alias;
 
-/* Builds the table of weights [count], each >= 0 and finite, their sum > 0; 0 < count < 2^32. `alias` is zeros
- * before the first call; free it with rf__alias_free. RF_ERR_MEMORY. */
+/* Builds the table of weights [count], each >= 0 and finite, their sum > 0; 0 < count < 2^32. `alias` is
+ * zeros before the first call; free it with rf__alias_free. RF_ERR_MEMORY. */
 rf_status rf__alias_build(rf__alias *alias, const double *weights, int64_t count);
 void rf__alias_free(rf__alias *alias);
 

@@ -6,8 +6,8 @@
 
 enum { RF__MOST_THREADS = 256 };
 
-/* An executor that starts its threads at each call and joins them: about 20 us each, no state between calls, fine after a
- * fork. `threads` is put between 1 and RF__MOST_THREADS. */
+/* An executor that starts its threads at each call and joins them: about 20 us each, no state between calls,
+ * fine after a fork. `threads` is put between 1 and RF__MOST_THREADS. */
 rf_executor rf__threads_executor(int64_t threads);
 
 #endif

@@ -1,4 +1,4 @@
-/* Traces of row ids: see trace_stats.h. */
+/* Traces of row indices: see trace_stats.h. */
 #include "core/tools/trace_stats.h"
 
 #include <stdlib.h>

@@ -15,7 +15,8 @@ rf_status rf__embedding_bag_complete(const rf__gpu *gpu, const rf_embedding_bag_
 rf_status rf__embedding_bag_run(const rf__cuda_device *device, const rf_embedding_bag_params *params,
                                 const rf_embedding_bag_schedule *schedule, void *stream);
 
-/* rf_embedding_bag_compile for a GPU. `complete` may be NULL. Without `compiles` only the schedule is checked and completed. */
+/* rf_embedding_bag_compile for a GPU. `complete` may be NULL. Without `compiles` only the schedule is checked
+ * and completed. */
 RF__SHARED rf_status rf__embedding_bag_compile(const rf__gpu *gpu, const rf_embedding_bag_params *params,
                                                const rf_embedding_bag_schedule *schedule, int32_t alignment,
                                                bool compiles, rf_kernel_info *info,

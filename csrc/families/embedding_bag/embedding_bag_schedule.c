@@ -1,4 +1,5 @@
-/* Schedules: text, checks, defaults. The defaults come from sweeps on an H200 (benchmarks/embedding_bag/README.md). */
+/* Schedules: text, checks, defaults. The defaults come from sweeps on an H200
+ * (benchmarks/embedding_bag/README.md). */
 #include "families/embedding_bag/embedding_bag_schedule.h"
 
 #include <inttypes.h>

@@ -145,7 +145,8 @@ static int32_t room_of(int64_t units) {
     return RF_COLUMNS_MOST_UNITS;
 }
 
-/* Bytes of inputs, each read once, and of the program. Lengths of jagged inputs are those of their tensors. */
+/* Bytes of inputs, each read once, and of the program. Lengths of jagged inputs are those of their
+ * tensors. */
 static int64_t input_bytes(const rf_embedding_columns_params *params) {
     int64_t bytes = params->program_words * (int64_t)sizeof(int64_t);
     for (int64_t i = 0; i < params->n_inputs; i++) {

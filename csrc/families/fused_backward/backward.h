@@ -32,7 +32,8 @@ typedef struct rf__backward_problem {
     bool stochastic_rounding;
     rf_emit_args emit_args;
     int32_t left_out; /* RF__BACKWARD_WITHOUT_..., or-ed: omitted by this call, to measure their gain */
-    /* [n_matrices]: rows and sums are listed there; NULL: sums are written to the matrices, gradients to zeros. */
+    /* [n_matrices]: rows and sums are listed there; NULL: sums are written to the matrices, gradients to
+     * zeros. */
     const rf_sparse_output *const *listed;
 } rf__backward_problem;
 
@@ -54,7 +55,8 @@ typedef struct rf__backward_traffic {
     double rows, row_elements; /* that have a lookup */
 } rf__backward_traffic;
 rf__backward_traffic rf__backward_traffic_less(rf__backward_traffic all, rf__backward_traffic some);
-/* Adds to a launch the gradient that it reads, rows and states that emit.cuh reads and writes, and operations. */
+/* Adds to a launch the gradient that it reads, rows and states that emit.cuh reads and writes, and
+ * operations. */
 void rf__backward_traffic_add(const rf__backward_problem *problem, const rf__backward_traffic *traffic,
                               rf__kernel_launch *launch);
 
@@ -105,7 +107,8 @@ typedef struct rf__backward_variant {
     int32_t dynamic_shared;
 } rf__backward_variant;
 
-/* Adds a launch of which grid, shared memory and traffic are set. Arguments NULL: those of the launch before. */
+/* Adds a launch of which grid, shared memory and traffic are set. Arguments NULL: those of the launch
+ * before. */
 rf_status rf__backward_launch_add(rf__launches *launches, const rf__backward_variant *variant,
                                   rf__backward_kernel number, const rf__kernel_launch *launch,
                                   const void *arguments, size_t argument_bytes);

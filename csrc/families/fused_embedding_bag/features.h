@@ -1,5 +1,5 @@
-/* Features as kernels see them: their geometry, and the schedules that they may have, which a kernel has compiled in: its
- * classes. */
+/* Features as kernels see them: their geometry, and the schedules that they may have, which a kernel has
+ * compiled in: its classes. */
 #ifndef RECFUSE_CUDA_FUSED_FEATURES_H
 #define RECFUSE_CUDA_FUSED_FEATURES_H
 
@@ -23,8 +23,8 @@ RF__SHARED rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *
 /* RF_ERR_UNSUPPORTED: more bags, features or columns than a GPU call may have. */
 rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params);
 
-/* A schedule as a kernel has it compiled in: an entry of RF_SCHEDULES in fused_embedding_bag.cu. X(field, bits that its
- * value takes), in the order of the entry. */
+/* A schedule as a kernel has it compiled in: an entry of RF_SCHEDULES in fused_embedding_bag.cu. X(field,
+ * bits that its value takes), in the order of the entry. */
 #define RF__FUSED_CLASS_FIELDS(X) \
     X(kind, 2)                    \
     X(dtype, 2)                   \

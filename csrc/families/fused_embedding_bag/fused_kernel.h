@@ -10,8 +10,8 @@ enum {
     RF__FUSED_BLOCKS = RF__FUSED_DEFAULT_WARPS * 32 / RF_FUSED_BLOCK /* that an SM runs by default */
 };
 
-/* A list of classes that some kernel has compiled in. Equal lists have one address, and stay until the process ends: so
- * the address stands for all of them in the key of a kernel. */
+/* A list of classes that some kernel has compiled in. Equal lists have one address, and stay until the
+ * process ends: so the address stands for all of them in the key of a kernel. */
 typedef struct rf__fused_class_list {
     struct rf__fused_class_list *next; /* fused_kernel.c's */
     int32_t count;

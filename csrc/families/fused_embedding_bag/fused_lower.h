@@ -22,15 +22,15 @@ typedef struct rf__fused_problem {
     rf__cu_pointer cycles; /* uint64_t [n_features]: blocks are timed; 0: they are not */
 } rf__fused_problem;
 
-/* Lowers to at most four launches, which read two uploads: RF__FUSED_UPLOAD_FEATURES (rf_fused_descriptor [n_features]) and
- * RF__FUSED_UPLOAD_PARTITION (the mapping, or the table of map.cu). */
+/* Lowers to at most four launches, which read two uploads: RF__FUSED_UPLOAD_FEATURES (rf_fused_descriptor
+ * [n_features]) and RF__FUSED_UPLOAD_PARTITION (the mapping, or the table of map.cu). */
 rf_status rf__fused_lower(const rf__gpu *gpu, const rf__fused_problem *problem, rf__launches *launches);
 
 /* Sets the tables whose errors launches of these params raise and report; called by rf__fused_lower. */
 void rf__fused_owner_set(const rf_fused_embedding_bag_params *params, rf__launches *launches);
 
-/* Compiles the kernel of a problem without a mapping, of which `info` tells, and those that its batches with staged
- * tables need. */
+/* Compiles the kernel of a problem without a mapping, of which `info` tells, and those that its batches with
+ * staged tables need. */
 RF__SHARED rf_status rf__fused_compile(const char *arch, const rf__fused_problem *problem,
                                        rf_kernel_info *info);
 

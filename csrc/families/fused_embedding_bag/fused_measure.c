@@ -1,5 +1,6 @@
-/* rf__fused_measure: sets of schedules on the user's batches, timed by events of the device; or inside the kernel,
- * block by block, with the candidates of all sets in one kernel (Pan et al., RecFlex, SC'24, section IV-A2). */
+/* rf__fused_measure: sets of schedules on the user's batches, timed by events of the device; or inside the
+ * kernel, block by block, with the candidates of all sets in one kernel (Pan et al., RecFlex, SC'24, section
+ * IV-A2). */
 #include "families/fused_embedding_bag/fused.h"
 
 #include <inttypes.h>

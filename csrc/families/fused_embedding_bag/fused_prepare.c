@@ -1,4 +1,5 @@
-/* The partition of a call: a mapping that many batches share, the caller's, or the table by which a kernel maps. */
+/* The partition of a call: a mapping that many batches share, the caller's, or the table by which a kernel
+ * maps. */
 #include "families/fused_embedding_bag/fused_prepare.h"
 
 #include <inttypes.h>

@@ -71,7 +71,8 @@ rf_status rf__check_ikbo_attention_sizes(const rf_ikbo_attention_params *params)
                   "the call has " RF__I64 " users, " RF__I64 " positions, " RF__I64 " heads and " RF__I64
                   " dims; expected a size in bytes that fits int64",
                   params->n_users, params->positions, params->kv_heads, params->dim);
-    /* Also refuses NaN. Kernels take the maximum of scores before they multiply by the scale times log2(e). */
+    /* Also refuses NaN. Kernels take the maximum of scores before they multiply by the scale times
+     * log2(e). */
     RF__REFUSE_IF(!(scale >= FLT_MIN && scale <= FLT_MAX / 2), RF_ERR_VALUE,
                   "scale is %g; expected positive, and a normal number of float32 up to %g", params->scale,
                   (double)(FLT_MAX / 2));

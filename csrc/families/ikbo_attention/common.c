@@ -1,4 +1,5 @@
-/* Facts of a call that its lowering and its paths share: the error word, keys, and the fused kernel's shapes and rows. */
+/* Facts of a call that its lowering and its paths share: the error word, keys, and the fused kernel's shapes
+ * and rows. */
 #include "families/ikbo_attention/ikbo_attention.h"
 #include "families/ikbo_attention/ikbo_attention_args.h"
 

@@ -5,8 +5,8 @@
 #include "gpu/launches/launches.h"
 #include "families/ikbo_attention/attention_keys_args.h"
 
-/* Sets the error word of launches: that of all calls with these heads, kv_heads and dim. Keys have another address in each
- * call, layers the same shape. Launches raise earlier errors of these calls first. */
+/* Sets the error word of launches: that of all calls with these heads, kv_heads and dim. Keys have another
+ * address in each call, layers the same shape. Launches raise earlier errors of these calls first. */
 void rf__ikbo_attention_errors(const rf_ikbo_attention_params *params, rf__launches *launches);
 
 /* Returns the positions of a call's keys, for kernels; `pitch`: positions between users. */
@@ -16,8 +16,8 @@ rf_attention_users rf__attention_users_of(const rf_ikbo_attention_params *params
 int64_t rf__attention_length_bytes(const rf_attention_users *keys);
 int64_t rf__attention_map_bytes(const rf_ikbo_attention_params *params);
 
-/* Keys of a block and slots of the two rings, by the columns that the kernel computes with: as many as registers and shared
- * memory allow. */
+/* Keys of a block and slots of the two rings, by the columns that the kernel computes with: as many as
+ * registers and shared memory allow. */
 typedef struct rf__attention_shape {
     int32_t dim, keys, k_slots, v_slots;
 } rf__attention_shape;

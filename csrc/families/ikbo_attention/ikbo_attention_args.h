@@ -5,8 +5,9 @@
 #include "gpu/device/tensor_map_type.h"
 #include "families/ikbo_attention/attention_keys_args.h"
 
-/* The shape of ikbo_attention_fused.cu's work. A row is one query of one head; a warpgroup has RF_ATTENTION_ROWS of them, the warpgroups of
- * a block share the keys of one user and one head: their rows are a tile. */
+/* The shape of ikbo_attention_fused.cu's work. A row is one query of one head; a warpgroup has
+ * RF_ATTENTION_ROWS of them, the warpgroups of a block share the keys of one user and one head: their rows
+ * are a tile. */
 enum {
     RF_ATTENTION_GROUPS = 2, /* warpgroups that multiply */
     RF_ATTENTION_THREADS = (RF_ATTENTION_GROUPS + 1) * 128,
@@ -31,7 +32,8 @@ enum {
 #define RF_ATTENTION_SHARED_BYTES(atoms, keys, slots) \
     (RF_ATTENTION_SMALL_BYTES + RF_ATTENTION_Q_BYTES(atoms) + (slots) * RF_ATTENTION_BLOCK_BYTES(atoms, keys))
 
-/* A user's candidates, keys and tiles, as ikbo_attention_group.cu finds them, in the order in which tiles are taken. */
+/* A user's candidates, keys and tiles, as ikbo_attention_group.cu finds them, in the order in which tiles are
+ * taken. */
 typedef struct rf_attention_work {
     rf_i32 user; /* n_users: candidates with an invalid user, whose results are zeros */
     rf_i32 first; /* of its candidates, in `members` */

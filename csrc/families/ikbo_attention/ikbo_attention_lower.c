@@ -1,4 +1,5 @@
-/* The fused attention lowered: ikbo_attention_group.cu, which groups candidates by user and cuts tiles, then ikbo_attention_fused.cu. */
+/* The fused attention lowered: ikbo_attention_group.cu, which groups candidates by user and cuts tiles, then
+ * ikbo_attention_fused.cu. */
 #include <stddef.h>
 #include <stdio.h>
 
@@ -34,7 +35,8 @@ static rf_status group_describe(const void *key, rf__kernel_options *options) {
     return RF_OK;
 }
 
-/* Returns how many queries of an item move together, as a box of a tensor map; 1: each by itself, from any address. */
+/* Returns how many queries of an item move together, as a box of a tensor map; 1: each by itself, from any
+ * address. */
 static int32_t segment_of(const rf_ikbo_attention_params *params) {
     const rf_ikbo_queries *sets[2] = {&params->candidates, &params->users};
     int32_t segment = RF_ATTENTION_ROWS;

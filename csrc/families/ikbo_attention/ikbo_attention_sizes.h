@@ -15,8 +15,8 @@ typedef struct rf__ikbo_keys {
 } rf__ikbo_keys;
 rf__ikbo_keys rf__ikbo_attention_keys(const rf_ikbo_attention_params *params, int64_t user);
 
-/* Groups candidates by user, in their order: those of user u are order[starts[u]] to order[starts[u + 1] - 1]. starts:
- * [n_users + 1], order: [candidates.count]; contents are good. */
+/* Groups candidates by user, in their order: those of user u are order[starts[u]] to order[starts[u + 1] -
+ * 1]. starts: [n_users + 1], order: [candidates.count]; contents are good. */
 void rf__ikbo_attention_group(const rf_ikbo_attention_params *params, int64_t *starts, int64_t *order);
 
 #endif

@@ -23,8 +23,8 @@ typedef struct rf__ikbo_tail {
     int64_t x_pitch[2]; /* elements from one item, and from one row of k, to the next */
 } rf__ikbo_tail;
 
-/* Lowers one sum. The products of `tail` are added too, unless it is NULL. Does not set launches->checks: a call that adds
- * several times must not raise an error that it finds itself. */
+/* Lowers one sum. The products of `tail` are added too, unless it is NULL. Does not set launches->checks: a
+ * call that adds several times must not raise an error that it finds itself. */
 rf_status rf__ikbo_add_lower(const rf_ikbo_add_params *params, const rf__ikbo_tail *tail,
                              rf__launches *launches);
 
@@ -48,8 +48,8 @@ typedef struct rf__ikbo_variant {
 
 static inline bool rf__ikbo_is_fused(const rf__ikbo_variant *variant) { return variant->groups == 0; }
 
-/* The shape of a kernel for a call that has rows and columns: RF_IKBO_KERNEL_BEST is the faster kernel's. Slots below 2: a
- * block has too little shared memory. */
+/* The shape of a kernel for a call that has rows and columns: RF_IKBO_KERNEL_BEST is the faster kernel's.
+ * Slots below 2: a block has too little shared memory. */
 rf__ikbo_shape rf__ikbo_shape_of(const rf_ikbo_linear_params *params, const rf__gpu *gpu,
                                  rf_ikbo_kernel kernel);
 
@@ -92,8 +92,8 @@ rf_status rf__ikbo_linear_lower(const rf__gpu *gpu, const rf_ikbo_linear_params 
 
 /* rf_ikbo_linear_takes that also writes the shape. */
 bool rf__ikbo_linear_shape(const rf_ikbo_linear_params *params, int32_t ordinal, rf__ikbo_shape *shape);
-/* rf_ikbo_linear_cuda of a call that rf__ikbo_linear_shape takes, without checking it again. `out` and the allocator may be set
- * between the two. */
+/* rf_ikbo_linear_cuda of a call that rf__ikbo_linear_shape takes, without checking it again. `out` and the
+ * allocator may be set between the two. */
 rf_status rf__ikbo_linear_run(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape,
                               const rf_cuda_stream *stream);
 

@@ -26,8 +26,9 @@ typedef struct rf_broadcast_add_args {
 } rf_broadcast_add_args;
 RF_SIZE_IS(rf_broadcast_add_args, 144);
 
-/* The shape of ikbo_linear_fused.cu's work. A strip is 64 columns of an item's matrix; a warpgroup has one at a time, RF_FUSED_GROUPS of
- * them share a block's rows of the weight, RF_ROWS of a block and RF_RANKS blocks to a cluster. */
+/* The shape of ikbo_linear_fused.cu's work. A strip is 64 columns of an item's matrix; a warpgroup has one at
+ * a time, RF_FUSED_GROUPS of them share a block's rows of the weight, RF_ROWS of a block and RF_RANKS blocks
+ * to a cluster. */
 enum {
     RF_FUSED_COLUMNS = 64, /* of a strip */
     RF_FUSED_K = 32, /* of a slot of the ring */
@@ -40,7 +41,8 @@ enum {
     RF_FUSED_MOST_ROWS = 224, /* of a block: limited by the registers of its sums */
 };
 
-/* Bytes: of a slot's strips and weights, of a block's sums for one strip, of all shared memory: joined levels have no sums there. */
+/* Bytes: of a slot's strips and weights, of a block's sums for one strip, of all shared memory: joined levels
+ * have no sums there. */
 #define RF_FUSED_X_BYTES (RF_FUSED_K * RF_FUSED_COLUMNS * 2)
 #define RF_FUSED_WEIGHT_BYTES(rows) ((rows) * RF_FUSED_K * 2)
 #define RF_FUSED_SLOT_BYTES(rows) (RF_FUSED_GROUPS * RF_FUSED_X_BYTES + RF_FUSED_WEIGHT_BYTES(rows))

@@ -1,5 +1,5 @@
-/* Codes of the public header that kernels are compiled with: X(name, number). Kernels have them from here, and on the
- * host each is held against <recfuse.h>. Included as "gpu/device/codes.h" on both sides. */
+/* Codes of the public header that kernels are compiled with: X(name, number). Kernels have them from here,
+ * and on the host each is held against <recfuse.h>. Included as "gpu/device/codes.h" on both sides. */
 #ifndef RECFUSE_CUDA_DEVICE_CODES_H
 #define RECFUSE_CUDA_DEVICE_CODES_H
 

@@ -75,8 +75,8 @@ RF_INLINE rf_bytes<16> rf_load_if(int there, const rf_bytes<16> *from) {
     return to;
 }
 
-/* A read that stays before the stores that follow it: the assembler moves those above down to their uses, which leaves
- * fewer of them in flight. */
+/* A read that stays before the stores that follow it: the assembler moves those above down to their uses,
+ * which leaves fewer of them in flight. */
 RF_INLINE rf_bytes<2> rf_load_first(const rf_bytes<2> *from) {
     rf_bytes<2> to;
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(to.word[0]) : "l"(from) : "memory");

@@ -11,8 +11,8 @@ template <int DTYPE, typename NUMBER = float> struct rf_element_size {
     enum { BYTES = rf_element_bytes(DTYPE) };
 };
 
-/* Elements of a dtype. get(from, i) returns element i of a vector as a number, set(to, i, number) rounds to the nearest
- * element. Elements of a vector must be set from the first to the last. */
+/* Elements of a dtype. get(from, i) returns element i of a vector as a number, set(to, i, number) rounds to
+ * the nearest element. Elements of a vector must be set from the first to the last. */
 template <int DTYPE> struct rf_element;
 
 template <> struct rf_element<RF_FLOAT32> : rf_element_size<RF_FLOAT32> {

@@ -73,8 +73,8 @@ RF_INLINE void rf_copy(rf_u32 to, const void *from, rf_u32 bytes, rf_u32 barrier
                  "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
                  : "memory");
 }
-/* The box at (x, y, z) of a tensor, to this block; or to the same address in both blocks of a cluster of two, and counted
- * by the barrier at the same address in each. */
+/* The box at (x, y, z) of a tensor, to this block; or to the same address in both blocks of a cluster of two,
+ * and counted by the barrier at the same address in each. */
 RF_INLINE void rf_copy_box(rf_u32 to, const rf_tensor_map *map, int x, int y, int z, rf_u32 barrier,
                            rf_u64 policy) {
     asm volatile(

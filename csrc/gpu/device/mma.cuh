@@ -1,5 +1,6 @@
-/* Products of one warp on tensor cores (mma.sync): sums [16, 8] in float32 += A [16, 16] . B [16, 8]. A thread has, of the sums,
- * number e: row lane / 4 + e / 2 * 8, column 2 (lane % 4) + e % 2, as wgmma's (wgmma.cuh). */
+/* Products of one warp on tensor cores (mma.sync): sums [16, 8] in float32 += A [16, 16] . B [16, 8]. A
+ * thread has, of the sums, number e: row lane / 4 + e / 2 * 8, column 2 (lane % 4) + e % 2, as wgmma's
+ * (wgmma.cuh). */
 #ifndef RECFUSE_MMA_CUH
 #define RECFUSE_MMA_CUH
 

@@ -1,5 +1,6 @@
-/* Shared memory by its 32-bit addresses. From a pointer the compiler works an address out again wherever it is used, with
- * a slow read of the block's number in its cluster; an address that went through here it keeps. */
+/* Shared memory by its 32-bit addresses. From a pointer the compiler works an address out again wherever it
+ * is used, with a slow read of the block's number in its cluster; an address that went through here it
+ * keeps. */
 #ifndef RECFUSE_SHARED_CUH
 #define RECFUSE_SHARED_CUH
 

@@ -14,7 +14,8 @@ template <typename T> RF_INLINE T rf_sum_of_lanes_to(T value) {
     return value;
 }
 
-/* `before` and the sums of the warps before `warp`, of_warps [WARPS]; to `all` those of all warps are added. */
+/* `before` and the sums of the warps before `warp`, of_warps [WARPS]; to `all` those of all warps are
+ * added. */
 template <int WARPS, typename T>
 RF_INLINE T rf_sum_of_warps_before(T before, const T *of_warps, int warp, T &all) {
 #pragma unroll

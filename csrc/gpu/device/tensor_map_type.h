@@ -1,5 +1,5 @@
-/* A tensor map (CUtensorMap), which the host encodes (gpu/driver/tensor_map.h) and a kernel gets as a part of its argument,
- * which is then declared __grid_constant__. */
+/* A tensor map (CUtensorMap), which the host encodes (gpu/driver/tensor_map.h) and a kernel gets as a part of
+ * its argument, which is then declared __grid_constant__. */
 #ifndef RECFUSE_CUDA_DEVICE_TENSOR_MAP_H
 #define RECFUSE_CUDA_DEVICE_TENSOR_MAP_H
 

@@ -1,6 +1,6 @@
-/* Integers in structs that host C and the kernels both read. Kernels compiled by NVRTC have no <stdint.h>; long long has
- * 64 bits on both sides. Included as "gpu/device/types.h" on both. RF_INDEX and RF_OFFSET: the types of indices and offsets
- * that a kernel is compiled for; on the host pointers to either. */
+/* Integers in structs that host C and the kernels both read. Kernels compiled by NVRTC have no <stdint.h>;
+ * long long has 64 bits on both sides. Included as "gpu/device/types.h" on both. RF_INDEX and RF_OFFSET: the
+ * types of indices and offsets that a kernel is compiled for; on the host pointers to either. */
 #ifndef RECFUSE_CUDA_DEVICE_TYPES_H
 #define RECFUSE_CUDA_DEVICE_TYPES_H
 

@@ -78,8 +78,8 @@ RF_INLINE rf_u32 rf_wgmma_columns_of_128_bytes(rf_u32 address, rf_u32 apart) {
         "+f"(s[116]), "+f"(s[117]), "+f"(s[118]), "+f"(s[119]), "+f"(s[120]), "+f"(s[121]), "+f"(s[122]), \
         "+f"(s[123]), "+f"(s[124]), "+f"(s[125]), "+f"(s[126]), "+f"(s[127])
 
-/* A from registers, as ldmatrix leaves it: NAME<DTYPE>(float (&sums)[N / 2], const rf_u32 (&a)[4], rf_u32 b, int add = 1);
- * `add` 0: sums = A . B, not += . B by rows
+/* A from registers, as ldmatrix leaves it: NAME<DTYPE>(float (&sums)[N / 2], const rf_u32 (&a)[4], rf_u32 b,
+ * int add = 1); `add` 0: sums = A . B, not += . B by rows
  *     rf_wgmma         along K, of 64 bytes
  *     rf_wgmma_columns across K, of 128 bytes */
 #define RF_WGMMA_PRODUCT(columns, half, type, upper, transposed, in_a, in_b, in_add)                     \

@@ -1,4 +1,4 @@
-/* Devices, each opened at its first use and kept for ever. */
+/* Devices, each opened at its first use and kept forever. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -11,7 +11,8 @@
 /* Atomic; each is set once, under the lock. */
 static _Atomic(const rf__cuda_device *) devices[RF__CUDA_MOST_DEVICES]; /* atomic */
 
-/* The locks of opening each, which may wait for the device; taken inside a fork guard, so that a child finds them free. */
+/* The locks of opening each, which may wait for the device; taken inside a fork guard, so that a child finds
+ * them free. */
 static pthread_mutex_t opening[RF__CUDA_MOST_DEVICES] = {[0 ... RF__CUDA_MOST_DEVICES - 1] =
                                                              PTHREAD_MUTEX_INITIALIZER};
 

@@ -9,12 +9,12 @@ typedef struct rf__cuda_driver {
     RF__CUDA_LIST(RF__CUDA_MEMBER)
 } rf__cuda_driver;
 
-/* The driver with cuInit done; the first call opens it, and others wait for that. RF_ERR_NO_DEVICE: no driver or no GPU.
- * RF_ERR_UNSUPPORTED: an old driver, or CUDA was started before a fork. */
+/* The driver with cuInit done; the first call opens it, and others wait for that. RF_ERR_NO_DEVICE: no driver
+ * or no GPU. RF_ERR_UNSUPPORTED: an old driver, or CUDA was started before a fork. */
 rf_status rf__cuda_driver_get(const rf__cuda_driver **driver);
 
-/* Makes rf__cuda_driver_get, and so every function that works on a GPU, fail with this text: for a second copy of the
- * library in a process. Once, before any of them is called. */
+/* Makes rf__cuda_driver_get, and so every function that works on a GPU, fail with this text: for a second
+ * copy of the library in a process. Once, before any of them is called. */
 void rf__cuda_refuse(const char *reason);
 
 /* Sets how this thread behaves while a stream of the process is captured into a graph, and returns the

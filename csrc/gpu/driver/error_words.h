@@ -1,5 +1,5 @@
-/* The error words of a device (gpu/device/error_word.h): their memory, the word of a table, and errors that kernels and threads
- * leave in them. error_check.h raises these errors. */
+/* The error words of a device (gpu/device/error_word.h): their memory, the word of a table, and errors that
+ * kernels and threads leave in them. error_check.h raises these errors. */
 #ifndef RECFUSE_CUDA_DRIVER_ERROR_WORD_H
 #define RECFUSE_CUDA_DRIVER_ERROR_WORD_H
 
@@ -15,7 +15,8 @@ typedef struct rf__cuda_error_words {
     uint64_t *owners; /* [RF__CUDA_ERROR_WORDS] hashes of tables, 0: free; atomic */
 } rf__cuda_error_words;
 
-/* Allocates zeroed words, in the current context. Waits for its own copy. RF_ERR_MEMORY, RF_ERR_OUT_OF_MEMORY. */
+/* Allocates zeroed words, in the current context. Waits for its own copy. RF_ERR_MEMORY,
+ * RF_ERR_OUT_OF_MEMORY. */
 rf_status rf__cuda_error_words_new(const rf__cuda_driver *driver, rf__cuda_error_words *words);
 
 /* A word: the argument of kernels, and the host's view of its record. */
@@ -46,7 +47,8 @@ void rf__cuda_note_leave(rf__cuda_error_word word, rf__cuda_note *note);
 /* Returns true if a kernel has left an error in the word, or a thread a note in any word. Reads host memory
  * once or twice. */
 bool rf__cuda_error_is_left(rf__cuda_error_word word);
-/* Raises the error or the note of a word, once: RF_ERR_INDEX or RF_ERR_VALUE with its message; of two threads one raises it. */
+/* Raises the error or the note of a word, once: RF_ERR_INDEX or RF_ERR_VALUE with its message; of two threads
+ * one raises it. */
 rf_status rf__cuda_error_raise(rf__cuda_error_word word);
 /* Raises the first error or note of all words. Its message has the number of the others. */
 rf_status rf__cuda_errors_raise(const rf__cuda_error_words *words);

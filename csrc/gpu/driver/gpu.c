@@ -10,8 +10,8 @@
 #define KIB(n) ((int64_t)(n) << 10)
 #define MIB(n) ((int64_t)(n) << 20)
 
-/* Compute capability, threads and blocks of an SM, shared memory of an SM in KiB (a block may have 1 KiB less, which the
- * driver reserves), FLOPs a clock of an SM without and with tensor cores. */
+/* Compute capability, threads and blocks of an SM, shared memory of an SM in KiB (a block may have 1 KiB
+ * less, which the driver reserves), FLOPs a clock of an SM without and with tensor cores. */
 #define ARCH(name, major, minor, threads, blocks, shared, flops, tensor_flops)             \
     .arch = (name), .cc_major = (major), .cc_minor = (minor), .threads_per_sm = (threads), \
     .blocks_per_sm = (blocks), .registers_per_sm = 65536, .shared_per_sm = KIB(shared),    \

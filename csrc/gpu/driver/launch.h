@@ -11,7 +11,8 @@ typedef struct rf__launch_config {
     uint32_t cluster[3];        /* blocks that run together on one GPC; all 0: no clusters */
     uint32_t shared_bytes;      /* dynamic; at most that of rf__kernel_options */
     bool cooperative;           /* all blocks run at once, or the launch fails */
-    /* Begins before the stream's last kernel has ended, if the GPU supports it: rf_wait_for_previous_kernel. */
+    /* Begins before the stream's last kernel has ended, if the GPU supports it:
+     * rf_wait_for_previous_kernel. */
     bool programmatic;
     void *stream;
 } rf__launch_config;

@@ -24,8 +24,8 @@ typedef struct rf__cuda_store {
     rf_cuda_allocator allocator; /* allocate NULL: the driver */
 } rf__cuda_store;
 
-/* The store of calls on a stream. `allocator` may be NULL. RF_ERR_INTERNAL: the driver does not know of the stream, or
- * its capture has become invalid. */
+/* The store of calls on a stream. `allocator` may be NULL. RF_ERR_INTERNAL: the driver does not know of the
+ * stream, or its capture has become invalid. */
 rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const rf_cuda_allocator *allocator,
                             rf__cuda_store *store);
 
@@ -54,7 +54,8 @@ rf_status rf__cuda_block_shared(const rf__cuda_store *store, const void *from, s
 /* Releases a block and clears it; a block of a resident store stays. The caller must hold no lock. */
 void rf__cuda_block_free(const rf__cuda_store *store, rf__cuda_block *block);
 
-/* Copies on the stream of a store that is not resident, from memory that the caller need not keep. No lock is held. */
+/* Copies on the stream of a store that is not resident, from memory that the caller need not keep. No lock is
+ * held. */
 rf_status rf__cuda_copy(const rf__cuda_store *store, const void *from, size_t bytes, rf__cu_pointer to);
 
 /* Allocates memory of a call with undefined contents; none for 0. Driver memory for a resident store is never

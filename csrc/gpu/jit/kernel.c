@@ -15,7 +15,7 @@ typedef struct loaded {
     struct loaded *next; /* in its bucket; set before the entry can be seen */
     const rf__cuda_device *device;
     const rf__kernel_source *source;
-    atomic_bool ready; /* then `kernel` is set for ever */
+    atomic_bool ready; /* then `kernel` is set forever */
     rf__kernel kernel;
     /* The lock of compiling and loading it. */
     pthread_mutex_t making;

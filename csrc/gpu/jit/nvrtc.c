@@ -38,8 +38,8 @@ rf_status rf__nvrtc_find(const rf__nvrtc_library **library) {
     return status;
 }
 
-/* Both libraries of `library`, and the functions. The builtins first: NVRTC opens them by their bare name, which
- * the loader then has already. */
+/* Both libraries of `library`, and the functions. The builtins first: NVRTC opens them by their bare name,
+ * which the loader then has already. */
 static rf_status nvrtc_open(const rf__nvrtc_library *library) {
     void *handle = NULL;
     if (dlopen(library->builtins, RTLD_NOW | RTLD_LOCAL) != NULL)

@@ -30,8 +30,8 @@ RF__SHARED rf_status rf__nvrtc_find(const rf__nvrtc_library **library);
 /* The search itself. */
 rf_status rf__nvrtc_search(rf__nvrtc_library *library);
 
-/* Compiles a file with options [n_options] to a cubin. On success `output` is the caller's to free, with the function
- * below. RF_ERR_COMPILE: it does not compile; the message has file, options and NVRTC's text. */
+/* Compiles a file with options [n_options] to a cubin. On success `output` is the caller's to free, with the
+ * function below. RF_ERR_COMPILE: it does not compile; the message has file, options and NVRTC's text. */
 rf_status rf__nvrtc_compile(const char *file, const rf__source *source, const char *const *options,
                             int32_t n_options, rf__nvrtc_output *output);
 void rf__nvrtc_output_free(rf__nvrtc_output *output);

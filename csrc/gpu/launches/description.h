@@ -56,7 +56,8 @@ typedef struct rf__described {
     struct rf__described_node *node; /* description.c's */
 } rf__described;
 
-/* Rounds up a size that batches differ in, by a sixteenth at most, so that many batches share a description. */
+/* Rounds up a size that batches differ in, by a sixteenth at most, so that many batches share a
+ * description. */
 static inline int64_t rf__description_round(int64_t size) {
     int64_t step = 1;
     while (size / step >= 32) step *= 2;

@@ -1,5 +1,5 @@
-/* A record of the launches of calls: of calls that run on a GPU, or of calls on the CPU's tensors that are lowered for a
- * described GPU instead of run. */
+/* A record of the launches of calls: of calls that run on a GPU, or of calls on the CPU's tensors that are
+ * lowered for a described GPU instead of run. */
 #ifndef RECFUSE_CUDA_EXPLAIN_H
 #define RECFUSE_CUDA_EXPLAIN_H
 

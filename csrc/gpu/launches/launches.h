@@ -22,7 +22,8 @@ enum {
     RF__ARGUMENTS_ALIGNMENT = _Alignof(rf_tensor_map)
 };
 
-/* When a kernel may begin before its stream's last kernel has ended (Hopper and newer; rf_wait_for_previous_kernel). */
+/* When a kernel may begin before its stream's last kernel has ended (Hopper and newer;
+ * rf_wait_for_previous_kernel). */
 typedef enum rf__overlap {
     RF__OVERLAP_NEVER,
     RF__OVERLAP_ALWAYS,
@@ -86,8 +87,9 @@ typedef struct rf__launches {
 void rf__launches_init(rf__launches *launches, const char *name);
 void rf__launches_free(rf__launches *launches);
 
-/* Adds a launch with copies of its key (compared bytewise, so without padding) and of the kernel's one parameter. The
- * functions below are about the launch added last; `at` is a byte of its arguments. RF_ERR_MEMORY, RF_ERR_INTERNAL. */
+/* Adds a launch with copies of its key (compared bytewise, so without padding) and of the kernel's one
+ * parameter. The functions below are about the launch added last; `at` is a byte of its arguments.
+ * RF_ERR_MEMORY, RF_ERR_INTERNAL. */
 rf_status rf__launches_add(rf__launches *launches, const rf__kernel_launch *launch, const void *key,
                            size_t key_bytes, const void *arguments, size_t argument_bytes);
 /* As above, with the bound arguments of the previous launch, which must exist. */

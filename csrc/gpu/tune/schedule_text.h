@@ -1,6 +1,7 @@
 /* Schedules as structs of int32_t and as text, "station=register distance=8": one list of fields serves both.
  *
- * A family names its fields once, and lists them with RF__SCHEDULE_FIELD. A field that is 0 is left to a default. */
+ * A family names its fields once, and lists them with RF__SCHEDULE_FIELD. A field that is 0 is left to a
+ * default. */
 #ifndef RECFUSE_CUDA_TUNE_SCHEDULE_H
 #define RECFUSE_CUDA_TUNE_SCHEDULE_H
 

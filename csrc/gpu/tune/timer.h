@@ -12,8 +12,8 @@ typedef struct rf__timing {
     double *seconds; /* [n_variants, rounds]: of one batch */
 } rf__timing;
 
-/* After an untimed run of each variant over all batches, each round times each once, in an order that rotates. In the
- * device's context; waits for the stream. */
+/* After an untimed run of each variant over all batches, each round times each once, in an order that
+ * rotates. In the device's context; waits for the stream. */
 rf_status rf__time(const rf__cuda_device *device, void *stream, const rf__timing *timing);
 
 #endif

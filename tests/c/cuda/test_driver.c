@@ -1,4 +1,5 @@
-/* Commands about csrc/gpu/driver: errors that kernels record, launches and tensor maps as the driver gets them. */
+/* Commands about csrc/gpu/driver: errors that kernels record, launches and tensor maps as the driver gets
+ * them. */
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>

@@ -259,7 +259,8 @@ static void note(rf__cuda_error_word word, rf_status status, const char *text) {
     rf__cuda_note_leave(word, left);
 }
 
-/* notes: each is raised once, by a call with its tables or by a check of its device, and the first of a word stays. */
+/* notes: each is raised once, by a call with its tables or by a check of its device, and the first of a word
+ * stays. */
 static void notes(char **arguments) {
     (void)arguments;
     static const float tables[2][4];

@@ -1,4 +1,5 @@
-/* rf_embedding_columns_cpu and rf_embedding_columns_start_cpu: the output is cut into tiles, runs of neighbouring columns of some samples. */
+/* rf_embedding_columns_cpu and rf_embedding_columns_start_cpu: the output is cut into tiles, runs of adjacent
+ * columns of some samples. */
 #include "core/threads/workers.h"
 #include "families/embedding_columns/cpu/columns_pool.h"
 #include "families/embedding_columns/cpu/rows.h"

@@ -10,7 +10,8 @@ static inline char *rf__column_output(const rf__columns_call *call, const rf_col
     return (char *)call->params->output + rf__row_offset(&call->output_row, sample, column->output_column);
 }
 
-/* Returns the address of row 0 of a column's table, and the format of its rows: of each the part that is written. */
+/* Returns the address of row 0 of a column's table, and the format of its rows: of each the part that is
+ * written. */
 static inline const char *rf__column_rows(const rf__columns_call *call, const rf_columns_column *column,
                                           rf__row_format *row) {
     const rf_buffer *buffer = &call->params->buffers[column->buffer];

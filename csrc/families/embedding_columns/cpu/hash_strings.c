@@ -1,5 +1,5 @@
-/* rf_hash_strings_cpu: XXH64 of many strings (the specification of xxHash, section "XXH64 algorithm description"), a block
- * of strings by a thread. No byte outside of a string is read. */
+/* rf_hash_strings_cpu: XXH64 of many strings (the specification of xxHash, section "XXH64 algorithm
+ * description"), a block of strings by a thread. No byte outside of a string is read. */
 #include <string.h>
 
 #include "core/validate.h"

@@ -10,7 +10,7 @@ bool rf__column_copies(const rf__columns_call *call, const rf_columns_column *co
 
 enum { RF__COLUMN_NEIGHBOURS = 32 }; /* written together, at most */
 
-/* Samples [first, last) of `count` neighbouring columns from `number` on, all of which copy. */
+/* Samples [first, last) of `count` adjacent columns from `number` on, all of which copy. */
 void rf__columns_copy(rf__columns_call *call, int64_t number, int64_t count, int64_t first, int64_t last);
 
 #endif

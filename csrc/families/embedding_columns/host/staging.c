@@ -16,7 +16,8 @@ enum {
  * exceeded if callers held more at once. */
 static const size_t MOST_BYTES = (size_t)256 << 20;
 
-/* The free buffers of a device, the oldest first. A buffer is never freed: another thread may query its event. */
+/* The free buffers of a device, the oldest first. A buffer is never freed: another thread may query its
+ * event. */
 typedef struct buffer_pool {
     pthread_mutex_t lock; /* guards the following fields; no driver call is made under it */
     rf__staging *first;
@@ -132,7 +133,8 @@ static void buffer_free(const rf__cuda_driver *driver, rf__staging *buffer) {
     free(buffer);
 }
 
-/* Makes a buffer. Puts a wait for its present word into the stream, which shows whether the device can wait. */
+/* Makes a buffer. Puts a wait for its present word into the stream, which shows whether the device can
+ * wait. */
 static rf_status buffer_new(const rf__cuda_device *device, void *stream, int32_t size, rf__staging **made) {
     const rf__cuda_driver *driver = device->driver;
     rf_status status = RF_OK;

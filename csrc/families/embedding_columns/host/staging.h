@@ -29,8 +29,8 @@ typedef struct rf__staging {
  * wait for words. The stream must not be captured. */
 rf_status rf__staging_acquire(const rf__cuda_device *device, void *stream, size_t bytes,
                               rf__staging **buffer);
-/* Marks the buffer as filled. Must be called once, on any thread, which must not touch the buffer afterwards. Calls no driver
- * and cannot fail. */
+/* Marks the buffer as filled. Must be called once, on any thread, which must not touch the buffer afterwards.
+ * Calls no driver and cannot fail. */
 void rf__staging_fill_end(rf__staging *buffer);
 /* Puts the wait into the stream, and a copy of the first `bytes` to device memory unless they are 0: later
  * work may also read the buffer in place. */

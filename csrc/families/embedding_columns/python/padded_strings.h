@@ -11,8 +11,8 @@ typedef struct rf__padded_strings {
     bool code_points;
 } rf__padded_strings;
 
-/* rf_hash_strings_cpu of the strings without their padding; code points are hashed as UTF-8. RF_ERR_VALUE: a code point
- * that is no character. RF_ERR_MEMORY. */
+/* rf_hash_strings_cpu of the strings without their padding; code points are hashed as UTF-8. RF_ERR_VALUE: a
+ * code point that is no character. RF_ERR_MEMORY. */
 rf_status rf__hash_padded_strings(const rf__padded_strings *strings, uint64_t seed, int64_t *hashes,
                                   const rf_executor *executor);
 

@@ -1,5 +1,5 @@
-/* Inputs of embedding columns, read from tensors. csrc/python reads the tensors of a batch into a list, and an operator takes
- * the list by its number: an operator takes no address from its caller. */
+/* Inputs of embedding columns, read from tensors. csrc/python reads the tensors of a batch into a list, and
+ * an operator takes the list by its number: an operator takes no address from its caller. */
 #ifndef RECFUSE_COLUMNS_INPUTS_H
 #define RECFUSE_COLUMNS_INPUTS_H
 

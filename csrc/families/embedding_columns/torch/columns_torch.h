@@ -20,8 +20,8 @@ rf_status rf__columns_contiguous_check(const rf__tensor *tensor);
 /* The inputs of a call that rf__columns_read has read. */
 static inline rf__columns_inputs *rf__columns_inputs_of(const rf__call *call) { return call->reference; }
 
-/* Reads all arguments but the output into params, which points to rf__columns_inputs_of(call) and call->scratch; the call's device is that of
- * the tensors. */
+/* Reads all arguments but the output into params, which points to rf__columns_inputs_of(call) and
+ * call->scratch; the call's device is that of the tensors. */
 rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
                            rf_embedding_columns_params *params);
 

@@ -95,7 +95,8 @@ static void lookup_done(void *context, rf_status status, const char *message) {
         of->note = NULL;
     }
     rf__staging_fill_end(of->staging);
-    /* To free memory torch may call the driver, which may wait for a stream that waits for this thread's next job. */
+    /* To free memory torch may call the driver, which may wait for a stream that waits for this thread's next
+     * job. */
     of->disposal = (rf__job){.end = lookup_free, .context = of, .most_threads = 1};
     rf__workers_take(RF__DISPOSAL_CREW, &of->disposal);
 }

@@ -1,5 +1,5 @@
-/* rf_fused_embedding_bag_winners_cuda, rf_fused_embedding_bag_sample_weights_backward_cuda: the launches of winners.cu and
- * sample_weights.cu. */
+/* rf_fused_embedding_bag_winners_cuda, rf_fused_embedding_bag_sample_weights_backward_cuda: the launches of
+ * winners.cu and sample_weights.cu. */
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>

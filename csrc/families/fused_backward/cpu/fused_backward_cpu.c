@@ -1,4 +1,5 @@
-/* Gradients of a weight, dense and sparse: lookups are sorted by row, then each row is pooled and written once. */
+/* Gradients of a weight, dense and sparse: lookups are sorted by row, then each row is pooled and written
+ * once. */
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
-/* Fused optimizers: lookups are sorted by row, then each row's gradients are summed and the row is updated, while the sum
- * is in L1. A row belongs to one thread, and its sum to the order of the call: results do not depend on threads. */
+/* Fused optimizers: lookups are sorted by row, then each row's gradients are summed and the row is updated,
+ * while the sum is in L1. A row belongs to one thread, and its sum to the order of the call: results do not
+ * depend on threads. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>

@@ -38,8 +38,8 @@ typedef struct rf__transpose {
     rf__entry *scratch;         /* as many */
 } rf__transpose;
 
-/* Fills `transpose` (zeros before) from checked params with dim > 0. To be freed also after a failure. Aims at buckets
- * of `bucket_rows` rows or more. RF_ERR_MEMORY, RF_ERR_INTERNAL. */
+/* Fills `transpose` (zeros before) from checked params with dim > 0. To be freed also after a failure. Aims
+ * at buckets of `bucket_rows` rows or more. RF_ERR_MEMORY, RF_ERR_INTERNAL. */
 rf_status rf__transpose_run(rf__transpose *transpose, const rf_fused_backward_params *params,
                             const char *operator_name, int64_t bucket_rows, const rf_executor *executor);
 void rf__transpose_free(rf__transpose *transpose);

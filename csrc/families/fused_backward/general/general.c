@@ -1,5 +1,5 @@
-/* Launches of the general path. Each kernel waits for the one before, of any call, before it touches memory that was not
- * there before the call. */
+/* Launches of the general path. Each kernel waits for the one before, of any call, before it touches memory
+ * that was not there before the call. */
 #include "families/fused_backward/general/general.h"
 
 #include <stddef.h>

@@ -14,7 +14,8 @@ enum {
         64, /* columns that the kernels without registers of their own work on at once; a multiple of each width */
 };
 
-/* Columns [column, column + columns) of a row. `vectors`, `part` and `dtype` are constants wherever this is inlined. */
+/* Columns [column, column + columns) of a row. `vectors`, `part` and `dtype` are constants wherever this is
+ * inlined. */
 static RF__INLINE void sum_chunk(const rf_fused_backward_params *params, const rf__entry *first,
                                  const rf__entry *last, const rf__entry *end, float divisor, int64_t column,
                                  int64_t columns, char *row, const int vectors, const bool part,

@@ -1,4 +1,5 @@
-/* Cuts a call into spans, hands them to worker threads, checks the offsets of each span before it is pooled. */
+/* Cuts a call into spans, hands them to worker threads, checks the offsets of each span before it is
+ * pooled. */
 #include "families/fused_embedding_bag/cpu/pool.h"
 
 #include <inttypes.h>
@@ -8,7 +9,7 @@
 
 enum {
     SPAN_LOOKUPS = 16384, /* approximate lookups of a span of a long feature */
-    BLOCK_BYTES = 256, /* width of the neighbouring columns that one worker writes, at least */
+    BLOCK_BYTES = 256, /* width of the adjacent columns that one worker writes, at least */
     BLOCKS_PER_WORKER = 64, /* at least, so that the threads end together */
     MIN_WORKER_BYTES = 65536, /* gathered bytes that are worth another thread */
     LEAD_BYTES = 32768, /* of prefetched, unused rows, by default; half and twice as much are equally fast */

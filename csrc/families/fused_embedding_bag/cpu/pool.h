@@ -163,12 +163,12 @@ static inline int64_t rf__bag_start(const rf__pool_call *call, int64_t feature, 
     return at < call->n_offsets ? rf__load_int(call->offsets, call->offset_type, at) : call->lookups;
 }
 
-/* Prefetches a cache line into L2. Never waits; a bad address is harmless. L2 and not L1, because a core has
- * far fewer slots for misses of L1 (24 on a Zen 4) than for those of L2, and drops prefetches when they are
- * taken; loads of the row from L2 overlap by themselves (MICRO'24, IV). */
+/* Prefetches a cache line into L2. Never waits; an invalid address is harmless. L2 and not L1, because a core
+ * has far fewer slots for misses of L1 (24 on a Zen 4) than for those of L2, and drops prefetches when they
+ * are taken; loads of the row from L2 overlap by themselves (MICRO'24, IV). */
 static inline void rf__ask_for_line(uintptr_t address) { __builtin_prefetch((const void *)address, 0, 2); }
 
-/* Counts lines, and compares no addresses: those of a bad index may wrap round the address space. */
+/* Counts lines, and compares no addresses: those of an invalid index may wrap round the address space. */
 static inline void rf__ask_for(const char *row, int64_t bytes) {
     const uintptr_t offset = (uintptr_t)row & 63, line = (uintptr_t)row - offset;
     const uintptr_t lines = (offset + (uintptr_t)bytes + 63) / 64;

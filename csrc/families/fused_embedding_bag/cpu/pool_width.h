@@ -5,8 +5,9 @@
  * previous one.
  */
 
-/* Columns [column, column + columns) of bags [first, last); false at a bad index. `vectors` and `part` (one vector, of which
- * fewer columns are used), `dtype`, `index_type` and `op` are constants wherever this is inlined. */
+/* Columns [column, column + columns) of bags [first, last); false at an invalid index. `vectors` and `part`
+ * (one vector, of which fewer columns are used), `dtype`, `index_type` and `op` are constants wherever this
+ * is inlined. */
 static RF__INLINE bool RF__N(pool_chunk)(const rf__pool_call *call, const rf__table *table, int64_t first,
                                          int64_t last, int64_t column, int64_t columns, rf__ahead *ahead,
                                          const int vectors, const bool part, const rf_dtype dtype,

@@ -6,7 +6,8 @@
 
 enum { ORDER_RANKS = 128 };
 
-/* A feature's rank among ORDER_RANKS, by how many rows it has for a lookup, in quarters of powers of two; 0: most. */
+/* A feature's rank among ORDER_RANKS, by how many rows it has for a lookup, in quarters of powers of two; 0:
+ * most. */
 static int32_t rank_of(const rf__fused_feature *feature, double lookups) {
     enum { QUARTERS = 21, LEAST = (127 - ORDER_RANKS / 8) * 4 }; /* of the bits of a float */
     const float ratio = (float)((double)feature->rows / (lookups + 1));

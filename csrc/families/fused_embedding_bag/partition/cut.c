@@ -47,8 +47,8 @@ static int32_t divide_up(int32_t value, int32_t by) {
     return (int32_t)(((uint32_t)value + (uint32_t)by - 1) / (uint32_t)by);
 }
 
-/* Cuts the bags of a run into tasks of about `target`; `bags_at_once`: bags that a block works on at once, that cost
- * so much. */
+/* Cuts the bags of a run into tasks of about `target`; `bags_at_once`: bags that a block works on at once,
+ * that cost so much. */
 static void run_cut(const rf__fused_cut *cut, double cost, double misses, int32_t bags_at_once, double target,
                     rf__fused_run *run) {
     const int32_t bags = cut->bags, most = divide_up(bags, bags_at_once);
@@ -144,7 +144,8 @@ static bool is_tiled(const rf__fused_cut *cut, int64_t f) {
     return number >= 0 && cut->what.classes->of[number].kind == RF_FUSED_CLASS_COLUMNS;
 }
 
-/* The runs of all features; those of tiles are not cut yet. `all`: the work of all; `blocks`: that run at once. */
+/* The runs of all features; those of tiles are not cut yet. `all`: the work of all; `blocks`: that run at
+ * once. */
 static void features_add(rf__fused_cut *cut, double all, double blocks) {
     open_tile open[RF_FUSED_MOST_CLASSES] = {{0, 0}};
     double before = 0;

@@ -154,8 +154,8 @@ static double most_cuts(const rf__gpu *gpu, const rf__fused_map_table *table, in
 /* Of a batch, at most. */
 static rf_status most_tasks(const rf__fused_map_table *table, const rf_fused_embedding_bag_params *params,
                             double cuts, int32_t *tasks) {
-    /* A run of some work has less than work / target + 1 tasks; `work` and so the sum are rounded in float32. No run
-     * has more than its bags allow. */
+    /* A run of some work has less than work / target + 1 tasks; `work` and so the sum are rounded in float32.
+     * No run has more than its bags allow. */
     const double by_work = cuts * (1 + 1.0 / 1024) + table->runs + 2;
     const double by_bags = (double)params->bags * table->tasks_a_bag + table->runs + 2;
     const double most = by_work < by_bags ? by_work : by_bags;

@@ -7,8 +7,8 @@
 
 enum { RF__FUSED_UPLOAD_FEATURES, RF__FUSED_UPLOAD_PARTITION }; /* uploads of a fused call */
 
-/* The host's facts of features and classes, by which it makes room for tasks; and the places of the kernel's table in the upload
- * RF__FUSED_UPLOAD_PARTITION. */
+/* The host's facts of features and classes, by which it makes room for tasks; and the places of the kernel's
+ * table in the upload RF__FUSED_UPLOAD_PARTITION. */
 typedef struct rf__fused_map_table {
     int64_t classes_at, tile_classes_at; /* bytes; features come first */
     int32_t n_classes, n_tiles; /* the most tiles that may exist */
@@ -19,8 +19,8 @@ typedef struct rf__fused_map_table {
     rf__fused_classes all;
 } rf__fused_map_table;
 
-/* Fills a table of zeros. *upload [*upload_bytes] is the caller's to free. RF_ERR_VALUE: a schedule splits bags over
- * blocks. */
+/* Fills a table of zeros. *upload [*upload_bytes] is the caller's to free. RF_ERR_VALUE: a schedule splits
+ * bags over blocks. */
 rf_status rf__fused_map_table_fill(const rf__fused_feature *features, int64_t n_features,
                                    const rf__fused_classes *classes, rf__fused_map_table *table,
                                    void **upload, int64_t *upload_bytes);

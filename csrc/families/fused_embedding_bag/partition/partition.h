@@ -11,7 +11,8 @@ enum {
     RF__FUSED_PARTIAL_BYTES = RF_FUSED_PARTIAL_FLOATS * 4 /* the unit of partial sums */
 };
 
-/* The first row of a mapping; then n_tasks tasks, then n_tiles times 32 lanes, then rf__fused_staged with its tasks. */
+/* The first row of a mapping; then n_tasks tasks, then n_tiles times 32 lanes, then rf__fused_staged with its
+ * tasks. */
 typedef struct rf__fused_mapping {
     uint32_t checksum; /* of all that follows, see rf__fused_checksum */
     int32_t n_tasks, n_tiles, n_groups;

@@ -21,7 +21,8 @@ RF__SHARED void rf__fused_traffic_of(const rf_fused_embedding_bag_params *params
 void rf__fused_traffic_add(const rf__fused_traffic *traffic, const rf_fused_embedding_bag_params *params,
                            double share, rf__kernel_launch *launch);
 
-/* A function of the lookups of a feature, between its values at powers of two: linear there, and from 0 to 1. */
+/* A function of the lookups of a feature, between its values at powers of two: linear there, and from 0 to
+ * 1. */
 static inline double rf__fused_interpolate(const double *values, double lookups) {
     int32_t i = 0;
     while (i < RF__FUSED_LOGARITHMS - 1 && (double)(2ll << i) <= lookups) i++;

@@ -5,8 +5,9 @@
 
 #include "families/fused_embedding_bag/features.h"
 
-/* Every feature with its classes, for each of some sets of schedules [n_sets, n_features] (or NULL, for one set of
- * defaults): fills features [n_sets, n_features], and the classes of all sets together. RF_ERR_VALUE. */
+/* Every feature with its classes, for each of some sets of schedules [n_sets, n_features] (or NULL, for one
+ * set of defaults): fills features [n_sets, n_features], and the classes of all sets together.
+ * RF_ERR_VALUE. */
 RF__SHARED rf_status rf__fused_features(const rf_fused_embedding_bag_params *params,
                                         const rf_fused_schedule *schedules, int64_t n_sets,
                                         rf__fused_classes *classes, rf__fused_feature *features);

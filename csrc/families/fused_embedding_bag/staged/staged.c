@@ -21,7 +21,8 @@ static int32_t class_number(const rf__fused_feature *feature, double lookups, co
     return feature->classes_staged[rf_fused_bucket(lookups / (double)batch->bags)];
 }
 
-/* The kernel has threads and shared memory as an SM of compute capability 9.0 has them, and 32-bit positions. */
+/* The kernel has threads and shared memory as an SM of compute capability 9.0 has them, and 32-bit
+ * positions. */
 bool rf__fused_can_stage(const rf__gpu *gpu, int64_t lookups) {
     return gpu->cc_major >= 9 && gpu->shared_per_block_optin >= RF_FUSED_STAGED_SHARED &&
            lookups <= MOST_LOOKUPS;

@@ -14,7 +14,8 @@
 
 /* Items, in the order in which they are computed. */
 typedef struct rf_attention_items {
-    /* [count] users of items; of no user: the number of users. Ascending, unless most is 0. NULL: item u is of user u. */
+    /* [count] users of items; of no user: the number of users. Ascending, unless most is 0. NULL: item u is
+     * of user u. */
     const rf_i32 *users;
     rf_i64 count, n_users;
     rf_i64 most; /* items per chunk; 0: each item is a chunk with its own number */

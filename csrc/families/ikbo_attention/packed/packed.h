@@ -5,11 +5,12 @@
 #include "families/ikbo_attention/ikbo_attention.h"
 #include "families/ikbo_attention/packed/attention_packed_args.h"
 
-/* Writes users [candidates.count] and records bad contents. Earlier errors are raised first. */
+/* Writes users [candidates.count] and records invalid contents. Earlier errors are raised first. */
 rf_status rf__attention_prepare_lower(const rf_ikbo_attention_params *params, int32_t *users,
                                       rf__launches *launches);
 
-/* Writes the chunks of items: 3 * chunks + 2 integers, which are `rows`, `first` and `lengths` of rf_attention_cut_args. */
+/* Writes the chunks of items: 3 * chunks + 2 integers, which are `rows`, `first` and `lengths` of
+ * rf_attention_cut_args. */
 rf_status rf__attention_cut_lower(const rf_attention_items *items, const rf_attention_users *keys,
                                   int32_t *chunks, rf__launches *launches);
 
@@ -21,8 +22,8 @@ typedef struct rf__attention_rows {
     rf_dtype dtype;
 } rf__attention_rows;
 
-/* Copies heads to `to` [count, queries, group, heads / group, padded] with zeros beyond dim; item i is order[i] of `from`,
- * `order` [count] or NULL. */
+/* Copies heads to `to` [count, queries, group, heads / group, padded] with zeros beyond dim; item i is
+ * order[i] of `from`, `order` [count] or NULL. */
 rf_status rf__attention_pack_lower(const rf__attention_rows *from, const int64_t *order, void *to,
                                    int64_t padded, rf__launches *launches);
 

@@ -58,8 +58,8 @@ typedef struct packed_set {
     int32_t *chunks_data; /* of rf__attention_cut_lower */
 } packed_set;
 
-/* Puts the launches into the stream: before torch's kernels that read their results, and before memory that they read is
- * released. */
+/* Puts the launches into the stream: before torch's kernels that read their results, and before memory that
+ * they read is released. */
 static rf_status launch(packed_call *packed) {
     const rf_status status =
         rf__launches_run(packed->device, &packed->launches, NULL, NULL, packed->stream.stream);

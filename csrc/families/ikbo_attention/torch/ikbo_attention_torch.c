@@ -1,7 +1,7 @@
 /* recfuse::ikbo_attention, with its log-sum-exp and with the users' self-attention, on CPU and GPU.
  *
- * Two ways to the same result: "packed" is torch's own attention over each user's candidates as one long query, on any
- * device; "fused" is one launch (rf_ikbo_attention_cuda).
+ * Two ways to the same result: "packed" is torch's own attention over each user's candidates as one long
+ * query, on any device; "fused" is one launch (rf_ikbo_attention_cuda).
  */
 #include "families/ikbo_attention/torch/ikbo_attention_torch.h"
 #include "torch/operators.h"

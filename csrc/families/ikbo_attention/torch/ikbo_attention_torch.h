@@ -35,14 +35,14 @@ typedef struct rf__attention {
 /* Reads the arguments of RF__ATTENTION_ARGUMENTS or, with `self`, of RF__ATTENTION_SELF_ARGUMENTS. */
 rf_status rf__attention_read(rf__call *call, bool self, rf__attention *attention);
 
-/* Computes both sets of queries; the outputs are in params. On the CPU: torch's attention for each user, over the queries
- * of all of its candidates. */
+/* Computes both sets of queries; the outputs are in params. On the CPU: torch's attention for each user, over
+ * the queries of all of its candidates. */
 rf_status rf__attention_packed_cpu(rf__call *call, const rf__attention *attention);
 /* As above, on a GPU: torch's attention of sequences of many lengths. Never waits. */
 rf_status rf__attention_packed_cuda(rf__call *call, const rf__attention *attention);
 
-/* Sequences of queries and of their keys, as torch's kernels for GPUs take them: rows of `heads` heads of `dim`, with
- * pitches from row to row and from head to head, which are multiples of 16 bytes. */
+/* Sequences of queries and of their keys, as torch's kernels for GPUs take them: rows of `heads` heads of
+ * `dim`, with pitches from row to row and from head to head, which are multiples of 16 bytes. */
 typedef struct rf__attention_sequences {
     AtenTensorHandle q, k, v; /* the rows begin with their first elements */
     int64_t q_pitch[2], k_pitch[2], v_pitch[2];
