@@ -220,7 +220,7 @@ BAD_BATCHES = {
         ValueError,
         '; expected "values"',
     ),
-    "samples": (lambda plain: {**plain, "age": plain["age"][1:]}, ValueError, "samples|batch|must"),
+    "samples": (lambda plain: {**plain, "age": plain["age"][1:]}, ValueError, "samples|batch"),
     "width": (lambda plain: {**plain, "price": plain["age"]}, ValueError, "column 'price'"),
     "offsets": (
         lambda plain: {**plain, "place": (plain["place"][0], plain["place"][1][1:])},
