@@ -10,6 +10,10 @@
 /* recfuse._C.<name>, defined by RF__PY_METHOD in a file of the folder python/. */
 #define RF__PYTHON_FUNCTION(name)
 #endif
+#ifndef RF__CODES
+/* recfuse._C.codes()[<name>]: the texts of a list of the public headers, RF_X_LIST. */
+#define RF__CODES(name, list)
+#endif
 #ifndef RF__CHECKED_OPERATOR
 /* RF_OPERATOR_<name>: an operator whose kernels report bad contents, by its name in messages. Kernels include this list, so a
  * change of it compiles all kernels anew. */
@@ -31,5 +35,6 @@
 
 #undef RF__TORCH_OPERATOR
 #undef RF__PYTHON_FUNCTION
+#undef RF__CODES
 #undef RF__CHECKED_OPERATOR
 #undef RF__CHECKED_ARGUMENT

@@ -134,7 +134,8 @@ def test_a_second_copy_leaves_the_first_in_charge(tmp_path: Path) -> None:
 def test_a_change_of_folder_moves_nothing(tmp_path: Path) -> None:
     """Loaded by a relative path, with a relative cache: both stay the same folders."""
     shutil.copy(recfuse.library_path(), tmp_path / "librecfuse.so")
-    (tmp_path / "kernels").symlink_to(Path(recfuse.library_path()).with_name("kernels"))
+    for folder in ("kernels", "include"):  # which the library finds by its own path
+        (tmp_path / folder).symlink_to(Path(recfuse.library_path()).with_name(folder))
     script = """
         import ctypes, os, sys
         import torch

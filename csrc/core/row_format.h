@@ -3,6 +3,8 @@
 #ifndef RECFUSE_ROW_FORMAT_H
 #define RECFUSE_ROW_FORMAT_H
 
+#include "recfuse.h"
+
 #include "gpu/device/codes.h"
 
 /* Returns the bytes of `count` adjacent elements. A packed dtype rounds up here. */

@@ -34,6 +34,7 @@
     X(trace_curve)                  \
     X(trace_times)                  \
     X(trace_reuse)                  \
+    X(codes)                        \
     X(tensor_cell)                  \
     X(check_storages)               \
     X(join_offsets)                 \

@@ -3,6 +3,7 @@
 #define RECFUSE_API_EMBEDDING_BAG_H
 
 #include "recfuse/cuda.h"
+#include "recfuse/embedding_bag_codes.h"
 
 RF_BEGIN_DECLARATIONS
 
@@ -35,21 +36,6 @@ typedef struct rf_embedding_bag_params {
  * of a mean or maximum), RF_ERR_INTERNAL (the executor failed): see rf_last_error; `output` is then
  * undefined. */
 RF_API rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_executor *executor);
-
-/* The station of rows in flight until they are added (Jain et al., MICRO'24, section IV-B): name, text. */
-#define RF_STATION_LIST(X)             \
-    X(RF_STATION_DEFAULT, "")          \
-    X(RF_STATION_NONE, "none")         \
-    X(RF_STATION_REGISTER, "register") \
-    X(RF_STATION_SHARED, "shared")     \
-    X(RF_STATION_LOCAL, "local")       \
-    X(RF_STATION_L1, "l1")
-
-typedef enum rf_station {
-#define RF_STATION_ENUM(name, text) name,
-    RF_STATION_LIST(RF_STATION_ENUM)
-#undef RF_STATION_ENUM
-} rf_station;
 
 /* The schedule of a GPU kernel; it affects the result only through the order of sums. 0 in any field: the
  * default for the GPU, the table and the batch. */

@@ -7,43 +7,10 @@
 #ifndef RECFUSE_API_EMBEDDING_COLUMNS_H
 #define RECFUSE_API_EMBEDDING_COLUMNS_H
 
+#include "recfuse/embedding_columns_codes.h"
 #include "recfuse/fused_embedding_bag.h"
 
 RF_BEGIN_DECLARATIONS
-
-/* The steps on a value, which is a float32 or an int64: name, text. A step on a float first rounds an integer
- * to the nearest float; a step on an integer refuses a float (RF_ERR_TYPE): cast it first.
- *
- *   affine          float: v * a + b, rounded after each of the two
- *   log1p           float: log(1 + v), computed in float64 and then rounded
- *   clip            float: at least a, at most b; a NaN stays NaN
- *   cast            to an integer, toward zero; beyond int64 the nearest one; a NaN is INT64_MIN
- *   clip_integer    integer: at least a, at most b
- *   modulo          integer: the remainder of the division by a >= 1, in [0, a)
- *   bucketize       float: the number of the b boundaries from boundaries[a] on that are less than it; NaN: b
- *   bucketize_right float: the number of those that are not greater than it; NaN: b
- *   hash            integer: rf_hash_integer(v, b) * a / 2^64, in [0, a), 1 <= a < 2^31
- *   vocabulary      integer: its position among the b words from vocabulary[a] on; -1: not a word
- *
- * a and b of affine and clip are float32: their bits are the low half of the int64.
- */
-#define RF_COLUMN_STEP_LIST(X)                      \
-    X(RF_COLUMN_AFFINE, "affine")                   \
-    X(RF_COLUMN_LOG1P, "log1p")                     \
-    X(RF_COLUMN_CLIP, "clip")                       \
-    X(RF_COLUMN_CAST, "cast")                       \
-    X(RF_COLUMN_CLIP_INTEGER, "clip_integer")       \
-    X(RF_COLUMN_MODULO, "modulo")                   \
-    X(RF_COLUMN_BUCKETIZE, "bucketize")             \
-    X(RF_COLUMN_BUCKETIZE_RIGHT, "bucketize_right") \
-    X(RF_COLUMN_HASH, "hash")                       \
-    X(RF_COLUMN_VOCABULARY, "vocabulary")
-
-typedef enum rf_column_operation {
-#define RF_COLUMN_STEP_ENUM(name, text) name,
-    RF_COLUMN_STEP_LIST(RF_COLUMN_STEP_ENUM)
-#undef RF_COLUMN_STEP_ENUM
-} rf_column_operation;
 
 /* All int64_t here and below, so that int64 tensors [n, fields] are arrays of these. */
 typedef struct rf_column_step {
@@ -59,19 +26,6 @@ typedef struct rf_column_source {
     int64_t first_step, n_steps;
 } rf_column_source;
 
-/* Weighted mean: the sum divided by the sum of weights. sqrtn: divided by the square root of the number of
- * rows or, weighted, of the sum of squared weights. A sum of weights of 0 gives infinities or NaNs, which may
- * differ between a call of columns, which divides the sum, and factors of lookups, which are divided
- * separately. */
-typedef enum rf_column_pooling {
-    RF_COLUMN_SUM,
-    RF_COLUMN_MEAN,
-    RF_COLUMN_MAX,
-    RF_COLUMN_SQRTN
-} rf_column_pooling;
-
-/* The treatment of an invalid index. A number >= 0: that row is read instead. */
-enum { RF_COLUMN_INVALID_ERROR = -2, RF_COLUMN_INVALID_DROPPED = -1 };
 /* The result of a sample without an index; dropped indices do not count. A number >= 0: that row's values. */
 enum { RF_COLUMN_EMPTY_FILL = -1 };
 
@@ -115,8 +69,6 @@ typedef struct rf_columns {
 RF_API rf_status rf_embedding_columns_program(const rf_columns *columns, int64_t **program, int64_t *words);
 /* Frees a program; NULL is fine. */
 RF_API void rf_embedding_columns_program_free(int64_t *program);
-
-typedef enum rf_column_type { RF_COLUMN_FLOAT32, RF_COLUMN_INT32, RF_COLUMN_INT64 } rf_column_type;
 
 /* A tensor of features. Dense: a sample has `width` values; jagged: it has a bag of each of `features`. */
 typedef struct rf_column_input {

@@ -57,11 +57,7 @@ RF_API rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params 
     X(RF_FUSED_KIND_COLUMNS, "columns") \
     X(RF_FUSED_KIND_STAGED, "staged")
 
-typedef enum rf_fused_kind {
-#define RF_FUSED_KIND_ENUM(name, text) name,
-    RF_FUSED_KIND_LIST(RF_FUSED_KIND_ENUM)
-#undef RF_FUSED_KIND_ENUM
-} rf_fused_kind;
+typedef enum rf_fused_kind { RF_FUSED_KIND_LIST(RF_CODE_NAME) } rf_fused_kind;
 
 /* The schedule of one feature. All int32_t, so that an int32 tensor [n_features, 5] is an array of these. 0
  * anywhere: the default. */

@@ -3,38 +3,9 @@
 #define RECFUSE_API_FUSED_EMBEDDING_BAG_UPDATE_H
 
 #include "recfuse/fused_embedding_bag_backward.h"
+#include "recfuse/update_codes.h"
 
 RF_BEGIN_DECLARATIONS
-
-/* Only rows with a lookup that counts change, and so do their states. With w the row as float32, s the
- * float32 sum of its gradients, and all other values from rf_update_number: g = s * GRAD_SCALE + WEIGHT_DECAY
- * * w, then
- *   RF_SGD              w -= LR * g
- *   RF_ADAGRAD          sum += g^2; w -= LR * g / (sqrt(sum) + EPS)           (torch.optim.Adagrad, sparse
- *   gradients)
- *   RF_ROWWISE_ADAGRAD  sum += mean(g^2), a number per row; w as above         (FBGEMM's
- *   EXACT_ROWWISE_ADAGRAD)
- *   RF_ADAM             m += (1 - BETA1) * (g - m); v += (1 - BETA2) * (g^2 - v);
- *                       w -= LR * sqrt(1 - BETA2^STEP) / (1 - BETA1^STEP) * m / (sqrt(v) + EPS)
- *                       (torch.optim.SparseAdam)
- * On a GPU roots and quotients of w's steps may be off by two units in the last place. A gradient that is not
- * finite affects only its own row.
- */
-typedef enum rf_optimizer { RF_SGD, RF_ADAGRAD, RF_ROWWISE_ADAGRAD, RF_ADAM } rf_optimizer;
-
-/* Float32 numbers that an update reads when it runs, so that a CUDA graph uses values written after its
- * capture. */
-typedef enum rf_update_number {
-    RF_UPDATE_LR,
-    RF_UPDATE_WEIGHT_DECAY,
-    RF_UPDATE_EPS,
-    RF_UPDATE_BETA1,
-    RF_UPDATE_BETA2,
-    RF_UPDATE_STEP, /* of this update, from 1 */
-    RF_UPDATE_GRAD_SCALE, /* gradients are multiplied by it */
-    RF_UPDATE_SKIP, /* not 0: nothing changes */
-    RF_UPDATE_NUMBERS
-} rf_update_number;
 
 /* A weight and the optimizer's states of it, all contiguous and on one device. Two of a call do not
  * overlap. */

@@ -11,22 +11,9 @@
 #define RECFUSE_API_IKBO_H
 
 #include "recfuse/cuda.h"
+#include "recfuse/ikbo_codes.h"
 
 RF_BEGIN_DECLARATIONS
-
-/* Of the sum, in float32 (float64: in float64): name, text. GELU is x * (1 + erf(x / sqrt(2))) / 2, SiLU x /
- * (1 + exp(-x)). */
-#define RF_ACTIVATION_LIST(X)     \
-    X(RF_ACTIVATION_NONE, "none") \
-    X(RF_ACTIVATION_RELU, "relu") \
-    X(RF_ACTIVATION_GELU, "gelu") \
-    X(RF_ACTIVATION_SILU, "silu")
-
-typedef enum rf_activation {
-#define RF_ACTIVATION_ENUM(name, text) name,
-    RF_ACTIVATION_LIST(RF_ACTIVATION_ENUM)
-#undef RF_ACTIVATION_ENUM
-} rf_activation;
 
 /* One level's products, to which the parents' are added. */
 typedef struct rf_ikbo_add_params {

@@ -5,15 +5,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "recfuse/codes.h"
 #include "recfuse/status.h"
 
 RF_BEGIN_DECLARATIONS
-
-/* Tables have one of the first three. */
-typedef enum rf_dtype { RF_FLOAT32, RF_FLOAT16, RF_BFLOAT16, RF_FLOAT64 } rf_dtype;
-typedef enum rf_int_type { RF_INT32, RF_INT64 } rf_int_type;
-/* The numbers are those of ATen's _embedding_bag. */
-typedef enum rf_pooling { RF_SUM, RF_MEAN, RF_MAX } rf_pooling;
 
 /* Spreads the work of a call over threads. `parallel_for` cuts [begin, end) into ranges, calls body(from, to,
  * context) on each, possibly at once, and returns 0 when all have returned. */

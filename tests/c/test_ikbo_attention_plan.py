@@ -135,7 +135,7 @@ def library() -> ctypes.CDLL:
     def build(path: Path) -> None:
         command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC"]
         command += ["-Wno-unknown-pragmas", "-fvisibility=hidden", "-shared", f"-DRF_BLOCK={BLOCK}"]
-        command += [f"-I{ROOT / room}" for room in ("tests/c/warps", "tests/c/torch/host", "csrc")]
+        command += [f"-I{ROOT / room}" for room in ("tests/c/warps", "tests/c/torch/host", "csrc", "include")]
         command += ["tests/c/warps/attention_plan.cu", "-o", path]
         subprocess.run([str(part) for part in command], cwd=ROOT, check=True)
 

@@ -62,13 +62,19 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 def test_wheel_holds_what_its_kernels_include(wheel: Path) -> None:
-    """NVRTC gets the folder `kernels`, and finds the includes of a kernel's source there."""
+    """A kernel includes files of the folder `kernels`, and of `include` where a name begins with recfuse/."""
     with zipfile.ZipFile(wheel) as archive:
-        sources = {name for name in archive.namelist() if name.startswith("recfuse/kernels/")}
-        kernels = [name for name in sources if name.endswith((".cu", ".cuh", "_args.h"))]
+        sources = {
+            name for name in archive.namelist() if name.startswith(("recfuse/kernels/", "recfuse/include/"))
+        }
+        endings = (".cu", ".cuh", "_args.h", "_codes.h", "/device/codes.h", "_family.h", "families.h")
+        kernels = [name for name in sources if name.endswith(endings)]
         for name in kernels:
             included = re.findall(r'#include "([^"]+)"', archive.read(name).decode())
-            assert {f"recfuse/kernels/{other}" for other in included} <= sources, name
+            folders = ["include" if other.startswith("recfuse/") else "kernels" for other in included]
+            assert {
+                f"recfuse/{folder}/{other}" for folder, other in zip(folders, included, strict=True)
+            } <= sources
     assert len(kernels) > 50
 
 

@@ -110,6 +110,7 @@ class Program:
             other.path.parent.mkdir()
             shutil.copy2(self.path, other.path)
             other.kernels.symlink_to(kernels)
+            other.path.with_name("include").symlink_to(ROOT / "include")
         return other
 
     def add_nvrtc(self) -> None:

@@ -43,6 +43,7 @@ def standalone(source: str, arch: str, defines: dict[str, str], folder: Path) ->
         f"-arch={arch}",
         "-std=c++17",
         f"-I{KERNELS}",
+        f"-I{KERNELS.parent / 'include'}",
         "-Werror",
         "all-warnings",
         *options,
@@ -85,11 +86,15 @@ def compile_log(file: str, arch: str, defines: str, folder: Path = KERNELS) -> s
     ctypes.CDLL(NVRTC["builtins"], ctypes.RTLD_GLOBAL)
     nvrtc = ctypes.CDLL(NVRTC["nvrtc"])
     program = ctypes.c_void_p()
-    headers = sorted([*folder.rglob("*.cuh"), *folder.rglob("*.h")])
-    texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
-    names = (ctypes.c_char_p * len(headers))(
-        *(header.relative_to(folder).as_posix().encode() for header in headers)
-    )
+    roots = folder, folder.parent / "include"
+    headers = {
+        header.relative_to(root).as_posix().encode(): header.read_bytes()
+        for root in roots
+        for ending in ("cuh", "h")
+        for header in sorted(root.rglob(f"*.{ending}"))
+    }
+    texts = (ctypes.c_char_p * len(headers))(*headers.values())
+    names = (ctypes.c_char_p * len(headers))(*headers)
     text = (folder / file).read_bytes()
     made = ctypes.byref(program), text, file.encode(), len(headers), texts, names
     assert nvrtcs(nvrtc.nvrtcCreateProgram, *made) == 0

@@ -3,6 +3,7 @@
 #define RECFUSE_CUDA_EMBEDDING_BAG_ARGS_H
 
 #include "gpu/device/error_word.h"
+#include "recfuse/embedding_bag_codes.h"
 
 typedef struct rf_embedding_bag_args {
     const rf_u8 *weight; /* [rows, RF_DIM], RF_STRIDE elements from row to row */

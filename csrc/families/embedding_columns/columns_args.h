@@ -4,6 +4,7 @@
 
 #include "families/embedding_columns/device/column_program.h"
 #include "gpu/device/error_word.h"
+#include "recfuse/embedding_columns_codes.h"
 
 enum {
     RF_COLUMNS_BLOCK = 128, /* threads */

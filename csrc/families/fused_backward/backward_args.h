@@ -7,6 +7,7 @@
 
 #include "gpu/device/codes.h"
 #include "gpu/device/types.h"
+#include "recfuse/update_codes.h"
 
 #ifdef __CUDACC__
 #define RF_BACKWARD_ADDRESS(type) type *

@@ -3,6 +3,7 @@
 #define RECFUSE_IKBO_LINEAR_ACTIVATION_CUH
 
 #include "gpu/device/common.cuh"
+#include "recfuse/ikbo_codes.h"
 
 template <int ACTIVATION> RF_INLINE float rf_activate(float x) {
     if (ACTIVATION == RF_ACTIVATION_RELU) return x < 0.0f ? 0.0f : x; /* keeps a NaN */

@@ -4,6 +4,7 @@
 
 #include "gpu/device/error_word.h"
 #include "gpu/device/tensor_map_type.h"
+#include "recfuse/ikbo_codes.h"
 
 typedef struct rf_broadcast_add_args {
     rf_u8 *out;             /* [count, item_vectors] vectors */

@@ -7,15 +7,15 @@
 #include "gpu/driver/device.h"
 #include "gpu/driver/launch.h"
 
-/* A kernel of a file in kernels/, the folder next to this library. */
+/* A kernel of a file in kernels/, a folder next to this library, as is include/ with the headers of codes. */
 typedef struct rf__kernel_source {
-    const char *file;  /* "families/X/X.cu" */
+    const char *file; /* "families/X/X.cu" */
     const char *entry; /* "rf_X", extern "C" */
 } rf__kernel_source;
 
 /* The specialisation of a kernel. */
 typedef struct rf__kernel_options {
-    char defines[8192];     /* "-DRF_DIM=128 -DRF_BLOCK=256": options of the compiler between spaces */
+    char defines[8192]; /* "-DRF_DIM=128 -DRF_BLOCK=256": options of the compiler between spaces */
     int32_t dynamic_shared; /* bytes a block at launch; does not change the code */
 } rf__kernel_options;
 

@@ -10,9 +10,11 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-STATIONS = ("none", "register", "shared", "local", "l1")
+from recfuse._codes import CODES
+
+STATIONS = CODES["station"][1:]  # the first is the default
 """Stations of prefetched rows until they are summed."""
-KINDS = ("pool", "columns", "staged")
+KINDS = CODES["fused_kind"][1:]  # the first is the default
 """A group of threads per bag; lanes over columns of the output, for short bags; tables staged on chip."""
 FIELDS = 5
 """Columns of a row of fused schedules: kind, threads, distance, split, expected lookups of a bag."""

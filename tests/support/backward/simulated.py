@@ -12,7 +12,7 @@ from typing import Any
 from support.c_program import ROOT, make_once
 
 CPP_COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-ROOMS = ("tests/c/warps", "tests/c/warps/host", "csrc")
+ROOMS = ("tests/c/warps", "tests/c/warps/host", "csrc", "include")
 
 
 def simulated(file: str, **defines: Any) -> ctypes.CDLL:

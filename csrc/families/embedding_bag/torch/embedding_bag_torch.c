@@ -18,7 +18,9 @@ enum {
 };
 
 static rf_status pooling_read(rf__call *call, rf_pooling *pooling) {
-    static const char *const modes[] = {[RF_SUM] = "sum", [RF_MEAN] = "mean", [RF_MAX] = "max", NULL};
+#define TEXT(name, text) text,
+    static const char *const modes[] = {RF_POOLING_LIST(TEXT) NULL};
+#undef TEXT
     int chosen = 0;
     const rf_status status = rf__call_choice(call, MODE, modes, &chosen);
     *pooling = (rf_pooling)chosen;

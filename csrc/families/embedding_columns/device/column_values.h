@@ -5,6 +5,7 @@
 #define RECFUSE_CUDA_DEVICE_COLUMN_VALUES_H
 
 #include "gpu/device/types.h"
+#include "recfuse/embedding_columns_codes.h"
 
 #ifdef __CUDACC__
 #define RF_COLUMN __device__ __forceinline__

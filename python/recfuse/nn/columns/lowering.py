@@ -12,14 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recfuse._codes import CODES
 from recfuse.nn.columns.kinds import Cross
 from recfuse.nn.columns.specs import POOLINGS, Column, FeatureColumn, FeatureRef, Source, TableColumn
 from recfuse.nn.columns.steps import (
     Affine,
-    Cast,
     Clip,
     ClipInteger,
-    Log1p,
     Modulo,
     Step,
     ToBucket,
@@ -27,8 +26,6 @@ from recfuse.nn.columns.steps import (
     ToWord,
 )
 
-# In the order of RF_COLUMN_STEP_LIST; bucketize_right follows bucketize.
-_STEPS = (Affine, Log1p, Clip, Cast, ClipInteger, Modulo, ToBucket, ToBucket, ToHash, ToWord)
 _INVALID = {"error": -2, "drop": -1}
 _FILL = -1
 _N_DIMS, _OUTPUT_COLUMN = 14, 16  # fields of rf_column
@@ -161,7 +158,8 @@ class _Pools:
 
     def step(self, step: Step) -> tuple[int, int, int]:
         """Return operation, a and b of a step."""
-        operation = _STEPS.index(type(step))
+        is_right = isinstance(step, ToBucket) and step.right
+        operation = CODES["column_step"].index(f"{step.kind}_right" if is_right else step.kind)
         if isinstance(step, Affine):
             return operation, _bits(step.scale), _bits(step.offset)
         if isinstance(step, Clip):
@@ -175,7 +173,7 @@ class _Pools:
             return operation, step.num_buckets, _signed(step.seed)
         if isinstance(step, ToBucket):
             first = self._kept(self.boundaries, 0, step.float32)
-            return operation + step.right, first, len(step.float32)
+            return operation, first, len(step.float32)
         if isinstance(step, ToWord):
             return operation, self._kept(self.vocabulary, 1, step.int64), len(step.int64)
         return operation, 0, 0

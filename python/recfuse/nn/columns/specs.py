@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from recfuse._arguments import integer, real, wrong_type
-from recfuse._codes import DTYPES
+from recfuse._codes import CODES, DTYPES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.columns.steps import Step
 
 Pooling = Literal["sum", "mean", "max", "sqrtn"]
-POOLINGS: tuple[Pooling, ...] = ("sum", "mean", "max", "sqrtn")
+POOLINGS = cast(tuple[Pooling, ...], CODES["column_pooling"])
 """All poolings, in the order of the operator's numbers."""
 PLACEMENTS = ("auto", "device", "host")
 _MOST_ROWS = 2**48

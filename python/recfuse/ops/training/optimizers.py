@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from recfuse._codes import CODES
+
 
 def _step_tensor(steps: int) -> Tensor:
     return torch.tensor(float(steps), dtype=torch.float32)
@@ -31,5 +33,8 @@ KINDS = (
 )
 """The optimizers in the order of their codes, as rf_optimizer."""
 STATES = tuple(len(kind.states) for kind in KINDS)
-LR, WEIGHT_DECAY, EPS, BETA1, BETA2, STEP, GRAD_SCALE, SKIP = range(8)
-"""Positions of the numbers that kernels read, as rf_update_number."""
+_NUMBERS = {text: code for code, text in enumerate(CODES["update_number"])}
+LR, WEIGHT_DECAY, EPS = _NUMBERS["lr"], _NUMBERS["weight_decay"], _NUMBERS["eps"]
+BETA1, BETA2, STEP = _NUMBERS["beta1"], _NUMBERS["beta2"], _NUMBERS["step"]
+GRAD_SCALE, SKIP = _NUMBERS["grad_scale"], _NUMBERS["skip"]
+"""Positions of the numbers that kernels read."""

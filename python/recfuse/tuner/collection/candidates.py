@@ -25,7 +25,8 @@ from recfuse.ops.schedules import ALWAYS_EMPTY, FIELDS, KINDS, SIXTEENTHS
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 from recfuse.tuner.native import power_of_two
 
-_POOL, _COLUMNS, _STAGED = (KINDS.index(name) + 1 for name in ("pool", "columns", "staged"))
+_POOL, _COLUMNS = 1 + KINDS.index("pool"), 1 + KINDS.index("columns")
+_STAGED = 1 + KINDS.index("staged")
 _LONGEST_SLOT = 24  # rows of a bag per slot; with more, single blocks outlast the others
 _LONGEST_COLUMN = 4  # lookups of a bag per lane
 _LEAST_PART = 32  # rows of a bag for each of the blocks that share it
