@@ -17,6 +17,7 @@
 #include "gpu/device/element.cuh"
 #include "gpu/device/rounding.h"
 #include "families/fused_backward/backward_args.h"
+#include "families/fused_backward/device/optimizer_steps.h"
 
 #ifndef RF_EMIT
 #define RF_EMIT (RF_SGD + 1)
@@ -35,10 +36,8 @@
 #endif
 
 enum {
-    EMIT_STATES = RF_EMIT == RF_ADAGRAD + 1 ? 1
-                  : RF_EMIT == RF_ADAM + 1  ? 2
-                                            : 0, /* states with a value per column */
-    EMIT_ROWWISE = RF_EMIT == RF_ROWWISE_ADAGRAD + 1,
+    EMIT_STATES = rf_optimizer_column_states(RF_EMIT - 1), /* states with a value per column */
+    EMIT_ROWWISE = rf_optimizer_row_states(RF_EMIT - 1),
     EMIT_READS = RF_EMIT != RF_EMIT_GRADIENT,
     WEIGHT_BYTES = rf_element<RF_WEIGHT_DTYPE>::BYTES,
     STATE_BYTES = rf_element<RF_FLOAT32>::BYTES
@@ -139,7 +138,7 @@ RF_INLINE rf_emit_t rf_emit_of(const rf_emit_args &args) {
     emit.rounding = rf_rounding_step(args.seed, step);
     emit.plain = emit.decay == 0.0f && (RF_EMIT == RF_SGD + 1 || emit.scale == 1.0f);
     if (RF_EMIT == RF_SGD + 1 && emit.plain) emit.lr *= emit.scale;
-    if (RF_EMIT == RF_ADAM + 1) {
+    if (rf_optimizer_counts(RF_EMIT - 1)) {
         emit.beta1 = rf_load(numbers + RF_UPDATE_BETA1);
         emit.beta2 = rf_load(numbers + RF_UPDATE_BETA2);
         emit.step_size = emit.lr * sqrtf(1.0f - powf(emit.beta2, step)) / (1.0f - powf(emit.beta1, step));
@@ -229,26 +228,26 @@ RF_INLINE float rf_emit_row_factor(const rf_emit_t &emit, float state) {
     return rf_near_quotient(emit.lr, rf_near_root(state) + emit.eps);
 }
 
+#define RF_STEP_LR emit.lr
+#define RF_STEP_EPS emit.eps
+#define RF_STEP_RATE1 (1.0f - emit.beta1)
+#define RF_STEP_RATE2 (1.0f - emit.beta2)
+#define RF_STEP_CORRECTED_LR emit.step_size
+#define RF_STEP_ROOT(x) rf_near_root(x)
+#define RF_STEP_QUOTIENT(x, y) rf_near_quotient(x, y)
+#define RF_STEP_BY_ROW(g) (factor * (g))
+
 /* Writes four columns; `factor`: of row-wise Adagrad; `row` and `column`: in the matrix. */
 RF_INLINE void rf_emit_store(const rf_emit_t &emit, const rf_emit_place_t &place, rf_i64 row, int column,
                              int valid, rf_emit_ahead_t &ahead, const four_t &gradient, float factor) {
     four_t result = gradient;
 #pragma unroll
     for (int i = 0; i < 4 && EMIT_READS; i++) {
-        const float g = gradient.of[i], w = ahead.weight.of[i];
-        float &first = ahead.states[0].of[i];
-        if (RF_EMIT == RF_SGD + 1) result.of[i] = w - emit.lr * g;
-        if (EMIT_ROWWISE) result.of[i] = w - factor * g;
-        if (RF_EMIT == RF_ADAGRAD + 1) {
-            first += g * g;
-            result.of[i] = w - rf_near_quotient(emit.lr * g, rf_near_root(first) + emit.eps);
-        }
-        if (RF_EMIT == RF_ADAM + 1) {
-            float &second = ahead.states[EMIT_STATES > 1].of[i];
-            first += (1.0f - emit.beta1) * (g - first);
-            second += (1.0f - emit.beta2) * (g * g - second);
-            result.of[i] = w - rf_near_quotient(emit.step_size * first, rf_near_root(second) + emit.eps);
-        }
+        const float g = gradient.of[i];
+        float w = ahead.weight.of[i];
+        float &first = ahead.states[0].of[i], &second = ahead.states[EMIT_STATES > 1].of[i];
+        RF_OPTIMIZER_STEP(RF_EMIT - 1, w, g, first, second);
+        result.of[i] = w;
     }
 #pragma unroll
     for (int i = 0; i < EMIT_STATES; i++) four_store<RF_FLOAT32>(place.states[i], ahead.states[i], valid);

@@ -4,6 +4,7 @@
 
 #include "core/validate.h"
 #include "families/fused_backward/backward.h"
+#include "families/fused_backward/device/optimizer_steps.h"
 
 enum { VECTOR = 4 /* columns */ };
 
@@ -25,7 +26,7 @@ static int32_t matrix_of(const rf__backward_problem *problem, const rf_feature *
 
 bool rf__backward_aligned(const rf_backward_matrix *matrix, rf_dtype dtype, int32_t optimizer) {
     bool aligned = matrix->dim % VECTOR == 0 && rf__elements_aligned(matrix->weight, dtype, VECTOR);
-    for (int32_t state = 0; state < 2 && optimizer != RF_ROWWISE_ADAGRAD; state++)
+    for (int32_t state = 0; state < rf_optimizer_column_states(optimizer); state++)
         aligned &= rf__elements_aligned(matrix->states[state], RF_FLOAT32, VECTOR);
     return aligned;
 }
@@ -73,23 +74,16 @@ rf__backward_traffic rf__backward_traffic_less(rf__backward_traffic all, rf__bac
 
 void rf__backward_traffic_add(const rf__backward_problem *problem, const rf__backward_traffic *traffic,
                               rf__kernel_launch *launch) {
-    /* Operations of an element: as emit.cuh, about. */
-    static const struct {
-        double states, row_states, flops;
-    } of[] = {[RF_EMIT_GRADIENT] = {0, 0, 0},
-              [RF_SGD + 1] = {0, 0, 2},
-              [RF_ADAGRAD + 1] = {1, 0, 6},
-              [RF_ROWWISE_ADAGRAD + 1] = {0, 1, 4},
-              [RF_ADAM + 1] = {2, 0, 12}};
-    const double states =
-        traffic->row_elements * of[problem->emit].states + traffic->rows * of[problem->emit].row_states;
+    const int32_t optimizer = problem->emit - 1;
+    const double states = traffic->row_elements * rf_optimizer_column_states(optimizer) +
+                          traffic->rows * rf_optimizer_row_states(optimizer);
     const int64_t updated = rf__elements_bytes(problem->dtype, (int64_t)traffic->row_elements) +
                             rf__elements_bytes(RF_FLOAT32, (int64_t)states);
     launch->read_bytes += rf__elements_bytes(problem->call.grad_dtype,
                                              (int64_t)((double)problem->call.bags * traffic->columns));
     if (problem->emit != RF_EMIT_GRADIENT) launch->read_bytes += updated;
     launch->written_bytes += updated;
-    launch->flops += traffic->lookup_elements + traffic->row_elements * of[problem->emit].flops;
+    launch->flops += traffic->lookup_elements + traffic->row_elements * rf_optimizer_operations(optimizer);
 }
 
 void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_features *described) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from recfuse._arguments import real, wrong_type
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.ops.training.optimizers import BOUNDS
 
 # Options of torch's optimizers that change the computation of a step, not its result; a state_dict may have
 # any value.
@@ -149,10 +151,10 @@ def check_number(where: str, key: str, value: Any) -> None:
             f"{where}: {key} is a Tensor; expected a number, since each change is written to the tables' "
             "device, so that a CUDA graph and the classes of lr_scheduler see it too"
         )
-    number = real(f"{where}: {key}", value)
-    if not number >= 0:  # NaN is not, either
-        raise ArgumentValueError(f"{where}: {key} is {value!r}; expected >= 0")
-    if number > _LARGEST:
+    number, (least, end) = real(f"{where}: {key}", value), BOUNDS.get(key, (0.0, math.inf))
+    if not number >= least:  # NaN is not, either
+        raise ArgumentValueError(f"{where}: {key} is {value!r}; expected >= {least:g}")
+    if number > _LARGEST or number >= end:
         raise ArgumentValueError(
             f"{where}: {key} is {value!r}; expected a finite float32, at most {_LARGEST:.8g}"
         )
@@ -163,9 +165,12 @@ def check_betas(where: str, value: Any) -> None:
     if isinstance(value, (str, Tensor)) or not isinstance(value, Iterable) or len(betas := list(value)) != 2:
         raise wrong_type(f"{where}: betas", value, "two numbers")
     for number, beta in enumerate(betas):
-        if isinstance(beta, Tensor) or not 0 <= real(f"{where}: betas[{number}]", beta) < 1:
-            raise ArgumentValueError(f"{where}: betas[{number}] is {beta!r}; expected a number in [0, 1)")
-        if np.float32(beta) == 1:
+        least, end = BOUNDS[f"beta{number + 1}"]
+        if isinstance(beta, Tensor) or not least <= real(f"{where}: betas[{number}]", beta) < end:
+            raise ArgumentValueError(
+                f"{where}: betas[{number}] is {beta!r}; expected a number in [{least:g}, {end:g})"
+            )
+        if np.float32(beta) == end:
             raise ArgumentValueError(
                 f"{where}: betas[{number}] is {beta!r}, which is 1 in float32, so that no step would move a "
                 "row; expected at most 1 - 2**-24"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from recfuse.ops.training.optimizers import KINDS
+from recfuse.ops.training.optimizers import kind_of
 from recfuse.optim.base import FusedOptimizer
 from recfuse.optim.groups import refuse
 
 _COMMON = {"maximize": False, "differentiable": False, "foreach": None, "fused": None}
-
-
-_SGD, _ADAGRAD, _ROW_WISE_ADAGRAD, _ADAM = KINDS
 
 
 class SGD(FusedOptimizer):
@@ -47,7 +44,7 @@ class SGD(FusedOptimizer):
     Source: FBGEMM's table-batched embedding (updates in the backward pass).
     """
 
-    _kind = _SGD
+    _kind = kind_of("SGD")
 
     def __init__(
         self,
@@ -95,7 +92,7 @@ class Adagrad(FusedOptimizer):
     Source: Duchi et al., 2011; FBGEMM's table-batched embedding (updates in the backward pass).
     """
 
-    _kind = _ADAGRAD
+    _kind = kind_of("Adagrad")
 
     def __init__(
         self,
@@ -144,7 +141,7 @@ class RowWiseAdagrad(Adagrad):
     Source: Gupta et al., "Training Recommender Systems at Scale", 2020 (row-wise Adagrad).
     """
 
-    _kind = _ROW_WISE_ADAGRAD
+    _kind = kind_of("RowWiseAdagrad")
 
 
 class Adam(FusedOptimizer):
@@ -175,7 +172,7 @@ class Adam(FusedOptimizer):
     Source: Kingma and Ba, 2015; FBGEMM's table-batched embedding (updates in the backward pass).
     """
 
-    _kind = _ADAM
+    _kind = kind_of("Adam")
 
     def __init__(
         self,

@@ -11,6 +11,8 @@ rf_status rf__check_backward_sizes(const char *operator_name, const rf_fused_bac
 rf_status rf__check_backward_feature(const char *operator_name, const rf_fused_backward_params *params,
                                      int64_t at);
 
+/* Checks a code of an optimizer. */
+rf_status rf__check_optimizer(const char *operator_name, int64_t optimizer);
 /* Check the whole params structs of updates, except for the contents of indices, offsets, rows and
  * numbers. */
 rf_status rf__check_fused_update(const char *operator_name, const rf_fused_update_params *params);

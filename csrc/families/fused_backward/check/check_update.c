@@ -1,7 +1,9 @@
 /* rf__check_fused_update, rf__check_rows_update. */
 #include <stddef.h>
+#include <stdio.h>
 
 #include "families/fused_backward/check/check_backward.h"
+#include "families/fused_backward/device/optimizer_steps.h"
 
 rf_fused_backward_params rf__fused_update_gradient(const rf_fused_update_params *params, int64_t matrix) {
     return (rf_fused_backward_params){.features = params->features,
@@ -17,10 +19,25 @@ rf_fused_backward_params rf__fused_update_gradient(const rf_fused_update_params 
                                       .dtype = RF_FLOAT32};
 }
 
+rf_status rf__check_optimizer(const char *operator_name, int64_t optimizer) {
+#define NAME(code, name, ...) name,
+    static const char *const names[] = {RF_OPTIMIZER_LIST(NAME)};
+#undef NAME
+    char allowed[256] = "";
+    size_t length = 0;
+    for (int32_t i = 0; i < RF_OPTIMIZERS; i++)
+        length += (size_t)snprintf(allowed + length, sizeof allowed - length, "%s%d (%s)",
+                                   i == 0                   ? ""
+                                   : i == RF_OPTIMIZERS - 1 ? " or "
+                                                            : ", ",
+                                   (int)i, names[i]);
+    RF__REFUSE_IF(optimizer < 0 || optimizer >= RF_OPTIMIZERS, RF_ERR_VALUE,
+                  "optimizer is " RF__I64 "; expected %s", optimizer, allowed);
+    return RF_OK;
+}
+
 static rf_status check_update(const char *operator_name, const rf_update *update) {
-    RF__REFUSE_IF((uint32_t)update->optimizer > RF_ADAM, RF_ERR_VALUE,
-                  "optimizer is %d; expected 0 (SGD), 1 (Adagrad), 2 (row-wise Adagrad) or 3 (Adam)",
-                  (int)update->optimizer);
+    RF_CHECK(rf__check_optimizer(operator_name, (int64_t)update->optimizer));
     RF__REFUSE_IF(update->numbers == NULL, RF_ERR_VALUE,
                   "numbers is NULL; expected a pointer to its %d elements", RF_UPDATE_NUMBERS);
     return RF_OK;
@@ -29,7 +46,7 @@ static rf_status check_update(const char *operator_name, const rf_update *update
 /* `at`: its number among those of the call. */
 static rf_status check_matrix(const char *operator_name, rf_optimizer optimizer,
                               const rf_update_matrix *matrix, int64_t at) {
-    const int32_t states = optimizer == RF_SGD ? 0 : optimizer == RF_ADAM ? 2 : 1;
+    const int32_t states = rf_optimizer_column_states(optimizer) + rf_optimizer_row_states(optimizer);
     int64_t size;
     RF__REFUSE_IF(matrix->rows < 0 || matrix->dim < 0 ||
                       __builtin_mul_overflow(matrix->rows, matrix->dim, &size) ||

@@ -12,6 +12,7 @@
 #include "core/tasks.h"
 #include "families/fused_backward/cpu/transpose.h"
 #include "families/fused_backward/check/check_backward.h"
+#include "families/fused_backward/device/optimizer_steps.h"
 
 enum {
     ROWS_AHEAD = 6, /* between the prefetch of a row and its states and its update */
@@ -58,13 +59,12 @@ static void update_begin(update *update, const rf_update *with, const rf_update_
 static inline __attribute__((always_inline)) void ask_for_row(const update *update, int64_t row) {
     const rf_update_matrix *matrix = update->matrix;
     const rf__row_format weight = rf__contiguous_row(matrix->dtype, matrix->dim);
-    const rf__row_format state = rf__contiguous_row(
-        RF_FLOAT32, update->optimizer == RF_ROWWISE_ADAGRAD ? 1 : matrix->dim); /* row-wise: one a row */
+    const int32_t columns = rf_optimizer_column_states(update->optimizer);
+    const int32_t states = columns + rf_optimizer_row_states(update->optimizer);
+    const rf__row_format state = rf__contiguous_row(RF_FLOAT32, columns > 0 ? matrix->dim : 1);
     rf__ask_for((const char *)matrix->weight + row * weight.pitch, weight.bytes);
-    if (update->optimizer != RF_SGD)
-        rf__ask_for((const char *)matrix->states[0] + row * state.pitch, state.bytes);
-    if (update->optimizer == RF_ADAM)
-        rf__ask_for((const char *)matrix->states[1] + row * state.pitch, state.bytes);
+    for (int32_t i = 0; i < states; i++)
+        rf__ask_for((const char *)matrix->states[i] + row * state.pitch, state.bytes);
 }
 
 /* Returns [dim], on the stack if it fits; NULL: the update has failed. The caller frees it unless it is

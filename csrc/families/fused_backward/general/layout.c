@@ -1,5 +1,6 @@
 /* Sizes of the general path, and the memory that it works in. */
 #include "core/validate.h"
+#include "families/fused_backward/device/optimizer_steps.h"
 #include "families/fused_backward/general/general.h"
 
 enum {
@@ -84,7 +85,7 @@ rf_status rf__backward_layout_of(const rf__gpu *gpu, const char *operator_name,
                                 .slices = ceil_div(described->dim, COLUMNS * variant.vectors),
                                 .pitch = ceil_div(described->dim, 4) * 4,
                                 .bytes = begin};
-    RF__REFUSE_IF(problem->emit == RF_ROWWISE_ADAGRAD + 1 && to->slices > 1, RF_ERR_UNSUPPORTED,
+    RF__REFUSE_IF(rf_optimizer_row_states(problem->emit - 1) > 0 && to->slices > 1, RF_ERR_UNSUPPORTED,
                   "row-wise Adagrad in the backward pass has rows of %d columns; expected up to %d on a GPU. "
                   "Pass deferred=True.",
                   (int)described->dim, (int)(COLUMNS * WIDEST_VECTORS));

@@ -10,6 +10,7 @@
 #define RECFUSE_CUDA_BACKWARD_SMALL_ARGS_H
 
 #include "families/fused_backward/backward_args.h"
+#include "families/fused_backward/device/optimizer_steps.h"
 
 enum {
     /* A feature is small if its table has at most this many rows and the call at most this many bags per
@@ -34,11 +35,11 @@ enum {
 #define RF_SMALL_LANE_COLUMNS(staged) ((staged) ? 4 : 8)
 /* Threads of a block of small_rows.cu: as many as the registers allow. Two blocks per SM, three if gradients
  * are gathered for SGD or are the output. */
-#define RF_SMALL_THREADS(staged, emit)                         \
-    ((emit) == RF_ADAM + 1              ? (staged) ? 384 : 256 \
-     : (staged)                         ? 512                  \
-     : (emit) == RF_ROWWISE_ADAGRAD + 1 ? 320                  \
-                                        : 256)
+#define RF_SMALL_THREADS(staged, emit)                                 \
+    (rf_optimizer_column_states((emit) - 1) > 1 ? (staged) ? 384 : 256 \
+     : (staged)                                 ? 512                  \
+     : rf_optimizer_row_states((emit) - 1) > 0  ? 320                  \
+                                                : 256)
 
 /* The task of a block of lists.cu: rows [first_row, last_row) of a small feature. Like a task of
  * small_rows.cu it contains all data of the feature, so that the block does not wait for memory twice. */

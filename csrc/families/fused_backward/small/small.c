@@ -29,7 +29,7 @@ static bool matrix_fits(const rf__backward_problem *problem, const rf_backward_m
     if (matrix->dim <= 0 || matrix->dim % VECTOR != 0 ||
         !rf__elements_aligned(matrix->weight, problem->dtype, VECTOR))
         return false;
-    if (problem->emit == RF_ROWWISE_ADAGRAD + 1) return matrix->dim <= RF_SMALL_WHOLE_COLUMNS;
+    if (rf_optimizer_row_states(problem->emit - 1) > 0) return matrix->dim <= RF_SMALL_WHOLE_COLUMNS;
     return matrix->states[0] % ALIGNMENT == 0 && matrix->states[1] % ALIGNMENT == 0;
 }
 

@@ -36,7 +36,7 @@
 
 enum {
     BLOCK = RF_SMALL_THREADS(RF_STAGED, RF_EMIT),
-    BLOCKS = RF_STAGED || RF_EMIT > RF_SGD + 1 || RF_ROUND ? 2 : 3, /* per SM */
+    BLOCKS = RF_STAGED || EMIT_STATES > 0 || EMIT_ROWWISE || RF_ROUND ? 2 : 3, /* per SM */
     WARPS = BLOCK / 32,
     MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS,
     QUADS = EMIT_ROWWISE || (RF_STAGED && EMIT_STATES == 0) ? 4 : 2 /* limited by registers */

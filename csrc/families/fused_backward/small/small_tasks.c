@@ -14,7 +14,7 @@ enum {
 };
 
 int32_t rf__backward_small_columns(const rf__backward_small_sizes *sizes, int32_t dim, bool *staged) {
-    const bool whole = sizes->emit == RF_ROWWISE_ADAGRAD + 1;
+    const bool whole = rf_optimizer_row_states(sizes->emit - 1) > 0;
     for (int32_t most = RF_SMALL_COLUMNS; most >= LEAST_COLUMNS; most /= 2) {
         const int32_t columns = dim < most ? dim : most;
         *staged = rf__elements_bytes(RF_FLOAT32, sizes->bags * columns) <= sizes->staged_bytes;
@@ -28,7 +28,7 @@ int32_t rf__backward_small_columns(const rf__backward_small_sizes *sizes, int32_
 static double row_cost(const rf__backward_small_sizes *sizes, const rf_small_feature *feature,
                        int32_t columns, bool staged) {
     const double lookups = sizes->lookups / feature->rows, found = lookups < 1 ? lookups : 1;
-    const int64_t states = sizes->emit == RF_ADAM + 1 ? 2 : sizes->emit == RF_ADAGRAD + 1 ? 1 : 0;
+    const int64_t states = rf_optimizer_column_states(sizes->emit - 1);
     const int64_t row_bytes =
         rf__elements_bytes(sizes->dtype, columns) + rf__elements_bytes(RF_FLOAT32, states * columns);
     return 8 + found * 2 * (double)row_bytes + lookups * (2 + columns * (staged ? 1 : 2));

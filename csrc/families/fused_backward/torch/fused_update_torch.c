@@ -6,7 +6,8 @@
  */
 #include <stdlib.h>
 
-#include "core/validate.h"
+#include "families/fused_backward/check/check_backward.h"
+#include "families/fused_backward/device/optimizer_steps.h"
 #include "families/fused_embedding_bag/torch/fused_arguments.h"
 #include "torch/operators.h"
 
@@ -30,14 +31,16 @@ static rf_status weight_read(rf__call *call, const char *argument, AtenTensorHan
     return RF_OK;
 }
 
-static int64_t states_of(int64_t optimizer) { return optimizer == RF_SGD ? 0 : optimizer == RF_ADAM ? 2 : 1; }
+static int64_t states_of(int64_t optimizer) {
+    return rf_optimizer_column_states((int)optimizer) + rf_optimizer_row_states((int)optimizer);
+}
 
 /* Those of one matrix, from element `at` of the list on. */
 static rf_status states_read(rf__call *call, int argument, int64_t at, int64_t optimizer,
                              rf_update_matrix *matrix) {
     const rf__value *list = &call->values[argument];
     const char *name = call->registered->signature.names[argument];
-    const bool of_rows = optimizer == RF_ROWWISE_ADAGRAD;
+    const bool of_rows = rf_optimizer_row_states((int)optimizer) > 0;
     for (int64_t i = 0; matrix->weight != NULL && i < states_of(optimizer); i++) {
         rf__value item = {0};
         rf__tensor tensor;
@@ -86,9 +89,7 @@ static rf_status update_read(rf__call *call, int numbers_argument, int options, 
     if (numbers.dtype != aoti_torch_dtype_float32() || numbers.sizes[0] != RF_UPDATE_NUMBERS)
         return rf__tensor_refuse(&numbers, RF_ERR_VALUE, "float32 [%d]", RF_UPDATE_NUMBERS);
     RF_CHECK(rf__call_contiguous(call, &numbers, numbers.dtype));
-    RF_FAIL_IF(values[0].integer < RF_SGD || values[0].integer > RF_ADAM, RF_ERR_VALUE,
-               "optimizer is %lld; expected 0 (SGD), 1 (Adagrad), 2 (row-wise Adagrad) or 3 (Adam)",
-               (long long)values[0].integer);
+    RF_CHECK(rf__check_optimizer(call->registered->public_name, values[0].integer));
     *update = (rf_update){.optimizer = (rf_optimizer)values[0].integer,
                           .numbers = numbers.data,
                           .stochastic_rounding = values[1].boolean,

@@ -15,6 +15,7 @@
 
 #include "recfuse.h"
 #include "families/fused_backward/cpu/transpose.h"
+#include "families/fused_backward/device/optimizer_steps.h"
 #include "families/fused_embedding_bag/feature_rows.h"
 #include "core/validate.h"
 
@@ -134,7 +135,7 @@ typedef struct rf__pool_kernels {
     rf__row_kernel sum_row[3]; /* [rf_dtype of grad] */
     rf__rows_kernel sum_rows[3];
     rf__mixed_row_kernel mixed_row;
-    rf__update_kernel update_row[3][4]; /* [rf_dtype of the matrix][rf_optimizer] */
+    rf__update_kernel update_row[3][RF_OPTIMIZERS]; /* [rf_dtype of the matrix][rf_optimizer] */
     rf__winners_kernel winners;
     rf__dot_kernel dot;
     rf__load_kernel load;

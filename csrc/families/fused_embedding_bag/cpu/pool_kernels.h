@@ -171,7 +171,7 @@ const rf__pool_kernels RF__TABLE = {.pool = {{RF__ENTRY(f32_i32), RF__ENTRY(f32_
                                     .sum_row = {sum_row_f32, sum_row_f16, sum_row_bf16},
                                     .sum_rows = {sum_rows_f32, sum_rows_f16, sum_rows_bf16},
                                     .mixed_row = mixed_row,
-                                    .update_row = {RF__UPDATES(f32), RF__UPDATES(f16), RF__UPDATES(bf16)},
+                                    .update_row = RF__UPDATES,
                                     .winners = bag_winners,
                                     .dot = dot,
                                     .load = load_block,

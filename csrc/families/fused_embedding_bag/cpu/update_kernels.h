@@ -56,39 +56,37 @@ static void store_rounded(const rf__step *step, char *to, int64_t row, int64_t c
     memcpy(to, halves, (size_t)columns * sizeof *halves);
 }
 
+enum { MOST_STATES = sizeof((rf_update_matrix){0}.states) / sizeof(float *) };
+
+#define RF_STEP_LR step->lr
+#define RF_STEP_EPS step->eps
+#define RF_STEP_RATE1 step->one_minus_beta1
+#define RF_STEP_RATE2 step->one_minus_beta2
+#define RF_STEP_CORRECTED_LR step->corrected_lr
+#define RF_STEP_ROOT(x) RF__N(square_root)(x)
+#define RF_STEP_QUOTIENT(x, y) ((x) / (y))
+#define RF_STEP_BY_ROW(g) (step->lr * (g) / of_row)
+
 static RF__INLINE void update_row(const rf__step *step, const rf_update_matrix *matrix, int64_t row,
                                   const float *sum, const rf_dtype dtype, const rf_optimizer optimizer) {
     const int64_t dim = matrix->dim;
     char *weight = (char *)matrix->weight + rf__elements_bytes(dtype, row * dim);
-    float *first = optimizer == RF_SGD ? NULL : matrix->states[0] + row * dim;
-    float *second = optimizer == RF_ADAM ? matrix->states[1] + row * dim : NULL;
+    const int columns_states = rf_optimizer_column_states(optimizer);
     float of_row = 0; /* row-wise Adagrad's divisor */
-    if (optimizer == RF_ROWWISE_ADAGRAD) {
+    if (rf_optimizer_row_states(optimizer) > 0) {
         matrix->states[0][row] += mean_of_squares(step, weight, dtype, dim, sum);
         of_row = sqrtf(matrix->states[0][row]) + step->eps;
     }
     for (int64_t column = 0; column < dim; column += RF__WIDEST) {
         const int64_t columns = dim - column < RF__WIDEST ? dim - column : RF__WIDEST;
         char *to = weight + rf__elements_bytes(dtype, column);
-        RF__N(vec) value = load_columns(to, columns, dtype);
+        RF__N(vec) value = load_columns(to, columns, dtype), states[MOST_STATES] = {value, value};
         const RF__N(vec) gradient = gradient_of(step, sum, value, column, columns);
-        if (optimizer == RF_SGD) {
-            value -= step->lr * gradient;
-        } else if (optimizer == RF_ROWWISE_ADAGRAD) {
-            value -= step->lr * gradient / of_row;
-        } else if (optimizer == RF_ADAGRAD) {
-            const RF__N(vec) total = load_floats(first + column, columns) + gradient * gradient;
-            store_floats(first + column, columns, total);
-            value -= step->lr * gradient / (RF__N(square_root)(total) + step->eps);
-        } else {
-            RF__N(vec) mean = load_floats(first + column, columns);
-            RF__N(vec) square = load_floats(second + column, columns);
-            mean += step->one_minus_beta1 * (gradient - mean);
-            square += step->one_minus_beta2 * (gradient * gradient - square);
-            store_floats(first + column, columns, mean);
-            store_floats(second + column, columns, square);
-            value -= step->corrected_lr * mean / (RF__N(square_root)(square) + step->eps);
-        }
+        for (int i = 0; i < columns_states; i++)
+            states[i] = load_floats(matrix->states[i] + row * dim + column, columns);
+        RF_OPTIMIZER_STEP(optimizer, value, gradient, states[0], states[1]);
+        for (int i = 0; i < columns_states; i++)
+            store_floats(matrix->states[i] + row * dim + column, columns, states[i]);
         if (dtype != RF_FLOAT32 && step->stochastic_rounding) {
             store_rounded(step, to, row, column, columns, value, dtype);
         } else {
@@ -102,16 +100,21 @@ static RF__INLINE void update_row(const rf__step *step, const rf_update_matrix *
                               const float *sum) {                                                \
         update_row(step, matrix, row, sum, dtype, optimizer);                                    \
     }
-#define RF__UPDATE_ROWS(name, dtype)                          \
-    RF__UPDATE_ROW(name##_sgd, dtype, RF_SGD)                 \
-    RF__UPDATE_ROW(name##_adagrad, dtype, RF_ADAGRAD)         \
-    RF__UPDATE_ROW(name##_rowwise, dtype, RF_ROWWISE_ADAGRAD) \
-    RF__UPDATE_ROW(name##_adam, dtype, RF_ADAM)
-RF__UPDATE_ROWS(f32, RF_FLOAT32)
-RF__UPDATE_ROWS(f16, RF_FLOAT16)
-RF__UPDATE_ROWS(bf16, RF_BFLOAT16)
-#define RF__UPDATES(name) \
-    {update_##name##_sgd, update_##name##_adagrad, update_##name##_rowwise, update_##name##_adam}
+#define RF__UPDATE_F32(code, ...) RF__UPDATE_ROW(f32_##code, RF_FLOAT32, code)
+#define RF__UPDATE_F16(code, ...) RF__UPDATE_ROW(f16_##code, RF_FLOAT16, code)
+#define RF__UPDATE_BF16(code, ...) RF__UPDATE_ROW(bf16_##code, RF_BFLOAT16, code)
+RF_OPTIMIZER_LIST(RF__UPDATE_F32)
+RF_OPTIMIZER_LIST(RF__UPDATE_F16)
+RF_OPTIMIZER_LIST(RF__UPDATE_BF16)
+#define RF__NAME_F32(code, ...) update_f32_##code,
+#define RF__NAME_F16(code, ...) update_f16_##code,
+#define RF__NAME_BF16(code, ...) update_bf16_##code,
+#define RF__UPDATES                                                             \
+    {                                                                           \
+        {RF_OPTIMIZER_LIST(RF__NAME_F32)}, {RF_OPTIMIZER_LIST(RF__NAME_F16)}, { \
+            RF_OPTIMIZER_LIST(RF__NAME_BF16)                                    \
+        }                                                                       \
+    }
 
 #undef RF__N
 #undef RF__JOIN
