@@ -76,7 +76,8 @@ bool rf__signature_read(const char *schema, rf__signature *signature) {
     return true;
 }
 
-/* Returns the longest name that is a prefix of a private operator's name; its own name without any. */
+/* Returns the longest operator's name with which a private operator's name begins after its underscore; its
+ * own name without any. */
 static const char *public_name(const rf__registered *operators, size_t count, const char *name) {
     const char *found = name;
     size_t most = 0;

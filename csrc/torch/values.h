@@ -35,8 +35,8 @@ rf_status rf__value_give(rf__type type, const rf__value *value, StableIValue *bi
 /* Frees a value and, of a list, its elements. */
 void rf__value_free(rf__type type, const rf__value *value);
 
-/* Fails with libtorch's own text if `code` is a failure of libtorch: RF_ERR_MEMORY or RF_ERR_OUT_OF_MEMORY,
- * RF_ERR_CUDA if the text is CUDA's, else RF_ERR_INTERNAL. */
+/* Fails with libtorch's own text if `code` is a failure of libtorch: RF_ERR_MEMORY or RF_ERR_OUT_OF_MEMORY if
+ * memory ran out, RF_ERR_CUDA if the text is CUDA's, else RF_ERR_INTERNAL. */
 rf_status rf__torch_status(int32_t code, const char *call);
 #define RF__TORCH_CHECK(call) RF_CHECK(rf__torch_status((call), #call))
 

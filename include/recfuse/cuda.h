@@ -14,8 +14,8 @@ typedef struct rf_cuda_stream {
 
 /* A caller's allocator of device memory. Memory belongs to the stream for which it was allocated: released
  * memory may be reused at once for later work on that stream, as by torch's allocator. Functions and context
- * must live as long as the process, and be callable from any thread; during calls no lock is held and no
- * context is current. */
+ * must live as long as the process, and be callable from any thread; during calls recfuse holds no lock and
+ * has made no context current. */
 typedef struct rf_cuda_allocator {
     void *context; /* [1] or NULL: handed to both functions */
     /* bytes > 0, on the stream's device, aligned to 16 bytes; *block is the argument of release(). `lasts`:

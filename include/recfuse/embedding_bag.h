@@ -26,7 +26,7 @@ typedef struct rf_embedding_bag_params {
     rf_pooling pooling;
     int64_t padding_idx; /* lookups of this row are skipped; -1: no such row */
     const float *sample_weights; /* [lookups], may be NULL; RF_SUM only */
-    int32_t prefetch_distance; /* lookups to prefetch; 0: no prefetching, -1: default */
+    int32_t prefetch_distance; /* lookups between a prefetch and its use; 0: no prefetching, -1: default */
     void *output; /* [bags, dim] of dtype, completely written */
     int64_t output_stride; /* elements from one bag to the next, >= dim */
 } rf_embedding_bag_params;

@@ -34,7 +34,8 @@ enum { RF_COLUMN_EMPTY_FILL = -1 };
 typedef struct rf_column {
     int64_t left; /* its source */
     int64_t right; /* of a cross the other source, else -1 */
-    int64_t cross_buckets; /* of a cross: rf_hash_integers(l, r, cross_seed) * cross_buckets / 2^64, < 2^31 */
+    /* of a cross: rf_hash_integers(l, r, cross_seed) * cross_buckets / 2^64, < 2^31; else 0 */
+    int64_t cross_buckets;
     int64_t cross_seed;
     int64_t buffer; /* number of the buffer of its table; -1: numeric */
     int64_t weight_offset; /* first element of the table in that buffer */
@@ -127,10 +128,10 @@ enum {
     RF_COLUMN_BUFFER_BYTES = 8
 };
 /* As above, on a GPU: pointers of inputs, and data of buffers and output, are of that device.
- * program_on_device [program_words], aligned to 16 bytes, must be a copy of the program, which is not
- * checked. Puts the work into the stream without waiting; it may be captured in a CUDA graph. Invalid
- * contents as with rf_embedding_bag_cuda: an index that is an error counts as dropped, a bag with invalid
- * offsets as empty. Too many tensors: RF_ERR_UNSUPPORTED. */
+ * program_on_device [program_words], aligned to 16 bytes, must be a copy of the program, which the work reads
+ * and nothing checks. Puts the work into the stream without waiting; it may be captured in a CUDA graph.
+ * Invalid contents as with rf_embedding_bag_cuda: an index that is an error counts as dropped, a bag with
+ * invalid offsets as empty. Too many tensors: RF_ERR_UNSUPPORTED. */
 RF_API rf_status rf_embedding_columns_cuda(const rf_embedding_columns_params *params,
                                            const int64_t *program_on_device, const rf_cuda_stream *stream);
 

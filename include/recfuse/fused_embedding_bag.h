@@ -89,8 +89,8 @@ RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_p
 
 /* Pools every feature on a GPU, as rf_embedding_bag_cuda does for one; `features` and `buffers` are on the
  * host, except for the buffers' data. `plan` may be NULL: all defaults. The assignment of work to blocks is
- * made before the launch: by plan->mapping; or from the number of bags, if all of plan->schedules have
- * expected lookups; or else by a small kernel from the offsets. A mapping that does not contain each bag of
+ * made before the launch: by plan->mapping; or from the number of bags, if `expected` is known in all of
+ * plan->schedules; or else by a small kernel from the offsets. A mapping that does not contain each bag of
  * each feature once is RF_ERR_VALUE. mapping_on_device is read by this call, and by all replays of a graph
  * that captured it. `workspace`: workspace_bytes of device memory, at least as many as returned above,
  * aligned to 16 bytes, reusable for later work on the stream; NULL: plan->allocator's, if there is one.
@@ -99,7 +99,7 @@ RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_p
  * feature and 32 per task. The 256 most recently used descriptions of all operators stay on each device, and
  * at most 128 MiB; a call has two. They come from plan->allocator. Descriptions of a captured call are
  * separate from these and stay until the process ends, in memory of the driver, because graphs may be
- * replayed on any stream: only the first such call waits, for the copy of its own descriptions.
+ * replayed on any stream: only such a call waits, the first time, for the copy of its own descriptions.
  */
 RF_API rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params,
                                              const rf_fused_plan *plan, void *workspace,

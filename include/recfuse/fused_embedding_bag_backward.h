@@ -70,9 +70,9 @@ RF_API rf_status rf_fused_embedding_bag_sparse_gradients_cuda(const rf_fused_bac
                                                               const rf_cuda_allocator *allocator,
                                                               const rf_cuda_stream *stream);
 
-/* Writes the row that supplied the maximum of each column of each bag of each feature of pooling RF_MAX:
- * winners [bags, output_dim], -1 if no lookup counts and in the columns of other features. params->output is
- * not used. */
+/* Writes the row of its table that supplied the maximum of each column of each bag of each feature of pooling
+ * RF_MAX: winners [bags, output_dim], -1 if no lookup counts and in the columns of other features.
+ * params->output is not used. */
 RF_API rf_status rf_fused_embedding_bag_winners_cpu(const rf_fused_embedding_bag_params *params,
                                                     int64_t *winners, const rf_executor *executor);
 

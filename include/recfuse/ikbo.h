@@ -83,8 +83,8 @@ typedef struct rf_ikbo_linear_params {
     bool chain; /* messages name "maps[i]" of ikbo_linear_chain; else "cand_to_user" of ikbo_linear */
     rf_ikbo_kernel kernel;
     const rf_cuda_allocator *allocator; /* [1]: gives the workspace of the call */
-    /* If levels[] has a copy of the last level's weight; else NULL. Later calls with its address and m raise
-     * the errors of this call. */
+    /* Set if levels[] has a copy of the last level's weight; else NULL. Later calls with its address and m
+     * raise the errors of this call. */
     const void *weight; /* [m, k], the caller's; may be NULL */
 } rf_ikbo_linear_params;
 

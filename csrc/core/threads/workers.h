@@ -7,9 +7,8 @@
 /* Independent tasks, numbered from 0. The memory is the caller's until `end` is called. */
 typedef struct rf__job {
     void (*run)(void *context, int64_t task);
-    void (*end)(
-        void *
-            context); /* called once, at the end, on one of the threads; the job is not accessed afterwards */
+    /* Called once, after the last task, on one of the threads; the job is not accessed afterwards. */
+    void (*end)(void *context);
     void *context;
     int64_t count; /* tasks; without any only `end` is called */
     int32_t most_threads; /* that work on it at once, at least 1 */

@@ -21,11 +21,11 @@ rf_status rf__trace_curve(const double *ranks, const double *counts, int64_t n_p
 rf_status rf__trace_times(const int64_t *counts, int64_t n_rows, double length, double burst, double median,
                           double sigma, uint64_t seed, double *times);
 
-/* For each lookup of rows [lookups], each in [0, n_rows): gaps, the number of lookups since the same row was
- * read, and distances, the number of different other rows read since; both -1 for a row's first lookup. An
- * LRU cache of C rows hits exactly if 0 <= distance < C. One pass with a Fenwick tree over the last lookup of
- * each row (Bennett and Kruskal, "LRU stack processing", 1975). Requires lookups < 2^31. RF_ERR_INDEX,
- * RF_ERR_VALUE, RF_ERR_MEMORY. */
+/* For each lookup of rows [lookups], each in [0, n_rows): gaps, how many lookups ago the same row was read
+ * (1: by the previous lookup), and distances, the number of different other rows read since; both -1 for a
+ * row's first lookup. An LRU cache of C rows hits exactly if 0 <= distance < C. One pass with a Fenwick tree
+ * over the last lookup of each row (Bennett and Kruskal, "LRU stack processing", 1975). Requires lookups <
+ * 2^31. RF_ERR_INDEX, RF_ERR_VALUE, RF_ERR_MEMORY. */
 rf_status rf__trace_reuse(const int64_t *rows, int64_t lookups, int64_t n_rows, int64_t *gaps,
                           int64_t *distances);
 

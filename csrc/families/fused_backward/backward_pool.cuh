@@ -21,7 +21,7 @@ enum {
     BLOCK_BITS = 8,
     GRAD_BYTES = rf_element<RF_GRAD_DTYPE>::BYTES,
     APART = 4 * RF_BACKWARD_LANES, /* columns between two vectors of a lane */
-    LEAST_LANES = EMIT_ROWWISE ? 4 : 1 /* rows at once, which share the exchange of row-wise Adagrad */
+    LEAST_LANES = EMIT_ROWWISE ? 4 : 1 /* of a row; row-wise Adagrad: as many as rows at once */
 };
 
 static_assert(1 << BLOCK_BITS == (int)BLOCK, "as groups count");
@@ -75,7 +75,7 @@ RF_INLINE lane_t lane_of(const rf_backward_matrix &matrix, const groups_t &group
     return lane;
 }
 
-/* Returns true if vector v may be read: always for the first one. */
+/* Returns the number of columns of vector v that are read: of the first vector always all four. */
 RF_INLINE int readable_of(const lane_t &lane, int v) { return RF_ALIGNED && v == 0 ? 4 : lane.valid[v]; }
 
 /* Stores four columns of partial sums to shared or global memory. */

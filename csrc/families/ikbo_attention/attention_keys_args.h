@@ -24,7 +24,7 @@ RF_BOTH rf_i64 rf_integer_at(const rf_integers *integers, rf_i64 at) {
 /* The positions of users' keys, relative to the first of all. */
 typedef struct rf_attention_users {
     rf_integers lengths; /* [count] or absent */
-    rf_integers offsets; /* [count + 1] or absent; with them only `positions` of the others is used */
+    rf_integers offsets; /* [count + 1] or absent; with them lengths and pitch are unused */
     rf_i64 count, positions; /* per user; with offsets of all */
     rf_i64 pitch; /* between the first positions of users */
 } rf_attention_users;

@@ -80,7 +80,7 @@ typedef struct rf_fused_args {
     rf_i32 chain; /* the name of a parent in messages: see rf_ikbo_linear_params */
     rf_i32 report;
     rf_error_word errors;
-    rf_i32 tickets; /* of small.cu: pieces are taken by a ticket; else by blocks, which all run at once */
+    rf_i32 tickets; /* of small.cu: blocks take pieces by a ticket; else by blockIdx, and all run at once */
     rf_i32 ranks; /* of small.cu: blocks that have all rows */
     rf_i32 m;
     rf_i32 unused;

@@ -47,7 +47,8 @@ RF_ROUNDING rf_u32 rf_rounding_bits(rf_u64 row, rf_u32 column) {
     return bits ^ (bits >> 16);
 }
 
-/* Values beyond the largest finite value become infinite in proportion to their distance. Keeps NaN. */
+/* Values beyond the largest finite value become infinite with a probability in proportion to their distance
+ * from it. Keeps NaN. */
 RF_ROUNDING rf_u16 rf_round_bf16(float value, rf_u32 random) {
     const rf_u32 word = rf_rounding_word(value);
     if ((word & 0x7f800000u) == 0x7f800000u)

@@ -23,7 +23,8 @@ void rf__cuda_refuse(const char *reason);
 rf__cu_capture_mode rf__cuda_capture_mode(const rf__cuda_driver *driver, rf__cu_capture_mode mode);
 
 /* Returns RF_OK for 0; otherwise sets a message with the function at the head of `call`, and CUDA's name and
- * text of the error, and returns RF_ERR_OUT_OF_MEMORY or RF_ERR_CUDA. Requires rf__cuda_driver_get. */
+ * text of the error, and returns RF_ERR_OUT_OF_MEMORY if memory ran out, else RF_ERR_CUDA. Requires
+ * rf__cuda_driver_get. */
 rf_status rf__cuda_status(rf__cu_result result, const char *call);
 
 /* The status of a function of the driver, RF__CUDA_CALL(driver->cuMemFree_v2(memory)); and RF_TRY for it. */

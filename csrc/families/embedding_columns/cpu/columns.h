@@ -126,8 +126,8 @@ typedef struct rf__column_cursor {
     int64_t left[RF__COLUMN_ROWS], right[RF__COLUMN_ROWS]; /* integers of the sources */
 } rf__column_cursor;
 
-/* Begins at samples [first, last). With invalid offsets, which become the call's offence, the cursor is
- * empty. */
+/* Opens a cursor at samples [first, last). With invalid offsets, which become the call's offence, the cursor
+ * is empty. */
 void rf__column_cursor_open(rf__columns_call *call, const rf__column *column, int64_t first, int64_t last,
                             rf__column_cursor *cursor);
 /* False: all rows have been returned. */

@@ -105,8 +105,8 @@ static rf_status too_many(void) {
                     operator_name);
 }
 
-/* Adds the lookups of a dense column to *capacity, and those of a jagged column to the uses of its
- * feature. */
+/* Adds the lookups of a dense column to *capacity. For a column with a jagged source adds the lookups per
+ * value to the uses of its feature, and to *capacity the rows of empty samples. */
 static rf_status add_column(const rf_embedding_columns_params *params, const rf__columns *program,
                             const rf_columns_column *column, int64_t *const *uses, int64_t *capacity) {
     const rf_columns_source *left = &program->sources[column->left];

@@ -28,7 +28,7 @@ RF_INLINE void starts_write_four(const starts_t &starts, rf_u32 row, rf_bytes<16
             if (row + i < starts.count) starts.of[row + i] = begins.word[i];
     }
 }
-/* Writes the last begin, which has no thread if there are as many counters as that. */
+/* Writes the begin past the last row, for which there is no counter if all counters are used. */
 RF_INLINE void starts_write_last(const starts_t &starts, rf_u32 counters, rf_u32 behind) {
     if (starts.count > counters && threadIdx.x == 0) starts.of[counters] = behind;
 }
