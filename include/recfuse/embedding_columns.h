@@ -93,8 +93,9 @@ typedef struct rf_embedding_columns_params {
     const rf_column_input *inputs; /* [n_inputs] */
     int64_t n_inputs;
     int64_t batch; /* samples */
-    bool check_bounds; /* check invalid indices and offsets; if false, such an index counts as dropped, and
-                       * invalid offsets are undefined behaviour */
+    /* Check offsets, and invalid indices that are errors; if false, such an index counts as dropped, and
+     * invalid offsets are undefined behaviour. */
+    bool check_bounds;
     rf_dtype output_dtype;
     void *output; /* [batch, output_dim] of output_dtype, completely written */
     int64_t output_dim; /* total of the program's columns */

@@ -111,8 +111,8 @@ template <int N> struct rf_column_values {
     }
 };
 
-/* Computes for N values the number of the `count` ascending boundaries below each. All N values share the
- * search steps. */
+/* Computes for N values the number of the `count` ascending boundaries that are less than each; `right`: not
+ * greater. All N values share the search steps. */
 template <int N>
 RF_INLINE void rf_column_search(rf_column_values<N> &values, const float *boundaries, int count, bool right) {
     int found[N] = {};
@@ -232,7 +232,7 @@ static __device__ __noinline__ void rf_column_report(rf_error_word errors, rf_ar
     rf_report<RF_OPERATOR_embedding_columns>(errors, found, column);
 }
 
-/* Returns the row of an index, or -1. Sets `bad` to `number` if the index is invalid. */
+/* Returns the row of an index, or -1. Sets `bad` to `number` if the index is an error. */
 RF_INLINE rf_i64 rf_column_row(const rf_columns_column &column, rf_i64 index, int number, int &bad) {
     if ((rf_u64)index < (rf_u64)column.rows) return index;
     if (column.invalid != RF_COLUMN_INVALID_ERROR) return column.invalid;

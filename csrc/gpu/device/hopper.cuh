@@ -1,8 +1,8 @@
 /* Shared by kernels for compute capability 9.0: barriers in shared memory, copies by the tensor memory
  * accelerator (TMA) that complete on them, clusters.
  *
- * Addresses of shared memory have 32 bits (rf_shared). The phase of a barrier ends when as many threads have
- * arrived as it was initialised for, and all announced bytes have been copied. A waiting thread passes the
+ * Addresses of shared memory have 32 bits (rf_shared). The phase of a barrier ends after the number of
+ * arrivals for which it was initialised and the copies of all announced bytes. A waiting thread passes the
  * parity of the phase: the first is 0, and waiting for parity 1 of a new barrier returns at once. A wait
  * never gives up. It has no trap for a phase that does not end: with a trap in the loop the compiler
  * serialises all wgmma of the kernel (its warning C7512).

@@ -1,5 +1,6 @@
-/* A program of embedding columns as calls read it, on the host and on a device: rf_embedding_columns_program lays it
- * out in 8-byte words, without pointers. Included as "families/embedding_columns/device/column_program.h" by host C and by kernels. */
+/* A program of embedding columns as calls read it, on the host and on a device: rf_embedding_columns_program
+ * lays it out in 8-byte words, without pointers. Included as
+ * "families/embedding_columns/device/column_program.h" by host C and by kernels. */
 #ifndef RECFUSE_CUDA_DEVICE_COLUMN_PROGRAM_H
 #define RECFUSE_CUDA_DEVICE_COLUMN_PROGRAM_H
 
@@ -29,7 +30,8 @@ typedef struct rf_columns_step {
     rf_i32 operation; /* rf_column_operation */
     rf_i32 count; /* number of boundaries or words, or of buckets of a hash */
     rf_i64 a; /* as rf_column_step's, except that it is the first boundary or word of the arrays here */
-    rf_i64 b; /* as rf_column_step's; for bucketize the float32 of rf_column_bucket_even, or 0 */
+    rf_i64
+        b; /* as rf_column_step's; for bucketize the float32 of rf_column_bucket_even, or 0: not equidistant */
 } rf_columns_step;
 RF_SIZE_IS(rf_columns_step, 24);
 

@@ -15,7 +15,7 @@ typedef struct rf__columns_inputs {
     int64_t number, references; /* the lock of columns_inputs.c guards all up to here */
     int64_t batch; /* -1: the first tensor that is read tells it */
     int64_t count;
-    int32_t on_gpu, device; /* 1: on a GPU, -1: the same as the batch; its number, -1 on the CPU */
+    int32_t on_gpu, device; /* 1: on a GPU, -1: told by the first tensor; its number, -1 on the CPU */
     rf_column_input rows[]; /* [count] */
 } rf__columns_inputs;
 

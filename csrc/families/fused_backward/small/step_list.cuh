@@ -66,8 +66,8 @@ RF_INLINE void part_list_by_steps(const feature_t &feature, const steps_t &steps
     const rf_u32 cells = counts_of<BITS>(steps, warp);
     const rf_u32 one = counters_t<BITS>::one(warp), taken = counters_t<BITS>::taken(warp);
     const rf_u32 unread = rf_shared_kept(steps.counts - 32 + lane);
-    /* The begin of a row is at half of the address of its counter; for the unread counter any address of the
-     * counters will do. */
+    /* The begin of a row is at `begins` + half of the address of its counter; for the unread counter this is
+     * some address of the counters. */
     const rf_u32 begins = rf_shared_kept(steps.begins) - cells / 2;
     const rf_u32 bags_at = rf_shared_kept(steps.bags + lane), behind = quad_of(steps, warp + 1);
     const rf_u8 *indices = (const rf_u8 *)(feature.indices + lane);
