@@ -9,8 +9,8 @@ typedef struct rf__kept {
     size_t bytes;
 } rf__kept;
 
-/* Least bytes of a cached block: malloc caches smaller blocks itself, and allocates larger ones from the
- * system each time. */
+/* Least bytes of a block that is worth caching: malloc caches smaller blocks itself, and allocates larger
+ * ones from the system each time. */
 enum { RF__KEPT_LEAST = 32 << 20 };
 
 /* Returns a block of at least this many bytes with undefined contents; NULL: out of memory. Without the

@@ -15,7 +15,7 @@ rf_status rf__tasks_run(const char *operator_name, int64_t count, int64_t worker
 
 /* Threads of the executor that `bytes` of work keep busy, at least 1. */
 int64_t rf__tasks_workers(const rf_executor *executor, int64_t bytes);
-/* As above, for any threads; an additional thread must be worth `worker_bytes`. */
+/* As above, for any number of threads, each of which needs `worker_bytes` of work. */
 int64_t rf__tasks_threads(int64_t threads, int64_t bytes, int64_t worker_bytes);
 
 #endif

@@ -117,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     }
     if (RF_TIMED) add_cycles(args, rf_load_task<-1>(task), since);
     if (RF_WITH_STAGED && blockIdx.x == gridDim.x - 1) {
-        rf_begin_next_kernel(); /* the concurrent kernel has waited for the previous kernels */
+        /* The concurrent kernel writes the same output, and has waited for the previous kernels. */
+        rf_begin_next_kernel();
         rf_wait_for_previous_kernel();
     }
 }

@@ -9,8 +9,8 @@ typedef struct rf__launch_config {
     rf__cu_function function;
     uint32_t grid[3], block[3]; /* blocks, threads */
     uint32_t cluster[3];        /* blocks that run together on one GPC; all 0: no clusters */
-    uint32_t shared_bytes;      /* dynamic; at most that of rf__kernel_options */
-    bool cooperative;           /* all blocks run at once, or the launch fails */
+    uint32_t shared_bytes; /* dynamic; at most that with which the kernel was loaded: rf__kernel_options */
+    bool cooperative; /* all blocks run at once, or the launch fails */
     /* Begins before the stream's last kernel has ended, if the GPU supports it:
      * rf_wait_for_previous_kernel. */
     bool programmatic;

@@ -30,8 +30,7 @@ typedef struct rf_columns_step {
     rf_i32 operation; /* rf_column_operation */
     rf_i32 count; /* number of boundaries or words, or of buckets of a hash */
     rf_i64 a; /* as rf_column_step's, except that it is the first boundary or word of the arrays here */
-    rf_i64
-        b; /* as rf_column_step's; for bucketize the float32 of rf_column_bucket_even, or 0: not equidistant */
+    rf_i64 b; /* as rf_column_step's; bucketize: float32 of rf_column_bucket_even, or 0: not equidistant */
 } rf_columns_step;
 RF_SIZE_IS(rf_columns_step, 24);
 
