@@ -98,4 +98,5 @@ def test_the_rooms_of_the_code_are_drawn_in_their_order(pictures):
     schematics = importlib.import_module("drawings.schematics")
     assert schematics.reduced({("a", "b"), ("b", "c"), ("a", "c")}) == {("a", "b"), ("b", "c")}
     levels = schematics.level(schematics.library_edges())
-    assert levels["include"] < levels["core"] < levels["driver"] < levels["jit"] < levels["torch"]
+    assert levels["include"] < levels["core"] < levels["driver"] < levels["jit"] < levels["launches"]
+    assert levels["driver"] < levels["torch"]  # which includes no family
