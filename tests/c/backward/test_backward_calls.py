@@ -106,7 +106,8 @@ def library() -> ctypes.CDLL:
     """The host's code of the backward and the driver of tests/c/warps/gpu.c."""
     backward = ROOT / "csrc/families/fused_backward"
     own = [path for path in backward.rglob("*.c") if not {"cpu", "python", "torch"} & set(path.parts)]
-    sources = [*own, ROOT / "csrc/core/validate.c", ROOT / "csrc/gpu/driver/gpu.c"]
+    others = "core/validate.c", "families/fused_embedding_bag/check_fused.c", "gpu/driver/gpu.c"
+    sources = [*own, *(ROOT / "csrc" / path for path in others)]
     return build_simulator("the backward's host code on the host", sources)
 
 
