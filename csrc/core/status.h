@@ -24,7 +24,7 @@ RF__SHARED rf_status rf__fail(rf_status status, const char *format, ...) RF__PRI
 
 /* Fails if the condition is true: for checks of arguments, before the function holds resources that `out:`
  * would free.
- *     RF_FAIL_IF(params->rows < 0, RF_ERR_VALUE, "rows is %" PRId64 ", must be 0 or more", params->rows);
+ *     RF_FAIL_IF(params->rows < 0, RF_ERR_VALUE, "rows is %" PRId64 "; expected 0 or more", params->rows);
  */
 #define RF_FAIL_IF(condition, code, ...)                     \
     do {                                                     \

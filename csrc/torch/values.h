@@ -80,7 +80,7 @@ rf_status rf__tensor_reserve(int64_t dim, const int64_t *sizes, int32_t dtype, A
                              void **data);
 /* Frees a tensor; NULL is fine. */
 void rf__tensor_free(AtenTensorHandle tensor);
-/* Fails with "<argument> is <dtype> [<sizes>], must be " and the text. */
+/* Fails with "<argument> is <dtype> [<sizes>]; expected " and the text. */
 rf_status rf__tensor_refuse(const rf__tensor *tensor, rf_status code, const char *format, ...)
     RF__PRINTF(3, 4);
 

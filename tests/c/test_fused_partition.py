@@ -398,7 +398,7 @@ def test_memory_for_a_mapping_is_the_callers() -> None:
         lambda rows: bytearray(rows * 32),
     ):
         with pytest.raises(
-            TypeError, match=r"memory has another form; expected a writable int32 array \[\d+, 8\]"
+            TypeError, match=r"memory returns another object; expected a writable int32 array \[\d+, 8\]"
         ):
             _C.fused_embedding_bag_map(described, work.offsets, 132, True, wrong)
     with pytest.raises(ValueError, match="PyCapsule"):

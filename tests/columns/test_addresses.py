@@ -300,7 +300,7 @@ def test_packing_takes_no_more_than_there_is():
         _C.embedding_columns_pack(found.owner, groups, 2, 0, 0)
     with pytest.raises(ValueError, match="inputs of group 0 differ"):
         _C.embedding_columns_pack(found.owner, groups * 0, 3, 0, 0)
-    with pytest.raises(ValueError, match="groups are of 3 inputs; expected of 4"):
+    with pytest.raises(ValueError, match="groups has 3 elements; expected 4, as inputs"):
         _C.embedding_columns_pack(found.owner, groups[:3], 3, 0, 0)
 
 

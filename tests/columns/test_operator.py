@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "a table": (
         replaced("program", program(offset=1)),
         ValueError,
-        "column 1: its table is 7 x 4 at element 1; expected buffer 0, which has 28",
+        "column 1: its table is 7 x 4 at element 1; expected a table within buffer 0, which has 28",
     ),
     "weights": (replaced("program", program(weighted=1)), ValueError, "it is weighted, and input 1 has no"),
     "words": (replaced("program", program()[:-1]), ValueError, "is no whole program of this version"),
@@ -181,12 +181,12 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "strides": (
         lambda given: given.__setitem__("values", [given["values"][0].repeat(2)[::2]]),
         ValueError,
-        "values has stride 2; expected contiguous",
+        "values has stride 2; expected a contiguous tensor",
     ),
     "weights' strides": (
         replaced("weights", [torch.zeros(DIM, ROWS).t()]),
         ValueError,
-        "expected contiguous",
+        "has stride 1; expected a contiguous tensor",
     ),
     "weights' type": (replaced("weights", [torch.zeros(28).double()]), TypeError, "weights is float64"),
     "value_weights": (
@@ -230,7 +230,7 @@ def test_a_program_that_changes_is_checked_again():
     assert refused > (steps_at - columns_at) // 2
     given["program"].copy_(good)
     torch.testing.assert_close(embedding_columns(**given), expected(given))
-    with pytest.raises(ValueError, match="expected buffer 0, which has 27"):
+    with pytest.raises(ValueError, match="expected a table within buffer 0, which has 27"):
         embedding_columns(**{**given, "weights": [given["weights"][0].flatten()[:27]]})
 
 

@@ -189,8 +189,14 @@ def without_gradient(model, _):
 
 BETWEEN = {
     "zero_grad": (lambda _, optimizer: optimizer.zero_grad(), r"zero_grad\(\) came between"),
-    "module.zero_grad": (lambda model, optimizer: (model.zero_grad(), optimizer.step()), "is set to None"),
-    "grad = None": (lambda m, o: (without_gradient(m, o), o.step()), "is set to None"),
+    "module.zero_grad": (
+        lambda model, optimizer: (model.zero_grad(), optimizer.step()),
+        "setting the gradient of a table to None came between",
+    ),
+    "grad = None": (
+        lambda m, o: (without_gradient(m, o), o.step()),
+        "setting the gradient of a table to None came between",
+    ),
     "zeros": (lambda model, _: model.zero_grad(set_to_none=False), r"zero_grad\(\) came between"),
     "evaluation": (evaluate, "a call of tables came between"),
     "training": (lambda model, _: loss_of(model), "a call of tables came between"),

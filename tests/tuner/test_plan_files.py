@@ -90,7 +90,7 @@ def test_what_is_no_value_of_a_plan_is_refused(path, change, words):
     ("change", "words"),
     (
         (at("table", "rows", value=-1), "table.rows is -1; expected 0 to"),
-        (at("table", "rows", value=10**18), "expected tables of 4611686018427387904 bytes at most"),
+        (at("table", "rows", value=10**18), "expected 4611686018427387904 bytes at most in all tables"),
         (at("table", "dim", value=2**31), "table.dim is 2147483648; expected 2147483647 at most"),
         (at("table", "dtype", value="float64"), "expected 'float32' or 'float16' or 'bfloat16'"),
         (at("table", "mode", value="$\\x$"), "expected 'sum' or 'mean' or 'max'"),
@@ -121,7 +121,7 @@ def test_what_is_no_value_of_a_tables_plan_is_refused(tmp_path, change, words):
         (at("expected", value="0 " * 7_000_000), "for 100,000 features at most"),
         (at("table_of", value="9" * 10**6), "table_of has '9999"),
         (at("expected", value="\u0663"), "expected integers"),
-        (at("tables", 0, "rows", value=10**18), "expected tables of"),
+        (at("tables", 0, "rows", value=10**18), "bytes at most in all tables"),
         (at("schedules", value=[""] * 6), "schedules has 6 items; expected 5 at most"),
         (at("schedules", 1, value="kind=pool threads=0"), "threads is '0'; expected a whole number from 1"),
     ),

@@ -160,10 +160,11 @@ static rf_status check_block(const rf_embedding_bag_schedule *schedule) {
 static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedule *schedule) {
     const int threads = (int)schedule->threads, block = (int)schedule->block,
               shared = (int)smaller(threads, WARP);
-    RF_FAIL_IF(
-        schedule->station == RF_STATION_NONE && schedule->distance != 1, RF_ERR_VALUE,
-        "schedule: distance is %d; expected 1 or left out with station \"none\", which has one row in flight",
-        (int)schedule->distance);
+    RF_FAIL_IF(schedule->station == RF_STATION_NONE && schedule->distance != 1, RF_ERR_VALUE,
+               "schedule: distance is %d; expected 1 or left out with station \"none\", which has one row in "
+               "flight. "
+               "Use station \"register\" for more.",
+               (int)schedule->distance);
     RF_FAIL_IF(threads < rf__bag_lanes(shape), RF_ERR_VALUE,
                "schedule: threads is %d; expected at least the %d that read one row of %" PRId64 " bytes",
                threads, (int)rf__bag_lanes(shape), shape->row.bytes);

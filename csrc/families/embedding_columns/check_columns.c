@@ -297,7 +297,7 @@ static rf_status check_call_column(const rf__columns *columns, const rf_embeddin
     const int64_t numel = params->buffers[column->buffer].numel;
     REFUSE_COLUMN_IF(column->weight_offset + column->rows * column->dim > numel, RF_ERR_VALUE,
                      "its table is " RF__I64 " x %d at element " RF__I64
-                     "; expected buffer %d, which has " RF__I64 " elements",
+                     "; expected a table within buffer %d, which has " RF__I64 " elements",
                      column->rows, (int)column->dim, column->weight_offset, (int)column->buffer, numel);
     return RF_OK;
 }
@@ -318,7 +318,7 @@ static rf_status check_call_output(const rf_embedding_columns_params *params, co
                       elements > INT64_MAX / 8,
                   RF_ERR_VALUE,
                   "output_stride is " RF__I64 "; expected output_dim, " RF__I64
-                  ", or more, and the output fit in int64",
+                  ", or more, and an output that fits int64",
                   params->output_stride, params->output_dim);
     RF__REFUSE_IF(params->output == NULL && params->batch > 0 && params->output_dim > 0, RF_ERR_VALUE, "%s",
                   "output is NULL; expected a pointer to its elements");

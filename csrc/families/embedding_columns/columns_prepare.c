@@ -52,8 +52,8 @@ static rf_status check_limits(const rf_embedding_columns_params *params, const r
                   RF_ERR_UNSUPPORTED,
                   "the call has " RF__I64 " inputs, of which " RF__I64
                   " are dense and come first, and " RF__I64
-                  " buffers; expected %d bytes of them at most, where a dense input has %d, another "
-                  "input %d and a buffer %d. Pack them into fewer inputs.",
+                  " buffers; expected %d bytes of them at most, where such a dense input has %d, "
+                  "another input %d and a buffer %d. Pack them into fewer inputs or buffers.",
                   params->n_inputs, n_short, params->n_buffers, (int)RF_COLUMN_TENSOR_BYTES,
                   (int)RF_COLUMN_DENSE_BYTES, (int)RF_COLUMN_INPUT_BYTES, (int)RF_COLUMN_BUFFER_BYTES);
     RF__REFUSE_IF(params->output_stride > UINT32_MAX / 8, RF_ERR_UNSUPPORTED,

@@ -19,7 +19,7 @@ static rf_status check_fused_feature(const rf_fused_embedding_bag_params *params
                       __builtin_add_overflow(feature->weight_offset, size, &end) || end > numel,
                   RF_ERR_VALUE,
                   "features[" RF__I64 "] is a table of " RF__I64 " x " RF__I64 " at element " RF__I64
-                  "; expected weights[" RF__I64 "], which has " RF__I64 " elements",
+                  "; expected a table within weights[" RF__I64 "], which has " RF__I64 " elements",
                   at, feature->rows, feature->dim, feature->weight_offset, feature->buffer, numel);
     RF__REFUSE_IF(feature->output_column != column, RF_ERR_VALUE,
                   "features[" RF__I64 "] has output_column " RF__I64 "; expected " RF__I64

@@ -12,7 +12,7 @@ rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int
     const rf_dtype output_dtype = params->output_dtype;
     RF_FAIL_IF(feature->dim > INT32_MAX / 4 || feature->rows > INT64_MAX / 4, RF_ERR_UNSUPPORTED,
                "recfuse.fused_embedding_bag: features[%" PRId64 "] has a table of %" PRId64 " x %" PRId64
-               "; expected rows of at most %d on a GPU",
+               "; expected rows of at most %d columns on a GPU",
                at, feature->rows, feature->dim, INT32_MAX / 4);
     const rf__row_format row = rf__feature_row(params->buffers, feature);
     /* 16 bytes of halves are 8 sums, which take the registers that rows in flight wait in. */

@@ -41,8 +41,8 @@ static rf_status check_maps(const rf_ikbo_attention_params *params) {
         "cand_to_user_type is %d, kv_lengths_type %d and kv_offsets_type %d; expected RF_INT32 or RF_INT64",
         (int)params->cand_to_user_type, (int)params->kv_lengths_type, (int)params->kv_offsets_type);
     RF__REFUSE_IF(params->kv_lengths != NULL && params->kv_offsets != NULL, RF_ERR_VALUE, "%s",
-                  "kv_lengths and kv_offsets are both given; expected one of them, since offsets of jagged "
-                  "keys are their lengths");
+                  "kv_lengths and kv_offsets are both given; expected one of them, since the offsets of "
+                  "jagged keys state their lengths");
     RF__REFUSE_IF(params->candidates.count > 0 && params->cand_to_user == NULL, RF_ERR_VALUE, "%s",
                   "cand_to_user is NULL; expected a pointer to [count]");
     return RF_OK;
@@ -67,14 +67,13 @@ rf_status rf__check_ikbo_attention_sizes(const rf_ikbo_attention_params *params)
     RF__REFUSE_IF(!fits(params->kv_offsets != NULL ? 1 : params->n_users, params->positions, params->kv_heads,
                         params->dim),
                   RF_ERR_VALUE,
-                  "keys of "
-                  "the call has " RF__I64 " users, " RF__I64 " positions, " RF__I64 " heads and " RF__I64
+                  "keys have " RF__I64 " users, " RF__I64 " positions, " RF__I64 " heads and " RF__I64
                   " dims; expected a size in bytes that fits int64",
                   params->n_users, params->positions, params->kv_heads, params->dim);
     /* Also refuses NaN. Kernels take the maximum of scores before they multiply by the scale times
      * log2(e). */
     RF__REFUSE_IF(!(scale >= FLT_MIN && scale <= FLT_MAX / 2), RF_ERR_VALUE,
-                  "scale is %g; expected positive, and a normal number of float32 up to %g", params->scale,
+                  "scale is %g; expected a positive, normal number of float32 up to %g", params->scale,
                   (double)(FLT_MAX / 2));
     return RF_OK;
 }

@@ -292,7 +292,7 @@ def _shape(weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[T
             lambda: (
                 "recfuse.ikbo_linear: the dimensions of a weight and its input are "
                 f"{weight.dim()} and {given.dim()}; "  # noqa: B023  (called at once)
-                "expected 2 of the weight, and 2 or 3 of all inputs"
+                "expected 2 of the weight, and the same 2 or 3 of all inputs"
             ),
         )
         torch._check(weight.shape[0] == weights[0].shape[0])

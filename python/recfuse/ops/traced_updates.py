@@ -159,7 +159,7 @@ def _once_a_pass(grad: Tensor, weights: Sequence[Tensor], states: Sequence[Tenso
                 "recfuse.optim: the backward pass of a compiled program would update a copy of a "
                 f"Parameter, or of its state, of shape {list(tensor.shape)}, as hooks of saved tensors make "
                 "them, such as torch.autograd.graph.save_on_cpu. Call the tables outside of such hooks, "
-                "Create the optimizer with deferred=True, or do not compile these calls."
+                "create the optimizer with deferred=True, or do not compile these calls."
             )
     for weight in weights:
         address = weight.data_ptr()

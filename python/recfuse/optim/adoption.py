@@ -193,7 +193,7 @@ class Adoption:
             update = self._update_of(parameter)
             check_gradient(self._what, parameter, update)
             if parameter.grad is None:
-                update.check_finished("the gradient of a table is set to None")
+                update.check_finished("setting the gradient of a table to None")
             elif update.updated:
                 found.append(parameter)
             else:

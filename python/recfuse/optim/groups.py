@@ -148,8 +148,8 @@ def check_number(where: str, key: str, value: Any) -> None:
     """Raise an error unless a value of a group is a finite number that is not negative."""
     if isinstance(value, Tensor):
         raise ArgumentTypeError(
-            f"{where}: {key} is a Tensor; expected a number, since each change is written to the tables' "
-            "device, so that a CUDA graph and the classes of lr_scheduler see it too"
+            f"{where}: {key} is a Tensor; expected a number, which the classes of lr_scheduler change too, "
+            "since each change is written to the tables' device, where a CUDA graph reads it"
         )
     number, (least, end) = real(f"{where}: {key}", value), BOUNDS.get(key, (0.0, math.inf))
     if not number >= least:  # NaN is not, either

@@ -151,7 +151,9 @@ def check_sizes(tables: Iterable[tuple[str, int, int, str]]) -> None:
             raise ArgumentValueError(f"{name}.dim is {dim}; expected {_MOST_COLUMNS} at most")
         total += rows * row_bytes(dim, dtype)
         if total > _MOST_BYTES:
-            raise ArgumentValueError(f"{name}.rows is {rows}; expected tables of {_MOST_BYTES} bytes at most")
+            raise ArgumentValueError(
+                f"{name}.rows is {rows}; expected {_MOST_BYTES} bytes at most in all tables"
+            )
 
 
 def unique_drift(before: float, now: float, what: str) -> list[str]:

@@ -149,7 +149,7 @@ class CollectionPlan(BasePlan):
                 most = f"{self.features} at most, an item a feature"
                 raise ArgumentValueError(f"{what} has {items} items; expected {most}")
             if wrong := [number for number in numbers if not 0 <= number < items]:
-                raise ArgumentValueError(f"{name} has {wrong[0]}; expected less than {items}")
+                raise ArgumentValueError(f"{name} has {wrong[0]}; expected [0, {items})")
         if wrong := [value for value in self.expected if value < ALWAYS_EMPTY or value >= 2**31]:
             raise ArgumentValueError(f"expected has {wrong[0]}; expected -1 to {2**31 - 1}")
         if not 0 <= self.warps <= _MOST_WARPS:

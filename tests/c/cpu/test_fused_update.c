@@ -301,7 +301,7 @@ void test_fused_update_errors(void) {
     UPDATE(RF_OK, "", (of_rows = true, rows[1] = 3));
     UPDATE(RF_ERR_VALUE, "weight 1; expected one of 1", features[0].buffer = 1);
     UPDATE(RF_ERR_VALUE, "weight -2", features[0].buffer = -2);
-    UPDATE(RF_ERR_VALUE, "n_weights is -1", params.n_matrices = -1);
+    UPDATE(RF_ERR_VALUE, "n_matrices is -1", params.n_matrices = -1);
     UPDATE(RF_ERR_VALUE, "optimizer", update.optimizer = (rf_optimizer)4);
     UPDATE(RF_ERR_VALUE, "numbers", update.numbers = NULL);
     UPDATE(RF_ERR_VALUE, "state 0", matrix.states[0] = NULL);

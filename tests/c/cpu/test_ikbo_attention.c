@@ -129,10 +129,10 @@ void test_ikbo_attention_errors(void) {
     BAD(RF_ERR_VALUE, "expected sizes of 0 or more", call.dim = -1);
     BAD(RF_ERR_VALUE, "expected a multiple", call.kv_heads = 3);
     BAD(RF_ERR_VALUE, "expected a multiple", call.kv_heads = 0);
-    BAD(RF_ERR_VALUE, "fits int64", call.positions = INT64_MAX / 4);
-    BAD(RF_ERR_VALUE, "scale is 0; expected positive", call.scale = 0);
-    BAD(RF_ERR_VALUE, "scale is -1; expected positive", call.scale = -1);
-    BAD(RF_ERR_VALUE, "expected positive", call.scale = (double)NAN);
+    BAD(RF_ERR_VALUE, "keys have 2 users, 2305843009213693951 positions", call.positions = INT64_MAX / 4);
+    BAD(RF_ERR_VALUE, "scale is 0; expected a positive", call.scale = 0);
+    BAD(RF_ERR_VALUE, "scale is -1; expected a positive", call.scale = -1);
+    BAD(RF_ERR_VALUE, "expected a positive, normal number", call.scale = (double)NAN);
     BAD(RF_ERR_VALUE, "normal number of float32", call.scale = 1e-40);
     BAD(RF_ERR_VALUE, "normal number of float32", call.scale = 1e40);
     BAD(RF_ERR_VALUE, "up to 1.7", call.scale = 2e38); /* times log2(e) it overflows */

@@ -146,9 +146,9 @@ static void fused_bad(char **arguments) {
     REFUSED(RF_ERR_VALUE, "features[0] is in weights[0]", one.params.n_buffers = 0);
     REFUSED(RF_ERR_VALUE, "weights[0] is NULL", one.buffers[0].data = NULL);
     REFUSED(RF_ERR_TYPE, "dtype", one.buffers[1].dtype = (rf_dtype)3);
-    REFUSED(RF_ERR_VALUE, "expected weights[0]", one.features[1].rows = 1 << 20);
-    REFUSED(RF_ERR_VALUE, "expected weights[0]", one.features[1].rows = INT64_MAX);
-    REFUSED(RF_ERR_VALUE, "expected weights[0]", one.features[1].weight_offset = -1);
+    REFUSED(RF_ERR_VALUE, "expected a table within weights[0]", one.features[1].rows = 1 << 20);
+    REFUSED(RF_ERR_VALUE, "expected a table within weights[0]", one.features[1].rows = INT64_MAX);
+    REFUSED(RF_ERR_VALUE, "expected a table within weights[0]", one.features[1].weight_offset = -1);
     REFUSED(RF_ERR_UNSUPPORTED, "per-sample weights", one.params.sample_weights = one.params.output);
     REFUSED(RF_ERR_VALUE, "pooling", one.features[0].pooling = 3);
     REFUSED(RF_ERR_VALUE, "output_stride is 1", one.params.output_stride = 1);

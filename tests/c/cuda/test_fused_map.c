@@ -236,7 +236,7 @@ void fused_map_bad(char **arguments) {
     REFUSED(RF_ERR_TYPE, "offset", one.params.offset_type = (rf_int_type)7);
     REFUSED(RF_ERR_VALUE, "offsets", one.params.offsets = NULL);
     REFUSED(RF_ERR_VALUE, "one of 2 weights", one.features[2].buffer = 2);
-    REFUSED(RF_ERR_VALUE, "expected weights[0]", one.features[2].rows = 1 << 20);
+    REFUSED(RF_ERR_VALUE, "expected a table within weights[0]", one.features[2].rows = 1 << 20);
     REFUSED(RF_ERR_VALUE, "the end of the feature before", one.features[2].output_column++);
     REFUSED(RF_ERR_VALUE, "padding", one.features[2].padding_idx = 100000);
     REFUSED(RF_ERR_VALUE, "output_stride is", one.params.output_stride--);

@@ -335,7 +335,8 @@ def test_states_of_another_shape_are_refused():
     state = copy.deepcopy(packed[1].state_dict())
     state["state"][4]["exp_avg"] = state["state"][4]["exp_avg"][:9]
     with pytest.raises(
-        ValueError, match=r"'exp_avg' of table '2' is .*\(9, 4\).*; expected its shape \(12, 4\)"
+        ValueError,
+        match=r"'exp_avg' of table '2' is .*\(9, 4\).*; expected a value that fits its shape \(12, 4\)",
     ):
         packed[1].load_state_dict(state)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 
 import pytest
 import torch
@@ -295,7 +296,10 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_by_name(name):
     model = Model(packed=True)
-    with pytest.raises((AttributeError, ValueError, TypeError), match=r"(?is)recfuse: .*(packed|table '0')"):
+    with pytest.raises(
+        (AttributeError, ValueError, TypeError), match=r"(?is)recfuse: .*(packed|table '0')"
+    ) as raised:
         REFUSED[name](model.emb_l[0])
+    assert not re.search(r"\w\(?\)?\.\. ", str(raised.value)), "no stop is doubled"
     assert torch.equal(model.emb_l[0].weight, Model(packed=False).emb_l[0].weight)
     assert torch.equal(model(), Model(packed=False)())

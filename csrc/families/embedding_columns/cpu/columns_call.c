@@ -46,7 +46,8 @@ static rf_status report(const rf__columns_call *call) {
                   bad->column, bad->input, bad->value);
     return rf__fail(RF_ERR_OFFSET,
                     "recfuse.%s: column " RF__I64 ": offsets[" RF__I64 "] of input " RF__I64 " is " RF__I64
-                    "; expected " RF__I64 " (where the bag before begins) to " RF__I64
+                    "; expected " RF__I64
+                    " (where the bag before begins, since offsets never decrease) to " RF__I64
                     " (the number of its values)",
                     operator_name, bad->column, bad->position, bad->input, bad->value, bad->limit,
                     call->params->inputs[bad->input].lookups);

@@ -48,7 +48,7 @@ static rf_status check_boundaries(const rf_columns *from, int64_t at) {
     const float *boundaries = from->boundaries + step->a;
     for (int64_t i = 0; i < step->b; i++)
         REFUSE_STEP_IF(isnan(boundaries[i]) || (i > 0 && boundaries[i] < boundaries[i - 1]),
-                       "boundary " RF__I64 " is %g; expected boundaries that rise, and no NaN", i,
+                       "boundary " RF__I64 " is %g; expected boundaries that never decrease, and no NaN", i,
                        (double)boundaries[i]);
     return RF_OK;
 }

@@ -39,7 +39,7 @@ RF__PY_METHOD(embedding_columns_pack,
     group_of = rf__py_array(groups, NPY_INT32, 1, function, "groups");
     if (group_of == NULL) return NULL;
     RF__PY_REFUSE_IF(PyArray_DIM(group_of, 0) != packing.inputs->count || packing.n_groups < 0,
-                     PyExc_ValueError, "%s: groups are of %lld inputs; expected of %lld", function,
+                     PyExc_ValueError, "%s: groups has %lld elements; expected %lld, as inputs", function,
                      (long long)PyArray_DIM(group_of, 0), (long long)packing.inputs->count);
     packing.group_of = PyArray_DATA(group_of);
     RF__PY_UNLOCKED(status = rf__columns_pack_plan(&packing));

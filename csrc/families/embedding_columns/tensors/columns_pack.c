@@ -72,7 +72,7 @@ static void group_lay_out(rf__columns_packing *packing, rf__columns_group *group
 rf_status rf__columns_pack_plan(rf__columns_packing *packing) {
     const size_t n = (size_t)packing->n_groups;
     bool any_weights = false;
-    RF_FAIL_IF(packing->inputs->on_gpu, RF_ERR_VALUE, "inputs are on a GPU; expected on the CPU");
+    RF_FAIL_IF(packing->inputs->on_gpu, RF_ERR_VALUE, "inputs are on a GPU; expected inputs on the CPU");
     packing->groups = calloc(n + 1, sizeof *packing->groups);
     packing->parts = calloc(RF__COLUMNS_LISTS * n + 1, sizeof *packing->parts);
     RF_FAIL_IF(packing->groups == NULL || packing->parts == NULL, RF_ERR_MEMORY, "no memory for %zu groups",

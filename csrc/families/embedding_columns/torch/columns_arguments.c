@@ -160,7 +160,8 @@ static rf_status inputs_take(rf__call *call, int argument, int64_t batch) {
     const bool on_gpu = !rf__device_is_cpu(call->device);
     RF_FAIL_IF(inputs->batch != batch || (inputs->on_gpu != 0) != on_gpu ||
                    (on_gpu && inputs->device != call->device.index),
-               RF_ERR_VALUE, "inputs is a batch of %lld samples on %s %d; expected of %lld where weights are",
+               RF_ERR_VALUE,
+               "inputs is a batch of %lld samples on %s %d; expected %lld on the device of weights",
                (long long)inputs->batch, inputs->on_gpu ? "GPU" : "the CPU, device", (int)inputs->device,
                (long long)batch);
     return RF_OK;

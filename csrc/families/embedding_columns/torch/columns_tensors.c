@@ -27,8 +27,8 @@ static rf_status type_read(const rf__tensor *tensor, rf_column_type *type) {
 
 rf_status rf__columns_contiguous_check(const rf__tensor *tensor) {
     RF_FAIL_IF(!rf__tensor_is_contiguous(tensor), RF_ERR_VALUE,
-               "%s has stride %lld; expected contiguous. Pass tensor.contiguous().", tensor->argument,
-               (long long)tensor->strides[0]);
+               "%s has stride %lld; expected a contiguous tensor. Pass tensor.contiguous().",
+               tensor->argument, (long long)tensor->strides[0]);
     return RF_OK;
 }
 

@@ -250,7 +250,7 @@ static rf_status host_read(rf__call *call, host_columns *host) {
     call->scratch = NULL;
     RF_CHECK(of_host(status));
     RF_FAIL_IF(!rf__device_is_cpu(call->device), RF_ERR_VALUE,
-               "inputs of columns whose tables are on the host are on a GPU; expected on the CPU");
+               "inputs of columns whose tables are on the host are on a GPU; expected inputs on the CPU");
     RF_CHECK(of_host(rf__columns_open(params->program, params->program_words, &program)));
     params->output_dim = params->output_stride = program.header->output_dim;
     params->output_dtype = RF_FLOAT32;

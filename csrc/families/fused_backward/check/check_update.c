@@ -53,7 +53,7 @@ static rf_status check_matrix(const char *operator_name, rf_optimizer optimizer,
                       __builtin_mul_overflow(size, 4, &size),
                   RF_ERR_VALUE,
                   "weight " RF__I64 " is " RF__I64 " x " RF__I64
-                  "; expected sizes of 0 or more, and their product fits int64",
+                  "; expected sizes of 0 or more whose product fits int64",
                   at, matrix->rows, matrix->dim);
     RF_CHECK(rf__check_dtype(operator_name, "dtype", matrix->dtype));
     for (int32_t i = 0; i < states; i++)
@@ -64,7 +64,7 @@ static rf_status check_matrix(const char *operator_name, rf_optimizer optimizer,
 }
 
 rf_status rf__check_fused_update(const char *operator_name, const rf_fused_update_params *params) {
-    RF__REFUSE_IF(params->n_matrices < 0, RF_ERR_VALUE, "n_weights is " RF__I64 "; expected 0 or more",
+    RF__REFUSE_IF(params->n_matrices < 0, RF_ERR_VALUE, "n_matrices is " RF__I64 "; expected 0 or more",
                   params->n_matrices);
     RF_CHECK(check_update(operator_name, &params->update));
     for (int64_t i = 0; i < params->n_matrices; i++) {
@@ -98,7 +98,7 @@ rf_status rf__check_rows_update(const char *operator_name, const rf_rows_update_
     RF__REFUSE_IF(params->count < 0 || __builtin_mul_overflow(params->count, params->matrix.dim, &size) ||
                       __builtin_mul_overflow(size, 4, &size),
                   RF_ERR_VALUE,
-                  "the matrix has " RF__I64 " rows of " RF__I64
+                  "count is " RF__I64 ", of rows of " RF__I64
                   " columns; expected sizes of 0 or more that fit int64",
                   params->count, params->matrix.dim);
     RF__REFUSE_IF(params->count > 0 && params->rows == NULL, RF_ERR_VALUE,

@@ -164,7 +164,8 @@ static rf_status rows_run(rf__call *call) {
     RF_CHECK(rf__call_tensor(call, SUMS, 2, &sums));
     RF_CHECK(rf__tensor_dtype(&sums, &params.sums_dtype));
     if (sums.sizes[0] != params.count || sums.sizes[1] != params.matrix.dim)
-        return rf__tensor_refuse(&sums, RF_ERR_VALUE, "[%lld, %lld], a row for each of rows, as weight has",
+        return rf__tensor_refuse(&sums, RF_ERR_VALUE,
+                                 "[%lld, %lld], a row for each of rows with the columns of weight",
                                  (long long)params.count, (long long)params.matrix.dim);
     RF_CHECK(rf__call_contiguous(call, &sums, sums.dtype));
     params.sums = sums.data;

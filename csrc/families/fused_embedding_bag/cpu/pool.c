@@ -213,7 +213,8 @@ static rf_status report(const rf__pool_call *call) {
     return rf__fail(
         RF_ERR_OFFSET,
         "recfuse.%s: offsets[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
-        "; expected %" PRId64 " (where the bag before begins) to %" PRId64 " (the number of indices)",
+        "; expected %" PRId64 " (where the bag before begins, since offsets never decrease) to %" PRId64
+        " (the number of indices)",
         call->operator_name, bad->position, bad->value, bad->feature, bad->bag, bad->limit, call->lookups);
 }
 

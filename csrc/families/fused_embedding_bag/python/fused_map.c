@@ -43,8 +43,9 @@ static PyArrayObject *rows_new(PyObject *memory, int64_t rows, const char *funct
     if (PyArray_Check(array) && PyArray_TYPE(array) == NPY_INT32 && PyArray_ISCARRAY(array) &&
         PyArray_NDIM(array) == 2 && PyArray_DIM(array, 0) == rows && PyArray_DIM(array, 1) == FIELDS)
         return array;
-    PyErr_Format(PyExc_TypeError, "%s: memory has another form; expected a writable int32 array [%lld, %d]",
-                 function, (long long)rows, FIELDS);
+    PyErr_Format(PyExc_TypeError,
+                 "%s: memory returns another object; expected a writable int32 array [%lld, %d]", function,
+                 (long long)rows, FIELDS);
     Py_DECREF(array);
     return NULL;
 }

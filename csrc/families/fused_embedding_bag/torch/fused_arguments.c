@@ -33,7 +33,7 @@ static rf_status weight_read(const char *argument, AtenTensorHandle handle, rf__
                (long long)dims);
     RF_CHECK(rf__tensor_dtype(&tensor, &buffer->dtype));
     RF_FAIL_IF(!rf__tensor_is_contiguous(&tensor), RF_ERR_VALUE,
-               "a tensor of weights has stride %lld; expected contiguous. Pass tensor.contiguous().",
+               "a tensor of weights has stride %lld; expected a contiguous tensor. Pass tensor.contiguous().",
                (long long)tensor.strides[0]);
     buffer->data = tensor.data;
     buffer->numel = tensor.sizes[0] * (dims == 1 ? 1 : tensor.sizes[1]);

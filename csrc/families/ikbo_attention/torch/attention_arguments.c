@@ -79,8 +79,8 @@ static rf_status maps_read(rf__call *call, int cand_to_user, int lengths, int of
                (long long)count, (long long)params->candidates.count);
     if (call->values[offsets].given) {
         RF_FAIL_IF(call->values[lengths].given, RF_ERR_VALUE,
-                   "kv_lengths and kv_offsets are both given; expected one of them, since offsets of jagged "
-                   "keys are their lengths");
+                   "kv_lengths and kv_offsets are both given; expected one of them, since the offsets of "
+                   "jagged keys state their lengths");
         RF_CHECK(rf__call_integers(call, offsets, &params->kv_offsets, &count, &params->kv_offsets_type));
         RF_FAIL_IF(count < 1, RF_ERR_VALUE,
                    "kv_offsets has no elements; expected one more than there are users");

@@ -324,7 +324,7 @@ static rf_status kernel_choose(packed_call *packed) {
     RF_FAIL_IF(dtype == RF_BFLOAT16 && packed->device->gpu.cc_major < 8, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_attention: q is bfloat16, which needs a GPU of compute capability 8.0 or newer");
     RF_FAIL_IF(packed->params->kv_heads > MOST_HEADS, RF_ERR_UNSUPPORTED,
-               "recfuse.ikbo_attention: k has " RF__I64 " heads; expected for path \"packed\" up to %d",
+               "recfuse.ikbo_attention: k has " RF__I64 " heads; expected up to %d for path \"packed\"",
                packed->params->kv_heads, (int)MOST_HEADS);
     packed->flash =
         dtype != RF_FLOAT32 && packed->device->gpu.cc_major >= 8 && packed->padded <= MOST_FLASH_DIM;

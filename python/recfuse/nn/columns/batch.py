@@ -323,4 +323,4 @@ def _check_offsets(own: Tensor, wanted: Tensor, where: str) -> None:
     if same and own is not wanted and own.is_cpu and wanted.is_cpu and not torch.compiler.is_compiling():
         same = torch.equal(own.to(torch.int64), wanted.to(torch.int64))
     if not same:
-        raise ArgumentValueError(f"{where}; expected the same offsets as its values")
+        raise ArgumentValueError(f"{where}, have other offsets; expected the offsets of its values")

@@ -317,8 +317,8 @@ def _safe(column: TableColumn, bags: Bags) -> Bags:
         if not bool(valid.all()):
             at = int((~valid).nonzero()[0])
             raise IndexRangeError(
-                f"index {int(indices[at])} of sample {int(bags.samples()[at])} is no row; expected 0 to "
-                f"{column.rows - 1}"
+                f"index {int(indices[at])} of sample {int(bags.samples()[at])} is no row; expected a row "
+                f"of {column.rows}"
             )
         return bags
     kept = pad(valid.cumsum(0), (1, 0))

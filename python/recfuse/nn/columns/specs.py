@@ -249,8 +249,7 @@ class FeatureColumn(TableColumn):
             raise TypeError(f"weighted is {a_type(self.weighted)}; expected a bool")
         if self.weighted and self.weights is not None:
             raise ValueError(
-                f"weighted is True and weights is {self.weights!r}; expected False or None. Pass only one "
-                "of the two."
+                f"weighted is True and weights is {self.weights!r}; expected weighted=False or weights=None"
             )
         if self.pooling == "max" and (self.weighted or self.weights is not None):
             raise ValueError('pooling is "max", which takes no weights')

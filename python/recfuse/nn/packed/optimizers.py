@@ -194,8 +194,9 @@ class Move:
             return None
         if "element" not in kinds_of(gradient, weight):
             raise ArgumentValueError(
-                f"{self._what}: the gradient of a table's weight is {described(gradient)}; expected of its "
-                f"shape {tuple(weight.shape)}, dense or sparse COO by rows. Set it to None before."
+                f"{self._what}: the gradient of a table's weight is {described(gradient)}; expected a "
+                f"gradient of its shape {tuple(weight.shape)}, dense or sparse COO by rows. Set it to None "
+                "before."
             )
         return Entry(gradient, "element")
 

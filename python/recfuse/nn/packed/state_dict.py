@@ -123,7 +123,8 @@ def _of_new_forms(
             error_msgs.append(
                 f"recfuse: assign=True for {name}, the packed matrix of {own[0]} and {len(own) - 1} more "
                 f"tables, found {len(values)} entries with "
-                f"{sorted(f'{dtype} on {device}' for dtype, device in forms)}"
+                f"{sorted(f'{dtype} on {device}' for dtype, device in forms)}; expected all entries with one "
+                "dtype and device"
             )
             continue
         ((dtype, device),) = forms

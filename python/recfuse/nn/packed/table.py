@@ -307,7 +307,7 @@ class PackedTable(torch.nn.EmbeddingBag):
         self._refuse("memory is shared by all tables of a matrix. Call share_memory() of the model.")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise AttributeError(f"recfuse: {self._said}: {what}. {_UNSWAP}")
+        raise AttributeError(f"recfuse: {self._said}: {what.removesuffix('.')}. {_UNSWAP}")
 
     # ---- copies
 

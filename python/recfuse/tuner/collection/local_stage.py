@@ -49,9 +49,7 @@ class Group:
         own = np.array(record["features"], np.int64)
         ranked = np.array(record["ranked"], np.int32)
         if own.ndim != 1 or ((own < 0) | (own >= features)).any():
-            raise ArgumentValueError(
-                f"a group has features {shown(own.tolist())}; expected less than {features}"
-            )
+            raise ArgumentValueError(f"a group has features {shown(own.tolist())}; expected [0, {features})")
         if ranked.size:
             check_rows(ranked, (len(ranked), FIELDS))
         return cls(str(record["name"]), own.tolist(), ranked.tolist(), float(record["cycles"]))

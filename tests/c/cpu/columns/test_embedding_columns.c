@@ -365,7 +365,7 @@ void test_embedding_columns_errors(void) {
             offsets[0] = 1);
     COLUMNS(RF_ERR_OFFSET, "column 1: offsets[1] of input 1 is 4; expected 0", offsets[1] = 4);
     COLUMNS(RF_ERR_OFFSET, "column 1: offsets[2] of input 1 is 0; expected 1", offsets[2] = 0);
-    COLUMNS(RF_ERR_VALUE, "column 0: step 0: boundary 1 is 0.5; expected boundaries that rise",
+    COLUMNS(RF_ERR_VALUE, "column 0: step 0: boundary 1 is 0.5; expected boundaries that never decrease",
             boundaries[1] = 0.5f);
     COLUMNS(RF_ERR_VALUE, "boundary 0 is nan", boundaries[0] = NAN);
     COLUMNS(RF_ERR_VALUE, "step 0: it has 3 boundaries from 0 on; expected a part of the 2", steps[0].b = 3);
@@ -391,7 +391,8 @@ void test_embedding_columns_errors(void) {
     COLUMNS(RF_ERR_VALUE, "column 0: its source is jagged, and input 0 is dense", sources[0].width = 0);
     COLUMNS(RF_ERR_VALUE, "column 0: buffer is -2", columns[0].buffer = -2);
     COLUMNS(RF_ERR_VALUE, "column 0: its table is in buffer 1; expected one of 1", columns[0].buffer = 1);
-    COLUMNS(RF_ERR_VALUE, "column 1: its table is 4 x 3 at element 1; expected buffer 0, which has 12",
+    COLUMNS(RF_ERR_VALUE,
+            "column 1: its table is 4 x 3 at element 1; expected a table within buffer 0, which has 12",
             columns[1].weight_offset = 1);
     COLUMNS(RF_ERR_VALUE, "column 1: its table is 9223372036854775807 x 3", columns[1].rows = INT64_MAX);
     COLUMNS(RF_ERR_VALUE, "column 1: it writes 3 columns from 1 on; expected a part of the 3",

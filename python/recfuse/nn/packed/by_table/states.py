@@ -131,8 +131,8 @@ def _entries(where: str, key: str, own: Sequence[tuple[Slot, State]]) -> dict[in
         possible = kinds_of(state.get(key), rows)
         if not possible:
             raise ArgumentValueError(
-                f"{where}: state entry {key!r} of {slot.said} is {described(state.get(key))}; expected its "
-                f"shape {tuple(rows.shape)}"
+                f"{where}: state entry {key!r} of {slot.said} is {described(state.get(key))}; expected a "
+                f"value that fits its shape {tuple(rows.shape)}"
             )
         kinds = possible if kinds is None else [kind for kind in kinds if kind in possible]
     kind = kinds[0] if kinds else "scalar"
