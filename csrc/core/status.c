@@ -30,7 +30,7 @@ const char *rf_last_error(void) { return last_error; }
 
 const char *rf_version(void) { return RECFUSE_VERSION; }
 
-/* Returns the bytes of the UTF-8 character at the begin of `text`; 0: it is invalid or truncated. */
+/* Returns the bytes of the UTF-8 character at the start of `text`; 0: it is invalid or truncated. */
 static size_t character_bytes(const unsigned char *text) {
     const unsigned char first = text[0];
     const size_t bytes = first < 0x80   ? 1

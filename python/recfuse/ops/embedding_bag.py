@@ -43,9 +43,8 @@ from recfuse.ops.updates import check_finished, unfinished, update_of, updates_o
 _ops = torch.ops.recfuse
 _embedding_bag = _ops.embedding_bag.default
 _pool = partial(call_below_autograd, _embedding_bag)
-plain: Any = (
-    _ops._embedding_bag.default._op.__wrapped__
-)  # without a Python frame; its errors are plain RuntimeErrors
+# Without a Python frame; its errors are plain RuntimeErrors.
+plain: Any = _ops._embedding_bag.default._op.__wrapped__
 library.impl("_embedding_bag", torch.library.fallthrough_kernel, "Autograd")
 _WEIGHTS = torch.nn.Parameter, Tensor  # of a plain call: a subclass must see the public operator
 
@@ -72,8 +71,8 @@ def embedding_bag(
     Args:
         input: int32 or int64; ``[lookups]`` with ``offsets``, or ``[bags, n]`` without.
         weight: ``[rows, dim]``, any strides (fast if the elements of a row are contiguous).
-        offsets: int32 or int64 ``[bags]``, or ``[bags + 1]`` with ``include_last_offset``: the begin of
-            each bag. Ascends from 0.
+        offsets: int32 or int64 ``[bags]``, or ``[bags + 1]`` with ``include_last_offset``: the position
+            at which each bag begins. Ascends from 0.
         max_norm: scale rows of this call with a larger norm down to it, in place, before pooling.
         norm_type: the p of that norm. Default: 2.
         scale_grad_by_freq: divide each row's gradient by the number of its lookups in this call. Not with
@@ -161,9 +160,8 @@ def embedding_bag(
                 'tensors, or schedule="".'
             )
         tensors = input, weight, offsets, per_sample_weights
-        if any(
-            one is not None and one.is_meta for one in tensors
-        ):  # torch's output would be uninitialized memory
+        # torch's output would be uninitialized memory.
+        if any(one is not None and one.is_meta for one in tensors):
             names = "input", "weight", "offsets", "per_sample_weights"
             check_devices("embedding_bag", zip(names, tensors, strict=True), follows="weight")
         rest: tuple[Any, ...] = max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights

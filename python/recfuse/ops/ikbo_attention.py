@@ -73,8 +73,8 @@ def ikbo_attention(
         scale: the factor of the scores, positive. Default: ``1 / sqrt(D)``.
         kv_lengths: int32 or int64 ``[U]``, the number of keys of each user, in ``[0, Skv]``; later keys are
             not used. Default: ``Skv``.
-        kv_offsets: int32 or int64 ``[U + 1]``, ascending: the begin and the end of the keys of each user in
-            ``k`` and ``v``; not with ``kv_lengths``.
+        kv_offsets: int32 or int64 ``[U + 1]``, ascending: the positions at which the keys of each user begin
+            and end in ``k`` and ``v``; not with ``kv_lengths``.
         q_user: ``[U, Su, H, D]``, queries of the users themselves, in the same launch (self and target
             attention).
         return_lse: return the log-sum-exps of the scores too. Default: False.

@@ -243,9 +243,8 @@ class Adoption:
 
     def _after_load(self) -> None:
         given, self._loaded = self._loaded or {}, None
-        state = (
-            self._optimizer.state
-        )  # with changes by the user's hooks, but torch has rounded the states of half tables
+        # With changes by the user's hooks, but torch has rounded the states of half tables.
+        state = self._optimizer.state
         self._take(
             {
                 parameter: (state if parameter.dtype == torch.float32 else given).get(parameter, {})

@@ -100,7 +100,7 @@ typedef struct rf__column {
 
 rf__column rf__column_of(const rf__columns_call *call, int64_t number);
 
-/* Returns the begin of a sample's bag in a source; `sample` may be the batch. */
+/* Returns the start of a sample's bag in a source; `sample` may be the batch. */
 static inline int64_t rf__column_start(const rf__column_source *source, int64_t sample) {
     if (source->width > 0) return sample * source->width;
     return rf__load_int(source->input->offsets, source->input->offset_type,

@@ -1,4 +1,4 @@
-/* The begin and the end of every call of embedding columns. */
+/* The start and the end of every call of embedding columns. */
 #include "families/embedding_columns/cpu/columns.h"
 
 static const char operator_name[] = "embedding_columns";

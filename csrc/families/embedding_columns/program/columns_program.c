@@ -14,7 +14,7 @@ static const char operator_name[] = "embedding_columns";
 #define MOST_UNEVEN 0.2
 enum { MOST_EVEN = 65536 };
 
-/* Returns the begin of an array of a program; advances *words past it, to a multiple of two. */
+/* Returns the start of an array of a program; advances *words past it, to a multiple of two. */
 static int64_t lay_out(int64_t *words, int64_t count, int64_t bytes) {
     const int64_t at = *words;
     *words = rf__round_up(at + (count * bytes + 7) / 8, 2);

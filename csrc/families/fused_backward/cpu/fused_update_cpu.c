@@ -76,7 +76,7 @@ static float *sum_get(update *update, float *stack) {
     return sum;
 }
 
-/* Returns the begin of the next row's entries. */
+/* Returns the start of the next row's entries. */
 static const rf__entry *row_end(const rf__entry *first, const rf__entry *end) {
     const uint32_t row = rf__entry_row(first);
     while (first < end && rf__entry_row(first) == row) first++;

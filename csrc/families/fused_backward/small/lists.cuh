@@ -42,7 +42,7 @@ struct feature_t {
 struct room_t {
     rf_u32 *cells; /* counters [rows][parts], of 2 or 4 bytes */
     rf_u16 *marks; /* bag of the first lookup of each piece, followed by the last bag */
-    /* If the offsets are valid and there are not too many bags (`near`): a bit a lookup, set at the begin of
+    /* If the offsets are valid and there are not too many bags (`near`): a bit a lookup, set at the start of
      * a bag; the number of bits in the previous words; the bag of each bit. Then there are no marks. */
     rf_u32 *begins;
     rf_u16 *before, *numbers;

@@ -5,7 +5,7 @@
  * parts. A row that is too long, and a feature with many more lookups than fit, are written directly to
  * memory.
  *
- * The bag of a lookup: a bit is set at the begin of each non-empty bag, so that the bits up to a lookup count
+ * The bag of a lookup: a bit is set at the start of each non-empty bag, so that the bits up to a lookup count
  * the bags. If there are too many bags or lookups for that, by bisection between the bags of its piece and
  * the next, which are marked first. With invalid offsets, by bisection over all bags and a check that the bag
  * holds the lookup.

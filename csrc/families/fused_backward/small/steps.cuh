@@ -1,7 +1,7 @@
 /* Lists the lookups of small features by steps. A step is up to 32 consecutive lookups; if bags are long, of
  * one bag. The steps form up to 16 parts of consecutive steps. A warp has a part, and a part has a counter of
  * BITS for each row. Prefix sums (step_sums.cuh) give the positions at which each part's lookups of a row
- * begin. Then the warps go through their parts again, step by step: the position of a lookup is the begin of
+ * begin. Then the warps go through their parts again, step by step: the position of a lookup is the start of
  * its row plus the old value of its counter (step_list.cuh). The order of lookups within a bag has no effect,
  * because the list holds only bags. If a step has several bags, the lanes with the same row find each other
  * (__match_any_sync), and one of them counts for all. So the list is that of a stable sort.

@@ -157,7 +157,7 @@ static inline bool rf__is_bag(int64_t number, int64_t from, int64_t to, int64_t 
     return from >= 0 && from <= to && to <= lookups && (number != 0 || from == 0);
 }
 
-/* Returns the begin of bag `bag` of feature `feature`; `bag` may be call->bags: the end of the last bag. */
+/* Returns the start of bag `bag` of feature `feature`; `bag` may be call->bags: the end of the last bag. */
 static inline int64_t rf__bag_start(const rf__pool_call *call, int64_t feature, int64_t bag) {
     int64_t at = feature * call->bags + bag;
     if (call->offsets == NULL) return at * call->even_lookups;

@@ -98,9 +98,8 @@ class Reader:
         self._users = dict(users)
         self._address_reader = AddressReader(self.uses)
         self._plain = all(use.weights is None and not use.weighted for use in self.uses)
-        self._keys: tuple[list[str], tuple[InputRef, ...]] | None = (
-            None  # of the last batch with all features
-        )
+        # Of the last batch with all features.
+        self._keys: tuple[list[str], tuple[InputRef, ...]] | None = None
         self._interned: dict[tuple[InputRef, ...], tuple[InputRef, ...]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -171,9 +170,8 @@ class Reader:
         else:
             whole = next((at for at, count in enumerate(features) if count > 0), 0)
             batch = max(jagged[whole].offsets.numel() - 1, 0) // max(features[whole], 1)
-        if (
-            not torch.compiler.is_exporting()
-        ):  # a check would exclude batches of 1 sample from an exported program
+        # A check would exclude batches of 1 sample from an exported program.
+        if not torch.compiler.is_exporting():
             self._check_sizes(places, dense, jagged, features, batch)
         weights = []
         if any(entry.weights is not None for entry in jagged):

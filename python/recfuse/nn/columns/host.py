@@ -102,9 +102,8 @@ class HostSplit:
         seen = [_Pooled(one.name, one.output_dim) if host else one for one, host in both]
         seen = [one for one in seen if not isinstance(one, _Pooled) or one.width > 0]
         self._widths = [one.width for one in seen if isinstance(one, _Pooled)]
-        self._merging = ColumnGroup(
-            seen, tables, packer.uses
-        )  # the GPU's columns, and the pooled columns of the host
+        # The GPU's columns, and the pooled columns of the host.
+        self._merging = ColumnGroup(seen, tables, packer.uses)
         self._waits = True  # the GPU's streams can wait for the host
         self._readers = PinnedReaders()
         self._counts = LastResult(self._count_reads)

@@ -46,7 +46,7 @@ class EmbeddingColumns(PackedTables):
     New tables are drawn from a normal distribution, as in torch.nn.Embedding.
 
     The first batch of each form (dense, jagged, keyed) creates a program, at most 64 MiB in all. A program
-    serves all batch sizes but a single width: if lists are padded to the longest of a batch, use jagged
+    serves all batch sizes, but only a single width: if lists are padded to the longest of a batch, use jagged
     entries.
 
     Args:

@@ -107,7 +107,10 @@ class Programs:
             self.raise_named(error, given)
 
     def of(self, places: tuple[InputRef, ...], device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """Return the program on the host, and its copy on ``device``, or None if that is no GPU."""
+        """Return the program on the host, and its copy on ``device``.
+
+        Returns None instead of the copy if the device is no GPU, or if each call must create its own copy.
+        """
         if torch.compiler.is_dynamo_compiling():
             flat = tuple(number for place in places for number in place)
             name = self._name_of(flat, str(device) if device.type == "cuda" else "")

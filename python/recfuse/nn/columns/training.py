@@ -84,9 +84,8 @@ class Training:
                 factors = factors * scales if has_factors else scales
                 has_factors = True
             own = [weights[number] for number in group.matrices]
-            if (
-                fused_dtype([weight.dtype for weight in own]) != dtype
-            ):  # a further weight keeps sums in float32
+            # A further weight keeps sums in float32.
+            if fused_dtype([weight.dtype for weight in own]) != dtype:
                 own.append(next(one for one in weights if one.dtype != own[0].dtype).detach())
             pooled = fused_embedding_bag(
                 own,

@@ -52,7 +52,7 @@ def _shared_memory(weights: Sequence[Tensor], others: Iterable[tuple[str, Tensor
 
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
-    """Return the addresses of the begin and the end of a tensor's elements."""
+    """Return the addresses of the start and the end of a tensor's elements."""
     if tensor.layout is not torch.strided:
         return 0, 0
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

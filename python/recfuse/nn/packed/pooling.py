@@ -157,9 +157,8 @@ def table_call(
         raise ArgumentValueError(f"{where}offsets is None; expected a 1-D tensor with a 1-D input")
     elif spec.include_last_offset:
         ends = offsets
-        if (
-            offsets.is_cpu and offsets.numel() and is_readable(offsets)
-        ):  # torch accepts lookups without a bag here
+        # torch accepts lookups without a bag here.
+        if offsets.is_cpu and offsets.numel() and is_readable(offsets):
             end = max(int(offsets[-1]), 0)
             input = input[:end]
             per_sample_weights = None if per_sample_weights is None else per_sample_weights[:end]

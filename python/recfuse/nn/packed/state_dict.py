@@ -67,9 +67,8 @@ def load(
     with torch.no_grad():
         for key, spec in loaded:
             copy_rows(spec, matrices[spec.matrix], state_dict[key])
-    if (
-        replaced
-    ):  # a single assignment of complete Parameters: a call of another thread reads the dictionary once
+    # A single assignment of complete Parameters: a call of another thread reads the dictionary once.
+    if replaced:
         module._parameters = module._store.parameters = {**module._parameters, **replaced}
     return keys
 

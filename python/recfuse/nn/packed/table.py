@@ -120,9 +120,8 @@ class PackedTable(torch.nn.EmbeddingBag):
         if is_sharded(matrix := self.matrix):
             self._refuse_rows()
         rows = rows_of(self.spec, matrix)
-        if (
-            type(rows) is Tensor and not torch.compiler.is_compiling()
-        ):  # a fake tensor cannot change its class
+        # A fake tensor cannot change its class.
+        if type(rows) is Tensor and not torch.compiler.is_compiling():
             rows = rows.as_subclass(TableWeight)
             rows._table = self
         return rows

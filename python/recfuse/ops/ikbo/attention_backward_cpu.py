@@ -45,7 +45,7 @@ class BackwardCall(NamedTuple):
                 )
 
     def key_ranges(self) -> tuple[Tensor, Tensor]:
-        """Return the begin and the end of each user's keys, in k flattened to positions."""
+        """Return the start and the end of each user's keys, in k flattened to positions."""
         return key_ranges(self.k, self.kv_lengths, self.kv_offsets)
 
 

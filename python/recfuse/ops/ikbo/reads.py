@@ -24,7 +24,7 @@ def has_children(parent: Tensor, items: int, is_read: Tensor | None = None) -> T
 
 
 def key_ranges(k: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the begin and the end of each user's keys, int64 [users], in k [positions, ...] or flattened k.
+    """Return the start and the end of each user's keys, int64 [users], in k [positions, ...] or flattened k.
 
     Bad lengths and offsets, which the forward pass reports, count as in the forward pass.
     """

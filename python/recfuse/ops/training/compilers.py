@@ -13,7 +13,10 @@ IS_OLD = TorchVersion(torch.__version__) < FIRST
 
 
 def with_old_compiler(text: str, what: str) -> str:
-    """Return an error's text; with an older torch, add that compiled programs do not support ``what``."""
+    """Return an error's text; with an older torch, add the remedy to update it.
+
+    ``what`` states the defect of its torch.compile, such as "does not see the optimizer".
+    """
     if not IS_OLD:
         return text
     return (

@@ -32,7 +32,7 @@ class Bag:
     inside: tuple[Node, ...]  # nodes between indices and result
     form: str  # FIXED, JAGGED or LAST
     length: int = 0  # FIXED: lookups of each bag
-    offsets: Node | None = None  # begin of each bag; None: `indices` is [bags, lookups of each]
+    offsets: Node | None = None  # start of each bag; None: `indices` is [bags, lookups of each]
     counted: Node | None = None  # without offsets: a tensor with a row for each bag
     weights: Node | None = None  # a factor for each lookup, in the shape of indices
     padding_idx: int = -1
@@ -190,7 +190,7 @@ def _lookups(program: Program, indices: Node) -> Any:
 
 
 def _own_offsets(program: Program, bag: Bag) -> Node:
-    """Return int64 ``[bags]``: the begin of each bag among the lookups of its feature."""
+    """Return int64 ``[bags]``: the start of each bag among the lookups of its feature."""
     if bag.offsets is None:
         numbers = program.emit(aten.arange.default, program.size(bag.counted, 0), **_integers(bag))
         length = bag.length or program.size(bag.indices, 1)

@@ -1,8 +1,8 @@
 """Predicts times of recfuse's calls on many tables, table by table, for placement and sharding.
 
 A call is one launch, or a fixed number of launches, over all tables of a rank. Its time is the time of the
-launches plus the time of its tables: bytes and operations at measured rates. All three rates are fitted to a
-calibration's points of recfuse's kernels, separately for the forward and the backward pass. The rates are not
+launches plus the time of its tables: bytes and operations at measured rates. All three are fitted to a
+calibration's points of recfuse's kernels, separately for the forward and the backward pass. They are not
 negative, so that times grow with the batch, the pooling factor, the rows and the dim.
 """
 
