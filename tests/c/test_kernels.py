@@ -350,7 +350,7 @@ BAD_COMPILES = {
     "shared": (
         {"dim": 7, "stride": 7, "dtype": FLOAT16, "alignment": 2, "schedule": "station=shared"},
         ValueError,
-        "rows or output are aligned to 2",
+        "rows or output are aligned to 2 bytes; expected 4 bytes or more",
     ),
     "no station": ({"schedule": "station=none distance=8"}, ValueError, "distance is 8; expected 1 or left"),
     "rows": ({"rows": 1 << 60}, ValueError, "that fits int64"),

@@ -70,11 +70,11 @@ ASIDES = {
             "a": (torch.tensor([0, 1, 2]), torch.tensor([0, 1, 3])),
             "w": (torch.tensor([1.0, 10.0, 100.0]), torch.tensor([0, 2, 3])),
         },
-        "same offsets",
+        "have other offsets; expected the offsets of its values",
     ),
     "fewer samples": (
         {"a": jagged(2, 2), "w": (torch.ones(4), torch.tensor([0, 4]))},
-        "same offsets",
+        "have other offsets; expected the offsets of its values",
     ),
     "other shape": (
         {"a": torch.zeros(2, 3, dtype=torch.long), "w": torch.arange(6.0).view(3, 2)},
@@ -82,7 +82,7 @@ ASIDES = {
     ),
     "jagged beside dense": (
         {"a": torch.zeros(2, 2, dtype=torch.long), "w": (torch.ones(4), torch.tensor([0, 1, 4]))},
-        "same offsets",
+        "have other offsets; expected the offsets of its values",
     ),
     "fewer": ({"a": jagged(2, 2), "w": torch.ones(3)}, "weights"),
 }

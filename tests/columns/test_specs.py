@@ -57,7 +57,11 @@ BAD_COLUMNS = {
     "fill": (lambda: Identity("a", 5, 4, fill_value=math.nan), ValueError, "'a': fill_value is nan"),
     "scale": (lambda: Identity("a", 5, 4, scale=1e39), ValueError, r"'a': scale is 1e\+39"),
     "slice": (lambda: Identity("a", 5, 4, slice=(2, 5)), ValueError, "'a': slice's stop is 5"),
-    "slice's type": (lambda: Identity("a", 5, 4, slice=3), TypeError, "'a': slice has another form"),
+    "slice's type": (
+        lambda: Identity("a", 5, 4, slice=3),
+        TypeError,
+        "'a': slice has another form; expected .start, stop.",
+    ),
     "dot": (lambda: Identity("a.b", 5, 4), ValueError, "'a.b': the table's name"),
     "dtype": (lambda: Identity("a", 5, 4, dtype=torch.float64), TypeError, "'a': dtype is torch.float64"),
     "weights and weighted": (
@@ -204,7 +208,7 @@ BAD_JSON = {
     "no kind": ([{"name": "a"}], ValueError, r"columns\[0\] \('a'\): kind is None; expected one of identity"),
     "kind": ([{"kind": "text", "name": "a"}], ValueError, r"\('a'\): kind is 'text'"),
     "kinds": ([{"kind": ["hash"], "name": "a"}], ValueError, r"\('a'\): kind is \['hash'\]; expected one of"),
-    "unknown": ([{"kind": "numeric", "name": "a", "dim": 3}], ValueError, "has no field 'dim'"),
+    "unknown": ([{"kind": "numeric", "name": "a", "dim": 3}], ValueError, "Numeric has no field 'dim'"),
     "missing": ([{"kind": "hash", "name": "a"}], TypeError, r"\('a'\): .*missing 2 required"),
     "value": (
         [{**NUMERIC}, {"kind": "hash", "name": "a", "num_embeddings": 0, "embedding_dim": 1}],

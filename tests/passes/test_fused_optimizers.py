@@ -174,11 +174,11 @@ REFUSED = {
     "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "momentum is 0.9; expected 0"),
     "weight_decay": (
         lambda p: torch.optim.Adagrad(p, weight_decay=0.1),
-        "weight_decay is 0.1, by which torch changes",
+        "weight_decay is 0.1, by which torch changes each row of a table at each step",
     ),
     "lr_decay": (lambda p: torch.optim.Adagrad(p, lr_decay=0.1), "lr_decay is 0.1; expected 0"),
-    "Adam": (lambda p: torch.optim.Adam(p), "Adam cannot be fused, since it moves each row"),
-    "AdamW": (lambda p: torch.optim.AdamW(p), "AdamW cannot be fused, since it moves each row"),
+    "Adam": (lambda p: torch.optim.Adam(p), "Adam cannot be fused, since it moves each row of a table"),
+    "AdamW": (lambda p: torch.optim.AdamW(p), "AdamW cannot be fused, since it moves each row of a table"),
     "RMSprop": (lambda p: torch.optim.RMSprop(p), "RMSprop cannot be fused, since it has no fused step"),
     "lr": (lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1)), "lr is a Tensor"),
 }

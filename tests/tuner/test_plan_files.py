@@ -136,7 +136,11 @@ def test_what_is_no_value_of_a_collections_plan_is_refused(tmp_path, change, wor
     ("schedule", "words"),
     (
         ("block=32 threads=64", "block is 32; expected at least threads, 64"),
-        ("station=none distance=2", 'distance is 2; expected 1 or left out with station "none"'),
+        (
+            "station=none distance=2",
+            'distance is 2; expected 1 or left out with station "none", which has one row in flight. '
+            'Use station "register"',
+        ),
         ("bags=32 distance=2", "bags is 32, with which there is no station, distance"),
         ("warps=1 block=64", "warps is 1; expected at least the 2 of one block of 64 threads"),
     ),
