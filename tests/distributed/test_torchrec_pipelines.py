@@ -38,6 +38,8 @@ from recfuse.torchrec import uses_recfuse
 from support.torchrec.models import SHARDERS, Model, batch, dense_optimizer, loss_of, plan_of, sharded
 from support.torchrec.processes import check, run_cases
 
+pytestmark = pytest.mark.long
+
 KERNELS = ("fbgemm", "recfuse")
 STEPS = 6
 ROWWISE = EmbOptimType.EXACT_ROWWISE_ADAGRAD

@@ -20,7 +20,7 @@ from recfuse.nn import FusedEmbeddingBagCollection, Table
 from recfuse.ops.training.optimizers import STATES
 from support.compiled import sees_optimizers
 
-pytestmark = sees_optimizers
+pytestmark = [pytest.mark.long, sees_optimizers]
 
 BACKENDS = ["eager", "aot_eager", *["inductor"] * bool(shutil.which("g++"))]
 KINDS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam")

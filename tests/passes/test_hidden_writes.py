@@ -110,6 +110,7 @@ def _written_by(op, sample, mode):
     return any(not _same(*pair) and pair[0].untyped_storage()._cdata not in mode.declared for pair in before)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_no_other_operator_writes_or_draws():
     from torch.testing._internal.common_methods_invocations import op_db

@@ -15,7 +15,11 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SAYS = {
     "columns": [
-        *(r"5 columns, output \(4, 49\)", "the same results as ReferenceColumns", "'tags': index 123456"),
+        *(
+            r"5 columns, output \(4, 49\)",
+            "the same results as ReferenceColumns",
+            "'tags': the index is 123456",
+        ),
         *("equal after reading: True", r"columns\[2\] \('tags'\).*'median'", "200 columns, batch 256"),
         *("x the speed of torch by column", "million strings a second", "stay on the host: user"),
     ],

@@ -14,6 +14,8 @@ import recfuse
 from support.dlrm import DLRM_Net, batch_of
 from support.graphs import WAYS, Bags, assert_same, gradients, jagged, passed
 
+pytestmark = pytest.mark.long
+
 each_way = pytest.mark.parametrize("way", WAYS)
 
 

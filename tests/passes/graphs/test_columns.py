@@ -14,6 +14,8 @@ from tqdm import tqdm
 import recfuse
 from support.graphs import assert_same, jagged, passed
 
+pytestmark = pytest.mark.long
+
 
 class Columns(nn.Module):
     """A feature-column list: every form of column before one cat."""
