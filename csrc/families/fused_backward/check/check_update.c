@@ -20,6 +20,7 @@ rf_fused_backward_params rf__fused_update_gradient(const rf_fused_update_params 
 }
 
 rf_status rf__check_optimizer(const char *operator_name, int64_t optimizer) {
+    if (optimizer >= 0 && optimizer < RF_OPTIMIZERS) return RF_OK;
 #define NAME(code, name, ...) name,
     static const char *const names[] = {RF_OPTIMIZER_LIST(NAME)};
 #undef NAME
@@ -31,9 +32,8 @@ rf_status rf__check_optimizer(const char *operator_name, int64_t optimizer) {
                                    : i == RF_OPTIMIZERS - 1 ? " or "
                                                             : ", ",
                                    (int)i, names[i]);
-    RF__REFUSE_IF(optimizer < 0 || optimizer >= RF_OPTIMIZERS, RF_ERR_VALUE,
-                  "optimizer is " RF__I64 "; expected %s", optimizer, allowed);
-    return RF_OK;
+    return rf__fail(RF_ERR_VALUE, "recfuse.%s: optimizer is " RF__I64 "; expected %s", operator_name,
+                    optimizer, allowed);
 }
 
 static rf_status check_update(const char *operator_name, const rf_update *update) {
