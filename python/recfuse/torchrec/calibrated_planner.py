@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.estimator.annotations import backward_compute, forward_compute
@@ -21,9 +20,9 @@ from recfuse.errors import ArgumentValueError
 from recfuse.perf.calibration import Calibration
 from recfuse.perf.choosing import choose
 from recfuse.perf.models.bags import Bags, States
-from recfuse.torchrec.options import OPTIMIZERS, WHERE, Options
+from recfuse.torchrec.options import KERNELS, OPTIMIZERS, WHERE, Options
 
-_KERNELS = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
+_KERNELS = tuple(kernel.value for kernel in KERNELS)
 _STREAM, _STREAM_BYTES = "pointwise_2", 12  # reads two float32 words, writes a word
 _US_PER_MS = 1e3
 

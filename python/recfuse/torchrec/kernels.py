@@ -24,13 +24,13 @@ from torchrec.distributed.batched_embedding_kernel import (
     EmbeddingFusedOptimizer,
 )
 from torchrec.distributed.composable.table_batched_embedding_slice import TableBatchedEmbeddingSlice
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.utils import append_prefix
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
 from recfuse.errors import ArgumentValueError
 from recfuse.torchrec.collection import PooledTables
-from recfuse.torchrec.options import WHERE, Options
+from recfuse.torchrec.options import KERNELS, WHERE, Options
 from recfuse.torchrec.tables import TableBatchedEmbeddingBags
 from recfuse.torchrec.variable_batch import pool_batch
 
@@ -203,7 +203,7 @@ def slices_by_table(
 def check_kernels(config: GroupedEmbeddingConfig) -> None:
     """Raises ValueError if a table's compute kernel needs a cache or is not TorchRec's FUSED or DENSE."""
     for table in config.embedding_tables:
-        if table.compute_kernel not in (EmbeddingComputeKernel.FUSED, EmbeddingComputeKernel.DENSE):
+        if table.compute_kernel not in KERNELS:
             raise ArgumentValueError(
                 f"{WHERE}: table {table.name} has compute kernel {table.compute_kernel.name}, which recfuse "
                 "does not have (it keeps no cache). Plan it with FUSED, or leave its collection to "

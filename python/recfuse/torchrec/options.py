@@ -13,12 +13,15 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 
 from recfuse import optim
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.optim.base import FusedOptimizer
 
 WHERE = "recfuse.torchrec"
+KERNELS = (EmbeddingComputeKernel.FUSED, EmbeddingComputeKernel.DENSE)
+"""TorchRec's compute kernels without a cache."""
 
 DTYPES = {
     SparseType.FP32: torch.float32,

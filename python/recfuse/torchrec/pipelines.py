@@ -7,25 +7,20 @@ import inspect
 from typing import Any
 
 from torch import nn
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil
 
 from recfuse.errors import ArgumentValueError
 from recfuse.torchrec.kernels import FusedKernel
-from recfuse.torchrec.options import WHERE
+from recfuse.torchrec.options import KERNELS, WHERE
 from recfuse.torchrec.sharder import kernels_of
-
-_WITHOUT_CACHE = (EmbeddingComputeKernel.FUSED, EmbeddingComputeKernel.DENSE)
 
 
 def _check(model: nn.Module, what: str) -> None:
     """Raises ValueError if recfuse updates tables of a model and no other table of the model has a cache."""
     kernels = list(kernels_of(model))
     cached = any(
-        table.compute_kernel not in _WITHOUT_CACHE
-        for kernel in kernels
-        for table in kernel.config.embedding_tables
+        table.compute_kernel not in KERNELS for kernel in kernels for table in kernel.config.embedding_tables
     )
     if not cached and any(isinstance(kernel, FusedKernel) for kernel in kernels):
         raise ArgumentValueError(

@@ -21,7 +21,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel, Grouped
 
 from recfuse.errors import ArgumentValueError
 from recfuse.torchrec.kernels import DenseKernel, FusedKernel, check_kernels
-from recfuse.torchrec.options import WHERE
+from recfuse.torchrec.options import KERNELS, WHERE
 
 _sharding: contextvars.ContextVar[bool] = contextvars.ContextVar("recfuse_sharding", default=False)
 _enabled = False
@@ -89,7 +89,7 @@ class EmbeddingBagCollectionSharder(embeddingbag.EmbeddingBagCollectionSharder):
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Returns the compute kernels without a cache, from which a planner may choose."""
-        kept = {EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value}
+        kept = {kernel.value for kernel in KERNELS}
         return [name for name in super().compute_kernels(sharding_type, compute_device_type) if name in kept]
 
 
