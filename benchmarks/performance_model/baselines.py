@@ -18,30 +18,23 @@ from torch.distributed._tools.runtime_estimator import RuntimeEstimator
 from performance_model.recorded import operators_of
 from performance_model.targets import Target, named, random_targets
 from recfuse.perf.choosing import Chosen
-from recfuse.perf.models.kinds import form_of
+from recfuse.perf.models.kinds import form_of, name_of
 from recfuse.perf.tracing.operators import Operator
 
 # An H100 SXM, by its data sheet.
 _BYTES_A_US = 3.35e6
 _FLOPS_A_US = {"float32": 67e6, "half": 989e6}
-# Words that a kernel moves, by its kind's sizes. Kinds without an entry read and write their words once.
+# Words that a kernel of an inference step moves, by its kind's sizes.
 _WORDS: Mapping[str, Any] = {
     "bag": lambda bags, pooling, words, unique: bags * pooling * (words + 2) + bags * words,
-    "bag_backward": lambda bags, pooling, words, unique: bags * words + bags * pooling * (words + 2),
-    "sparse_step": lambda lookups, words, unique, hottest: 3 * lookups * words,
-    "index": lambda rows, words: 2 * rows * words,
-    "index_select": lambda rows, words: 2 * rows * words,
-    "index_put": lambda rows, words: 2 * rows * words,
     "cat": lambda words, inputs: 2 * words,
-    "fill": lambda words: words,
-    "foreach": lambda words, tensors: 3 * words,
-    "sum_rows": lambda rows, columns: rows * columns,
-    "sum_all": lambda rows, columns: rows * columns,
+    "index": lambda rows, words: 2 * rows * words,
+    "pointwise": lambda words: 2 * words,
 }
 
 
 def roofline_us(operators: Sequence[Operator]) -> float:
-    """Return the sum of the kernels' times at the data sheet's rates of memory and multiplications."""
+    """Return the time of an inference step's kernels at the data sheet's rates."""
     return sum(_kernel_us(one.kind, one.sizes) for one in operators if one.kind is not None)
 
 
@@ -52,11 +45,7 @@ def _kernel_us(kind: str, sizes: Sequence[float]) -> float:
         words = batch * (m * k + k * n + m * n)
         compute = 2 * batch * m * k * n / _FLOPS_A_US["half" if half else "float32"]
         return max(compute, words * (2 if half else 4) / _BYTES_A_US)
-    name = kind
-    while name not in _WORDS and "_" in name:
-        name = name.rpartition("_")[0]
-    words = _WORDS[name](*sizes) if name in _WORDS else 2 * sizes[0]
-    return words * 4 / _BYTES_A_US
+    return _WORDS[name_of(kind)](*sizes) * 4 / _BYTES_A_US  # type: ignore[no-any-return]
 
 
 def runtime_estimator_us(target: Target) -> float:

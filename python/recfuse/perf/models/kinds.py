@@ -100,14 +100,19 @@ _LISTS = (("addc", 3), ("add", 2), ("lerp", 2), ("sub", 2))  # lists of tensors 
 _REDUCTIONS = frozenset(("sum", "mean", "amax", "max", "min", "amin", "linalg_vector_norm", "norm"))
 
 
-def form_of(kind: str) -> Kind:
-    """Return the form of a kind: the entry of `KINDS` with which its name begins."""
+def name_of(kind: str) -> str:
+    """Return the name in `KINDS` with which a kind begins."""
     name = kind
     while name not in KINDS:
         name, separator, _ = name.rpartition("_")
         if not separator:
-            return KINDS["pointwise"]
-    return KINDS[name]
+            return "pointwise"
+    return name
+
+
+def form_of(kind: str) -> Kind:
+    """Return the form of a kind: the entry of `KINDS` with which its name begins."""
+    return KINDS[name_of(kind)]
 
 
 def _suffix(dtype: torch.dtype) -> str:
