@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.language.words import C_TOKEN
+
 ROOT = Path(__file__).resolve().parents[3]
 _MOST_FORMS = 64
 
@@ -73,7 +75,6 @@ class _Scopes(ast.NodeVisitor):
         self._path = path
         self._bound: list[dict[str, list[ast.expr]]] = [_bindings(tree)]
         self.found: list[Message] = []
-        self.leaves: dict[tuple[int, int], ast.expr] = {}
         self.visit(tree)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -98,10 +99,6 @@ class _Scopes(ast.NodeVisitor):
 
     def _forms(self, node: ast.expr, seen: tuple[str, ...] = ()) -> list[str]:
         """All texts that an expression may have, as far as the source tells them."""
-        if isinstance(node, (ast.Constant, ast.JoinedStr)) and not (
-            isinstance(node, ast.Constant) and not isinstance(node.value, str)
-        ):
-            self.leaves[node.lineno, node.col_offset] = node
         if isinstance(node, ast.Constant):
             return [str(node.value)]
         if isinstance(node, ast.JoinedStr):
@@ -206,9 +203,7 @@ def _blank(match: re.Match[str]) -> str:
 
 def without_comments(text: str) -> str:
     """C without comments and definitions of macros, with all positions kept."""
-    text = re.sub(
-        r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|/\*.*?\*/|//[^\n]*', _blank, text, flags=re.DOTALL
-    )
+    text = C_TOKEN.sub(_blank, text)
     return re.sub(r"^#\s*define\b(?:[^\n]*\\\n)*[^\n]*", _blank, text, flags=re.MULTILINE)
 
 
