@@ -44,12 +44,14 @@ def add_parser(commands: Any) -> None:
     add("--swap", action="store_true", help="predict the model after recfuse.swap beside it")
     add("--slo", type=duration, metavar="TIME", help="the largest batch under a latency such as 5ms")
     add("--calibration", metavar="FILE", help="what was measured (default: from the cache, or as shipped)")
+    add("--measure", action="store_true", help="measure the sizes of this model on the device that is here")
+    add("--output", metavar="FILE", help="write the calibration with the sizes of --measure")
     add("--json", metavar="FILE", help="write the predictions to a file as well")
     add("--trace", metavar="FILE", help="write the last prediction for Perfetto")
     add("--beside", metavar="FILE", help="a trace of torch.profiler, whose events go into --trace as well")
     add("--plot", metavar="FILE", help="draw the last prediction (needs matplotlib)")
     add("--calibrate", action="store_true", help="measure the device instead: three minutes at most")
-    add("--device", help="of --calibrate: cuda or cpu (default: cuda where there is one)")
+    add("--device", help="of --calibrate and --measure: cuda or cpu (default: cuda where there is one)")
     add("--seconds", type=float, default=180.0, help="the most that --calibrate takes (default: 180)")
     add("--force", action="store_true", help="keep a calibration of a device that was not quiet")
     parser.set_defaults(run=run)
@@ -57,6 +59,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Predicts, or calibrates."""
+    from recfuse.perf.calibrating.of_step import with_points
+
     if arguments.calibrate:
         return _calibrate(arguments)
     if not arguments.make:
@@ -64,16 +68,48 @@ def run(arguments: argparse.Namespace) -> int:
     if min(arguments.batch) < 1:
         raise ValueError(f"--batch is {min(arguments.batch)}; expected >= 1")
     make = load_function(arguments.make)
+    gpus = arguments.gpu or [None]
+    if arguments.measure:
+        gpus = _gpus_to_measure(arguments)
+    elif arguments.output:
+        raise ValueError("--output is given without --measure, whose points it writes. Pass --measure.")
     records: list[dict[str, Any]] = []
     last: Prediction | None = None
-    for gpu in arguments.gpu or [None]:
+    points: Calibration | None = None
+    for gpu in gpus:
         for batch in arguments.batch:
-            last = _predict(arguments, make, gpu, batch, records)
+            last, *after = _predict(arguments, make, gpu, batch, records)
+            for one in (last, *after):
+                if one.measured is not None:
+                    points = one.measured if points is None else with_points(points, one.measured)
+                    arguments.calibration = one.calibration
         if arguments.slo:
             _largest(arguments, make, gpu, records)
     if last is not None:
         _write(arguments, last, records)
+    if arguments.output and last is not None and points is not None:
+        _save(arguments.output, arguments.calibration, points)
     return 0
+
+
+def _gpus_to_measure(arguments: argparse.Namespace) -> list[str | None]:
+    """Returns the name of the device to measure, for `recfuse.predict`."""
+    if arguments.gpu and len(arguments.gpu) > 1:
+        raise ValueError(f"--measure measures one device, and --gpu names {len(arguments.gpu)}")
+    gpu = arguments.gpu[0] if arguments.gpu else None
+    if (arguments.device or _default_device()) == "cpu":
+        if gpu not in (None, "cpu"):
+            raise ValueError(f"--measure: --gpu is {gpu!r}, and the device here is the CPU; expected cpu")
+        return ["cpu"]
+    return [gpu]
+
+
+def _save(path: str, calibration: Calibration, points: Calibration) -> None:
+    """Writes the calibration with the measured points, or these alone if it is of another GPU or torch."""
+    if not calibration.source and calibration.torch == points.torch:
+        points = calibration
+    points.save(path)
+    print(f"{points!r} written to {path}", file=sys.stderr)
 
 
 def load_function(text: str) -> Callable[[int], Any]:
@@ -125,21 +161,25 @@ def made(make: Callable[[int], Any], batch: int, training: bool) -> tuple[Any, A
 
 def _predict(
     arguments: argparse.Namespace, make: Callable[[int], Any], gpu: str | None, batch: int, records: list[Any]
-) -> Prediction:
+) -> list[Prediction]:
+    """Returns the prediction of the model, and with --swap that of the swapped model."""
     from recfuse.perf.gain import Gain
     from recfuse.perf.predict import predict
 
     model, inputs = made(make, batch, arguments.training)
-    options = {"gpu": gpu, "training": arguments.training, "calibration": arguments.calibration}
-    found = predict(model, inputs, **options)
+    calibration = arguments.calibration
+    options = {"gpu": gpu, "training": arguments.training, "measure": arguments.measure}
+    found = predict(model, inputs, calibration=calibration, **options)
     print(f"batch {batch}: {found}\n")
     records.append({"batch": batch, **found.to_json()})
-    if arguments.swap:
-        swapped = _swapped(model)
-        after = predict(swapped, inputs, **options)
-        print(f"after recfuse.swap, {Gain(found, after)}\n")
-        records.append({"batch": batch, "swapped": True, **after.to_json()})
-    return found
+    if not arguments.swap:
+        return [found]
+    swapped = _swapped(model)
+    calibration = found.calibration if arguments.measure else calibration
+    after = predict(swapped, inputs, calibration=calibration, **options)
+    print(f"after recfuse.swap, {Gain(found, after)}\n")
+    records.append({"batch": batch, "swapped": True, **after.to_json()})
+    return [found, after]
 
 
 def _swapped(model: Any) -> Any:
@@ -190,6 +230,12 @@ def _write(arguments: argparse.Namespace, last: Prediction, records: list[Any]) 
             print(f"written to {path}", file=sys.stderr)
 
 
+def _default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _calibrate(arguments: argparse.Namespace) -> int:
     import torch
 
@@ -198,7 +244,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from recfuse.perf.choosing import path_of_new
     from recfuse.perf.known import name_here
 
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = arguments.device or _default_device()
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device is {device!r}, but torch {torch.__version__} finds no CUDA device here")
     if device != "cpu" and not device.startswith("cuda"):

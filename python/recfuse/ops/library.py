@@ -29,6 +29,11 @@ _OF_HOST = frozenset(("features", "schedules", "mapping", "program"))
 """Arguments that are always on the CPU, together with all whose names begin with "host_"."""
 
 
+def is_of_host(name: str) -> bool:
+    """Return whether an operator's argument of that name is always on the CPU."""
+    return name in _OF_HOST or name.startswith("host_")
+
+
 def _named_errors(native: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(native)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -209,7 +214,7 @@ def check_devices(
         found = _tensors_of(name, value)
         if name == follows and found and all(tensor.is_meta for _, tensor in found):
             return
-        if name in _OF_HOST or name.startswith("host_"):
+        if is_of_host(name):
             on_host += found
         elif name == may_be_on_host:
             on_both += found

@@ -82,7 +82,7 @@ class Calibration:
 
     def add(self, kind: str, sizes: Sequence[float], us: float, kernels: float) -> None:
         """Add a measured point."""
-        short = [int(size) if float(size).is_integer() else round(float(size), 2) for size in sizes]
+        short = [int(size) if float(size).is_integer() else float(f"{size:.8g}") for size in sizes]
         self.points.setdefault(kind, []).append([*short, _digits(us), int(kernels)])
 
     def merge(self, other: Calibration) -> Calibration:

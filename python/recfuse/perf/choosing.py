@@ -13,6 +13,7 @@ import torch
 from recfuse.errors import ArgumentValueError
 from recfuse.perf.calibration import Calibration, available, torch_minor
 from recfuse.perf.known import data_sheet, facts_here, gpu_names, name_here
+from recfuse.perf.models.regimes import Gaps
 
 DEFAULT_GPU = "H100"
 _OTHER_TORCH, _OTHER_GPU, _OTHER_LIMIT = 0.04, 0.10, 0.08  # additional standard deviations of logarithms
@@ -33,9 +34,13 @@ class Chosen:
     notes: tuple[str, ...] = field(default=())
 
 
-def choose(gpu: str | None, calibration: Calibration | str | os.PathLike[str] | None = None) -> Chosen:
+def choose(
+    gpu: str | None,
+    calibration: Calibration | str | os.PathLike[str] | None = None,
+    may_be_empty: bool = False,
+) -> Chosen:
     """Return the calibration for a GPU by its name or for ``"cpu"``. None: the GPU of this
-    machine, else an H100.
+    machine, else an H100. ``may_be_empty``: a calibration without points if there is none.
 
     Raises:
         ValueError: an unknown GPU, or no calibration from which it could be scaled.
@@ -49,9 +54,13 @@ def choose(gpu: str | None, calibration: Calibration | str | os.PathLike[str] | 
     elif not (calibration and calibration.gpu.lower() == gpu.lower()):
         gpu = data_sheet(gpu)["name"]
     version = torch_minor(torch.__version__)
-    found = calibration or _load(gpu, version)
     notes: list[str] = []
     spread = 0.0
+    if may_be_empty and not calibration and not has_calibration(gpu):
+        calibration = Calibration(gpu, version, gaps=Gaps(*[0.0] * 7) if gpu == "cpu" else Gaps())
+    found = calibration or _load(gpu, version)
+    if not found.probes:
+        notes.append(f"no calibration of the host: its cost on {gpu} is a default")
     if found.torch != version:
         notes.append(f"calibrated with torch {found.torch}, this is {version}")
         spread = math.hypot(spread, _OTHER_TORCH)
@@ -68,6 +77,11 @@ def choose(gpu: str | None, calibration: Calibration | str | os.PathLike[str] | 
         notes.append(note)
         spread = math.hypot(spread, _OTHER_LIMIT)
     return Chosen(found, spread, tuple(notes))
+
+
+def has_calibration(gpu: str) -> bool:
+    """Return whether a calibration of a GPU exists, or one from which it could be scaled."""
+    return any((name == "cpu") == (gpu == "cpu") for name, _ in available())
 
 
 def _name_of_default() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentValueError
+from recfuse.perf.calibrating.of_step import measure_calls, with_points
 from recfuse.perf.calibration import Calibration
 from recfuse.perf.choosing import Chosen, choose
-from recfuse.perf.known import gpu_names
+from recfuse.perf.known import gpu_names, name_here
 from recfuse.perf.models.regimes import (
     Estimate,
     active_spread,
@@ -27,6 +29,7 @@ from recfuse.perf.models.regimes import (
 from recfuse.perf.prediction import Prediction, outside_note, unknown_note
 from recfuse.perf.tracing.kept_state import KeptState
 from recfuse.perf.tracing.operators import Operator
+from recfuse.perf.tracing.recorded_calls import CallRecorder
 from recfuse.perf.tracing.tracer import Tracer, run_traced
 
 _COMPILED_SPREAD, _GRAPH_SPREAD = 0.12, 0.03
@@ -39,6 +42,7 @@ def predict(
     gpu: str | None = None,
     training: bool = False,
     calibration: Calibration | str | os.PathLike[str] | None = None,
+    measure: bool = False,
 ) -> Prediction:
     """Return the time and memory that a step will take on a GPU, without running it and without a GPU.
 
@@ -53,13 +57,15 @@ def predict(
             callable does its own backward pass and optimizer step.
         calibration: a calibration, or its file. Default: the calibration of the GPU and of this torch, from
             the cache or as shipped.
+        measure: measure the kernels of this step on the device of this machine, each size once, on random
+            tensors. Ctrl-C keeps the measured sizes and predicts the others. ``gpu`` must be this machine's.
 
     Returns:
         Time in each regime, peak memory, and the operators.
 
     Raises:
-        ValueError: an unknown GPU, no calibration, or a step that reads the value of a floating-point tensor
-            or dispatches nothing.
+        ValueError: an unknown GPU, no calibration, a GPU to measure that is not here, or a step that reads
+            the value of a floating-point tensor or dispatches nothing.
         TypeError: ``model`` cannot be called.
 
     Example:
@@ -70,18 +76,43 @@ def predict(
     Source: Lin et al., "Building a Performance Model for Deep Learning Recommendation Model Training on
     GPUs", 2022.
     """
-    chosen = choose(gpu, calibration)
+    chosen, points = choose(gpu, calibration, may_be_empty=measure), None
+    if measure:
+        device, recorder = _device_of(chosen.calibration.gpu), CallRecorder()
+        operators_of(model, inputs, chosen.calibration, training, recorder)
+        found = measure_calls(device, recorder.calls.values())
+        points = found.points
+        merged = with_points(chosen.calibration, points)
+        chosen = replace(chosen, calibration=merged, notes=(*chosen.notes, found.note()))
     operators, peak, resident, unknown = operators_of(model, inputs, chosen.calibration, training)
-    return from_operators(operators, chosen, training, peak, resident, unknown)
+    prediction = from_operators(operators, chosen, training, peak, resident, unknown)
+    return prediction if points is None else replace(prediction, measured=points)
+
+
+def _device_of(gpu: str) -> str:
+    """Returns the device of this machine by its name in torch, if it is the GPU that is to be measured."""
+    if gpu == "cpu":
+        return "cpu"
+    here = name_here(torch.device("cuda")) if torch.cuda.is_available() else "no GPU"
+    if here != gpu:
+        raise ArgumentValueError(
+            f"recfuse.predict: measure is True and gpu is {gpu}, but this machine has {here}; expected the "
+            "GPU of this machine, or cpu. Use a machine with that GPU."
+        )
+    return "cuda"
 
 
 def operators_of(
-    model: Any, inputs: Any, calibration: Calibration, training: bool
+    model: Any, inputs: Any, calibration: Calibration, training: bool, recorder: CallRecorder | None = None
 ) -> tuple[list[Operator], int, int, bool]:
-    """Return the operators of a step, its peak and resident bytes, and whether indices were unknown."""
+    """Return the operators of a step, its peak and resident bytes, and whether indices were unknown.
+
+    With ``recorder``, the calls are recorded. It keeps tensors, so that the bytes are too many.
+    """
     call, module = _call_of(model, inputs, training)
     lowered = calibration.gpu if calibration.gpu in gpu_names() else None
     tracer = Tracer(lowered, training, KeptState())
+    tracer.recorder = recorder
     operators, memory = run_traced(tracer, call, module)
     if not any(one.kind for one in operators):
         raise ArgumentValueError(
@@ -176,5 +207,5 @@ def from_operators(
         calibration.gpu, calibration.torch, training, step, compiled, graph,
         Estimate.of(active, kernels_spread), host_us * 1e-6, sum(one.kernel.kernels for one in times),
         peak, resident, int(calibration.facts.get("memory_bytes", 0)) if not calibration.source else 0,
-        times, tuple(notes),
+        times, tuple(notes), calibration,
     )  # fmt: skip

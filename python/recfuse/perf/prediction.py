@@ -16,6 +16,8 @@ from recfuse.perf.tracing.operators import Operator
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from recfuse.perf.calibration import Calibration
+
 _WIDTH = 100
 _ROWS = 12
 _MOST_UNKNOWN = 0.05
@@ -39,6 +41,8 @@ class Prediction:
         memory_bytes: memory of the device; 0: unknown.
         times: the operators with their times.
         notes: differences from the calibration, and unknown inputs.
+        calibration: the calibration, with the measured points of this step.
+        measured: the measured points of this step alone; None: it was not measured.
     """
 
     gpu: str
@@ -55,6 +59,8 @@ class Prediction:
     memory_bytes: int = 0
     times: Sequence[Timed] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
+    calibration: Calibration | None = field(default=None, repr=False)
+    measured: Calibration | None = field(default=None, repr=False)
 
     @property
     def regimes(self) -> dict[str, Estimate]:

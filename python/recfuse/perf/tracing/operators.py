@@ -67,6 +67,7 @@ class Lookups:
         itemsize: bytes of an element of the table.
         known: whether the indices were known.
         dense: whether their gradient is dense.
+        indices: the rows looked up; None: unknown.
     """
 
     count: int
@@ -78,6 +79,7 @@ class Lookups:
     itemsize: int = 4
     known: bool = True
     dense: bool = False
+    indices: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
     def row_words(self) -> float:
@@ -94,7 +96,7 @@ def lookups_of(
         unique = rows * -math.expm1(count * math.log1p(-1 / rows)) if rows > 1 else min(count, 1)
         return Lookups(count, bags, dim, rows, unique, max(1.0, 3 * count / rows), itemsize, not count, dense)
     unique, hottest = _repetition(indices.detach().reshape(-1), rows)
-    return Lookups(count, bags, dim, rows, unique, hottest, itemsize, True, dense)
+    return Lookups(count, bags, dim, rows, unique, hottest, itemsize, True, dense, indices)
 
 
 def _repetition(indices: Tensor, rows: int) -> tuple[int, int]:

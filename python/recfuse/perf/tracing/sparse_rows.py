@@ -62,6 +62,10 @@ class SparseRows:
         shape = tuple(tensor.shape)
         return next((of for of in reversed(self._tables.values()) if (of.rows, of.dim) == shape), None)
 
+    def is_coalesced(self, tensor: Tensor) -> bool:
+        """Return whether a sparse tensor has each row once."""
+        return id(tensor) in self._coalesced
+
     def run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Run an operator on fakes."""
         first = args[0] if args else None
@@ -72,7 +76,7 @@ class SparseRows:
         if name in ("sparse_mask", "_coalesce"):  # these have no fake functions
             return self._coalesced_clone(args[1] if name == "sparse_mask" else first)
         if name == "is_coalesced":
-            return id(first) in self._coalesced
+            return self.is_coalesced(first)
         of = self.of(first)
         if name in ("_values", "_indices") and of is not None:
             count = max(int(of.unique if id(first) in self._coalesced else of.count), 1)

@@ -28,6 +28,7 @@ from recfuse.perf.tracing.kept_state import KeptState
 from recfuse.perf.tracing.memory import MemoryCount
 from recfuse.perf.tracing.native_calls import NativeCalls
 from recfuse.perf.tracing.operators import Lookups, Operator, TensorFacts
+from recfuse.perf.tracing.recorded_calls import CallRecorder
 from recfuse.perf.tracing.sparse_rows import SparseRows
 
 # Operators that a dispatch mode adds itself, or that are too small to count.
@@ -58,6 +59,7 @@ class Tracer(TorchDispatchMode):
     def __init__(self, gpu: str | None, training: bool, state: KeptState) -> None:
         """Trace for a GPU by its name; None: for the CPU."""
         super().__init__()
+        self.recorder: CallRecorder | None = None
         self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self.training, self.state = training, state
         self.native = NativeCalls(gpu)
@@ -77,6 +79,8 @@ class Tracer(TorchDispatchMode):
         """Discard the operators, and reset the peak of memory."""
         self.operators: list[Operator] = []
         self.rows.unknown = False
+        if self.recorder is not None:
+            self.recorder.calls.clear()
         self._optimizing = False
         self.memory.restart()
 
@@ -149,6 +153,7 @@ class Tracer(TorchDispatchMode):
         given = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         lookups = self.rows.lookups(name, args)
         native = self.native.explain(func, args, kwargs) if self._is_native(func) else None
+        original = args, kwargs
         args, kwargs, is_fake = self._converted(func, name, args, kwargs, given)
         tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         facts = [TensorFacts(one) for one in tensors]
@@ -165,6 +170,8 @@ class Tracer(TorchDispatchMode):
             outs = [TensorFacts(one) for one in results]
             kind = native or self._kind(name, is_fake, facts, outs, lookups)
             self._record(name, kind, native is not None, tensors, results)
+            if kind is not None and self.recorder is not None:
+                self.recorder.note(kind, func, *original, self.rows, self.to_fake)
         return out
 
     @staticmethod
