@@ -54,6 +54,7 @@ class BuildExt(build_ext):
         self.build_temp = os.path.join(self.build_temp, *MODES)
         self.compiler.include_dirs += add_headers(os.path.join(self.build_temp, "headers"), MACHINE)
         self.force = True  # links again: the last build may have been of another mode
+        self.parallel = None  # each extension links against the one before; files are compiled in parallel
         compile_one, compile_all = self.compiler._compile, self.compiler.compile
         pool, jobs = ThreadPoolExecutor(os.cpu_count()), []  # results are awaited below
 
@@ -93,6 +94,6 @@ TOOLS = Extension(
 )
 
 if __name__ == "__main__":
-    options = {"bdist_wheel": {"py_limited_api": "cp310"}, "build_ext": {"parallel": 0}}
+    options = {"bdist_wheel": {"py_limited_api": "cp310"}}
     commands = {"build_ext": BuildExt, "bdist_wheel": Wheel}
     setup(ext_modules=[CORE, OPERATORS, TOOLS], cmdclass=commands, options=options)
