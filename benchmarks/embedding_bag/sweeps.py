@@ -30,6 +30,7 @@ from embedding_bag.speeds import (
     schedule,
 )
 from recfuse import _C
+from recfuse.tuner.compile import compile_launches
 
 POOLINGS = (10, 25, 50, 75, 100, 125, 150)
 TUNED_WARPS, TUNED_DISTANCES = (16, 24, 32, 40, 48, 64), (2, 4, 8, 16)
@@ -135,10 +136,11 @@ def compiled(setting: BagSetting, text: str) -> dict[str, Any]:
     arguments, dim = setting.arguments, setting.weights[0].shape[1]
     lookups = arguments.batch_size * arguments.num_indices_per_lookup
     fp32, int64, pooling_sum, alignment = 0, 1, 0, 16
-    return _C.embedding_bag_compile(
+    launches, _ = _C.embedding_bag_lower(
         arch, dim, dim, alignment, fp32, int64, int64, pooling_sum, False, False, True,
         lookups, arguments.batch_size, text,
     )  # fmt: skip
+    return compile_launches(launches)
 
 
 @paper_figure(9)

@@ -21,6 +21,7 @@ from recfuse._codes import INTEGERS
 from recfuse.nn.collection_view import native_call, view_of
 from recfuse.ops.schedules import FIELDS, KINDS, SIXTEENTHS
 from recfuse.plan.device import architecture
+from recfuse.tuner.compile import compile_launches
 
 Schedules = NDArray[np.int32]  # [features, FIELDS]; columns below
 KIND, THREADS, SPLIT, EXPECTED = 0, 1, 3, 4
@@ -92,7 +93,10 @@ class Native:
     def _compile(self, sets: NDArray[np.int32], warps: int, timed: bool) -> dict[str, Any]:
         arch, kind = architecture(self._subject.device), INTEGERS.index(self._subject.index_dtype)
         sets = np.ascontiguousarray(sets)
-        return _C.fused_embedding_bag_compile(arch, self._call, kind, kind, False, True, sets, warps, timed)
+        launches, _ = _C.fused_embedding_bag_lower(
+            arch, self._call, kind, kind, False, True, sets, warps, timed
+        )
+        return compile_launches(launches)
 
     def measure(
         self, sets: Sequence[Schedules], batches: Sequence[Batch], warps: int, rounds: int

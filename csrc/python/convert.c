@@ -44,7 +44,7 @@ out:
     return array;
 }
 
-PyObject *rf__py_kernel(const rf_kernel_info *info, PyObject *more) {
+PyObject *rf__py_kernel(const rf__kernel_info *info, PyObject *more) {
     PyObject *kernel = Py_BuildValue("{s:i,s:i,s:i,s:L,s:d,s:O,s:N}", "registers", info->registers,
                                      "spill_bytes", info->spill_bytes, "stack_bytes", info->stack_bytes,
                                      "cubin_bytes", (long long)info->cubin_bytes, "seconds", info->seconds,

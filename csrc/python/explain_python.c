@@ -77,6 +77,23 @@ static PyObject *launch_dict(const rf__explained *explained) {
         (long long)explained->workspace_bytes);
 }
 
+int rf__py_launches(const rf__gpu *gpu, const rf__launches *launches, PyObject *list) {
+    rf__explained *explained = NULL;
+    int failed = 0;
+    const rf_status status = rf__explained_of(gpu, launches, &explained);
+    if (status != RF_OK) {
+        rf__py_result(NULL, status, launches->name);
+        return -1;
+    }
+    for (int32_t i = 0; !failed && i < launches->count; i++) {
+        PyObject *launch = launch_dict(&explained[i]);
+        failed = launch == NULL || PyList_Append(list, launch) != 0;
+        Py_XDECREF(launch);
+    }
+    rf__explained_free(explained, launches->count);
+    return failed ? -1 : 0;
+}
+
 RF__PY_METHOD(explain_end, "explain_end() -> list[dict]: the launches") {
     rf__explained *launches = NULL;
     int32_t count = 0;
@@ -114,7 +131,7 @@ RF__PY_METHOD(kernel_compile,
     const char *arch, *defines;
     int cached_only = 0;
     bool there = true;
-    rf_kernel_info info = {0};
+    rf__kernel_info info = {0};
     rf_status status = RF_OK;
     if (!PyArg_ParseTuple(arguments, "ssss|p:kernel_compile", &arch, &source.file, &source.entry, &defines,
                           &cached_only))

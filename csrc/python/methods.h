@@ -21,6 +21,7 @@
 #endif
 #include <numpy/arrayobject.h>
 
+#include "gpu/launches/launches.h"
 #include "recfuse.h"
 
 /* The functions that belong to no family: rf__py_<name> with its docstring, rf__py_<name>_text. All take
@@ -90,6 +91,9 @@ static inline void *rf__py_pointer(unsigned long long address) { return (void *)
 
 /* Returns a dict of `info` and `more`, and steals the reference to `more`; NULL with an exception, also if
  * `more` is NULL. */
-PyObject *rf__py_kernel(const rf_kernel_info *info, PyObject *more);
+PyObject *rf__py_kernel(const rf__kernel_info *info, PyObject *more);
+
+/* Appends a dict of each launch to a list; -1 with an exception. */
+int rf__py_launches(const rf__gpu *gpu, const rf__launches *launches, PyObject *list);
 
 #endif

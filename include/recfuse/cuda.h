@@ -26,18 +26,6 @@ typedef struct rf_cuda_allocator {
     void (*release)(void *context, void *block);
 } rf_cuda_allocator;
 
-/* The compiler's report of a GPU kernel, and the kernel's origin. -1: not reported. */
-typedef struct rf_kernel_info {
-    int32_t registers; /* a thread */
-    int32_t spill_bytes; /* a thread, stores and loads together */
-    int32_t stack_bytes; /* a thread */
-    int32_t shared_bytes; /* a block */
-    int64_t cubin_bytes;
-    double seconds; /* that this call took */
-    bool cached; /* taken from the cache on disk */
-    char path[512]; /* of the entry there; "": it could not be written, or is longer than this */
-} rf_kernel_info;
-
 /* Waits for the device, then raises one of the errors that its kernels have reported (RF_ERR_INDEX,
  * RF_ERR_VALUE), with the number of remaining errors of calls with other tables. Returns RF_OK once all are
  * raised. Not allowed while a stream is captured. Also RF_ERR_NO_DEVICE, RF_ERR_CUDA. */

@@ -76,15 +76,6 @@ RF_API rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
                                        const rf_embedding_bag_schedule *schedule,
                                        const rf_cuda_stream *stream);
 
-/* Compiles the kernel that rf_embedding_bag_cuda would use, or finds it in the cache; needs no GPU. Of
- * `params` only sizes and types are looked at, and whether sample_weights is NULL. `alignment`: bytes that
- * rows and output are aligned to (16 for torch's tensors). arch: "sm_90a" and so on. *complete is the
- * schedule with its defaults for a typical GPU of that arch. `info` and `complete` may be NULL. */
-RF_API rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
-                                          const rf_embedding_bag_schedule *schedule, int32_t alignment,
-                                          const char *arch, rf_kernel_info *info,
-                                          rf_embedding_bag_schedule *complete);
-
 /* The measurement of rf_embedding_bag_measure: every schedule on every batch, in turns. */
 typedef struct rf_embedding_bag_measurement {
     const rf_embedding_bag_params *batches; /* [n_batches], one table */

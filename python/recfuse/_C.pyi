@@ -34,17 +34,6 @@ class Kernel(TypedDict):
     cached: bool
     path: str
 
-class BagKernel(Kernel):
-    """A kernel of `embedding_bag`."""
-
-    schedule: str
-    shared_bytes: int
-
-class FusedKernel(Kernel):
-    """A kernel of `fused_embedding_bag`."""
-
-    classes: int
-
 class JitStatus(TypedDict):
     """The compiler of GPU kernels, and the kernel cache."""
 
@@ -133,8 +122,8 @@ def embedding_columns_pack(
     owner: Any, groups: NDArray[np.int32], n_groups: int, memory: int, capacity: int, /
 ) -> tuple[int, list[tuple[int, int, int, int, int]]]: ...
 def jit_status() -> JitStatus: ...
-def embedding_bag_compile(
-    arch: str | None,
+def embedding_bag_lower(
+    gpu: str,
     dim: int,
     stride: int,
     alignment: int,
@@ -149,10 +138,8 @@ def embedding_bag_compile(
     bags: int,
     schedule: str,
     rows: int = ...,
-    sms: int = ...,
-    l2_bytes: int = ...,
     /,
-) -> BagKernel: ...
+) -> tuple[list[dict[str, Any]], str]: ...
 def embedding_bag_measure(
     device: int,
     stream: int,
@@ -176,8 +163,8 @@ def fused_embedding_bag_map(
     /,
 ) -> NDArray[np.int32]: ...
 def fused_embedding_bag_candidates(call: Call, feature: int, /) -> list[tuple[int, ...]]: ...
-def fused_embedding_bag_compile(
-    arch: str,
+def fused_embedding_bag_lower(
+    gpu: str,
     call: Call,
     index_type: int,
     offset_type: int,
@@ -189,7 +176,7 @@ def fused_embedding_bag_compile(
     mapped: bool = ...,
     huge: bool = ...,
     /,
-) -> FusedKernel: ...
+) -> tuple[list[dict[str, Any]], int]: ...
 def fused_embedding_bag_backward_leave_out(parts: int, /) -> None: ...
 def fused_embedding_bag_measure(
     device: int,

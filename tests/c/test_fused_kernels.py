@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recfuse import _C
 from recfuse.data import workloads
 from support.cuda_program import Program
 from support.kernels import (
@@ -28,6 +27,7 @@ from support.kernels import (
     MAX,
     MEAN,
     SUM,
+    compile_fused,
     disassembler,
     standalone,
 )
@@ -77,7 +77,7 @@ class Job:
         elements = int(features[-1, 1] + features[-1, 2] * features[-1, 3])
         call = ([(PLACE, elements, self.dtype)], features, self.dtype, int(features[:, 3].sum()))
         kind = (self.integer, self.integer, self.weighted, self.check)
-        return _C.fused_embedding_bag_compile(self.arch, call, *kind, self.schedules(), 0, False, mapped)
+        return compile_fused(self.arch, call, *kind, self.schedules(), 0, False, mapped)
 
 
 DEFAULTS = "ABDE"  # every class of model C is a class of A
@@ -258,7 +258,7 @@ def compile_call(arch: str = "sm_90a", **changes: Any) -> dict[str, Any]:
     assert not changes.keys() - plain.keys()
     buffers, features, output_dtype, stride, index, offset, schedules, warps = {**plain, **changes}.values()
     call = (buffers, features, output_dtype, stride)
-    return _C.fused_embedding_bag_compile(arch, call, index, offset, False, True, schedules, warps, False)
+    return compile_fused(arch, call, index, offset, False, True, schedules, warps, False)
 
 
 def changed(place: int, field: int, value: int) -> NDArray[np.int64]:
@@ -350,6 +350,6 @@ def test_every_variant_that_a_batch_may_ask_for_is_compiled(
     assert len(entries) > before and any(b"-DRF_WIDE_ROWS=1\0" in entry for entry in entries)
     call = ([(PLACE, 80, FLOAT32)], np.array([[0, 0, 10, 8, SUM, -1, 0]], np.int64), FLOAT32, 8)
     one = np.zeros((1, 1, 5), np.int32)
-    _C.fused_embedding_bag_compile("sm_90a", call, INT64, INT64, False, True, one, 0, False, False, True)
+    compile_fused("sm_90a", call, INT64, INT64, False, True, one, 0, False, False, True)
     entries = cached(tmp_path, "families/fused_embedding_bag/fused_embedding_bag.cu")
     assert any(b"-DRF_POSITION=rf_i64\0" in entry for entry in entries)

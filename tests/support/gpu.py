@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import recfuse
-from recfuse import _C
+from support.kernels import compile_bag
 from support.reference import assert_close_to_reference, tolerance
 from support.reference import embedding_bag as reference
 
@@ -134,7 +134,7 @@ class Case:
         return every & -every
 
     def compile_arguments(self, target: str) -> tuple[Any, ...]:
-        """For `_C.embedding_bag_compile`."""
+        """For `_C.embedding_bag_lower`."""
         codes = DTYPES.index(self.dtype), INTEGERS.index(self.index), INTEGERS.index(self.offset)
         shape = (target, self.dim, self.dim + self.gap, self.alignment(), *codes, MODES.index(self.mode))
         state = (self.weighted, self.padding >= 0, self.bounds == "on")
@@ -260,7 +260,7 @@ def precompile(cases: Iterable[Case]) -> None:
 
     def make(job: tuple[Any, ...]) -> None:
         with contextlib.suppress(Exception):
-            _C.embedding_bag_compile(*job)
+            compile_bag(*job)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(make, jobs))

@@ -19,6 +19,7 @@ from support import gpu
 from support.collection import SPECS, collection_of, lookups_of
 from support.fused import Problem
 from support.gpu import DTYPES, INTEGERS, moved
+from support.kernels import compile_fused
 from support.reference import Feature, assert_close_to_reference, tolerance
 
 OPS = torch.ops.recfuse
@@ -106,7 +107,7 @@ class Fused:
         return got
 
     def job(self, index: torch.dtype, offset: torch.dtype, weighted: bool, check: bool) -> tuple[Any, ...]:
-        """For `_C.fused_embedding_bag_compile`."""
+        """For `_C.fused_embedding_bag_lower`."""
         codes = INTEGERS.index(index), INTEGERS.index(offset)
         return (gpu.arch(), self.call(), *codes, weighted, check, self.sets(), self.warps, False)
 
@@ -130,7 +131,7 @@ def precompile(
 
     def make(job: tuple[Any, ...]) -> None:
         with contextlib.suppress(Exception):
-            _C.fused_embedding_bag_compile(*job)
+            compile_fused(*job)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(make, jobs))

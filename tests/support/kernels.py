@@ -1,4 +1,4 @@
-"""Numbers of types and poolings, and compiling a file of kernels by nvcc."""
+"""Numbers of types and poolings, and compiling kernels: of a lowered call, and of a file by nvcc."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recfuse import _C
+from recfuse.tuner.compile import compile_launches
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "csrc"
@@ -21,6 +23,19 @@ FLOAT32, FLOAT16, BFLOAT16 = range(3)
 INT32, INT64 = range(2)
 SUM, MEAN, MAX = range(3)
 NVRTC = _C.jit_status()
+
+
+def compile_bag(*arguments: Any) -> dict[str, Any]:
+    """Compiles the kernel of `_C.embedding_bag_lower(*arguments)`; with the shared memory of a block."""
+    launches, complete = _C.embedding_bag_lower(*arguments)
+    report = compile_launches(launches, schedule=complete)
+    return {**report, "shared_bytes": report["shared_bytes"] + launches[-1]["dynamic_shared"]}
+
+
+def compile_fused(*arguments: Any) -> dict[str, Any]:
+    """Compiles the kernels of `_C.fused_embedding_bag_lower(*arguments)`; with the number of classes."""
+    launches, classes = _C.fused_embedding_bag_lower(*arguments)
+    return compile_launches(launches, classes=classes)
 
 
 def nvcc() -> str | None:

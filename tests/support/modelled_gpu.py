@@ -49,7 +49,8 @@ class FakeGPU:
         self.spilling = lambda row, warps: row[2] * 4 + 24 > 65536 // (32 * warps or 1024)
         self.broken_to_compile = self.broken_to_run = lambda row, warps: False
         self.compile_s = 0.0
-        self.compiled, self.timed, self.raced = [], [], []
+        self.weighted = False  # calls have per-sample weights
+        self.lowered, self.compiled, self.timed, self.raced = [], [], [], []
 
     def candidates(self, call, feature):
         _, features, _, columns = call
@@ -64,17 +65,24 @@ class FakeGPU:
         ]
         return [*pool, (COLUMNS, 1, 1, 1, 0), (STAGED, 0, 0, 0, 0)]
 
-    def compile(self, arch, call, index, offset, weighted, check, sets, warps, timed):
-        assert (arch, index, offset, weighted, check) == ("sm_90a", 0, 0, False, True)
+    def lower(self, arch, call, index, offset, weighted, check, sets, warps, timed):
+        assert (arch, index, offset, weighted, check) == ("sm_90a", 0, 0, self.weighted, True)
         assert sets.dtype == np.int32 and sets.ndim == 3 and sets.shape[2] == 5
         assert sets.shape[1] == len(call[1]) and sets.flags.c_contiguous
-        time.sleep(self.compile_s)
         rows = {tuple(row) for row in sets[:, :, :4].reshape(-1, 4).tolist()}
+        self.lowered.append((warps, timed, rows))
+        launch = {"gpu": {"arch": arch}, "file": "fused.cu", "kernel": "rf", "defines": len(self.lowered) - 1}
+        return [launch], len(rows)
+
+    def compile(self, arch, file, kernel, defines):
+        assert (arch, file, kernel) == ("sm_90a", "fused.cu", "rf")
+        time.sleep(self.compile_s)
+        warps, timed, rows = self.lowered[defines]
         self.compiled.append((warps, timed, len(rows)))
         if any(self.broken_to_compile(row, warps) for row in rows):
             raise ValueError("recfuse.fused_embedding_bag: broken\nlog")
         spills = 16 * sum(bool(self.spilling(row, warps)) for row in rows)
-        return {"registers": 64, "spill_bytes": spills, "seconds": 0.1, "cached": False, "classes": len(rows)}
+        return {"registers": 64, "spill_bytes": spills, "seconds": 0.1, "cached": False}
 
     def cost(self, call, feature, row, lookups):
         kind, threads, distance, split, expected = (int(value) for value in row)
@@ -127,8 +135,9 @@ class FakeGPU:
 def install(monkeypatch):
     """Has recfuse find this GPU; returns it."""
     fake = FakeGPU()
-    for name in ("candidates", "compile", "measure"):
+    for name in ("candidates", "lower", "measure"):
         monkeypatch.setattr(_C, f"fused_embedding_bag_{name}", getattr(fake, name), raising=False)
+    monkeypatch.setattr(_C, "kernel_compile", fake.compile)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))

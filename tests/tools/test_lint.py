@@ -178,6 +178,16 @@ def test_only_the_room_of_launches_launches_kernels() -> None:
 CORE_ROOMS = ("csrc/core/", "csrc/gpu/", "csrc/torch/", "csrc/python/")
 
 
+def test_kernels_are_compiled_ahead_by_their_launches() -> None:
+    """A family lowers its calls and has no function that compiles; `_C.kernel_compile` takes any kernel."""
+    compiles = re.compile(r"\b\w+_compile\b")
+    rooms = ("csrc/families/", "include/")
+    found = {name(path): compiles.findall(code_of(path)) for path in C_FILES if name(path).startswith(rooms)}
+    stub = (ROOT / "python" / "recfuse" / "_C.pyi").read_text()
+    assert {path: names for path, names in found.items() if names} == {} and len(found) > 100
+    assert re.findall(r"def (\w+_compile)\b", stub) == ["kernel_compile"]
+
+
 def test_the_core_names_no_family() -> None:
     """The core knows families by csrc/families.h, which includes a header of each."""
     names = re.compile("|".join(sorted({*FAMILIES, "ikbo"})))

@@ -36,7 +36,7 @@ def calls(hotness="medium", rows=2000, number=3, batch=64, pooling=16):
 
 
 class FakeGPU:
-    """A device on which a formula gives the time of a schedule; compiling completes its open fields."""
+    """A device on which a formula gives the time of a schedule; lowering completes its open fields."""
 
     def __init__(self):
         self.best = Schedule("shared", 12, 128, 256, 48, 4, 64)
@@ -48,7 +48,7 @@ class FakeGPU:
         self.l2 = 32 << 10
         self.noise = np.random.default_rng(0)
 
-    def compile(self, arch, dim, stride, align, *rest):
+    def lower(self, arch, dim, stride, align, *rest):
         dtype, index, offset, pooling, weighted, padded, check, lookups, bags, text, rows = rest
         assert (arch, dim, stride, align) == ("sm_90a", 32, 32, 16)
         assert (dtype, index, offset, pooling, weighted, padded, check) == (0, 1, 1, 0, False, False, True)
@@ -57,7 +57,7 @@ class FakeGPU:
         if given.bags is not None:
             assert given == Schedule(block=given.block, bags=given.bags)
             self.asked.append(text)
-            return {"schedule": text, "registers": 40, "spill_bytes": 0}
+            return self.launches(arch, text, spills=0), text
         fields = {name: getattr(given, name) or getattr(DEFAULTS, name) for name in Schedule.__annotations__}
         if given.station == "none":
             fields["distance"] = 1
@@ -66,7 +66,16 @@ class FakeGPU:
             raise ValueError("recfuse.embedding_bag: schedule: no l1 today\nlog")
         self.asked.append(text)
         spills = 8 if whole.distance * whole.warps > 1000 else 0
-        return {"schedule": str(whole), "registers": 40, "spill_bytes": spills}
+        return self.launches(arch, str(whole), spills), str(whole)
+
+    @staticmethod
+    def launches(arch, schedule, spills):
+        fill = {"gpu": {"arch": arch}, "file": None, "kernel": "fill", "defines": ""}
+        return [fill, {**fill, "file": "bag.cu", "kernel": schedule, "defines": str(spills)}]
+
+    def compile(self, arch, file, kernel, defines):
+        assert (arch, file) == ("sm_90a", "bag.cu") and Schedule.parse(kernel)
+        return {"registers": 40, "spill_bytes": int(defines)}
 
     def us(self, text):
         one, us = Schedule.parse(text or str(DEFAULTS)), 50.0
@@ -91,7 +100,8 @@ class FakeGPU:
 @pytest.fixture
 def device(monkeypatch):
     fake = FakeGPU()
-    monkeypatch.setattr(_C, "embedding_bag_compile", fake.compile, raising=False)
+    monkeypatch.setattr(_C, "embedding_bag_lower", fake.lower, raising=False)
+    monkeypatch.setattr(_C, "kernel_compile", fake.compile)
     monkeypatch.setattr(_C, "embedding_bag_measure", fake.measure, raising=False)
     properties = SimpleNamespace(L2_cache_size=fake.l2, max_threads_per_multi_processor=2048)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -225,7 +235,7 @@ def test_a_default_that_does_not_compile_is_the_users_to_see(device, monkeypatch
     def missing(*arguments):
         raise NotImplementedError("recfuse: no NVRTC; pip install nvidia-cuda-nvrtc")
 
-    monkeypatch.setattr(_C, "embedding_bag_compile", missing)
+    monkeypatch.setattr(_C, "kernel_compile", missing)
     with pytest.raises(NotImplementedError, match="pip install"):
         search()
 

@@ -1,4 +1,4 @@
-/* rf_embedding_bag_cuda, and compilation of its kernels ahead. */
+/* rf_embedding_bag_cuda, and the lowering of described calls. */
 #include <inttypes.h>
 
 #include "families/embedding_bag/check_embedding_bag.h"
@@ -31,47 +31,28 @@ static rf_status check_described(const rf_embedding_bag_params *params, int32_t 
                    rf__elements_bytes(params->dtype, params->dim) % alignment != 0 ||
                    params->weight_stride < params->dim || params->bags <= 0 || params->lookups < 0,
                RF_ERR_VALUE,
-               "recfuse.embedding_bag: a kernel cannot be compiled for dim %" PRId64 ", stride %" PRId64
+               "recfuse.embedding_bag: a call cannot be lowered for dim %" PRId64 ", stride %" PRId64
                ", alignment %d, %" PRId64 " lookups and %" PRId64
                " bags; expected dim and bags of 1 or more, stride at least dim, and alignment a power of two "
                "that divides the bytes of a row, at most 16",
                params->dim, params->weight_stride, (int)alignment, params->lookups, params->bags);
     RF_FAIL_IF(params->rows < 0 || !rf__rows_fit(params->dtype, params->rows, params->weight_stride),
                RF_ERR_VALUE,
-               "recfuse.embedding_bag: a kernel cannot be compiled for %" PRId64 " rows, %" PRId64
+               "recfuse.embedding_bag: a call cannot be lowered for %" PRId64 " rows, %" PRId64
                " elements apart; expected 0 rows or more, and a size in bytes that fits int64",
                params->rows, params->weight_stride);
     return RF_OK;
 }
 
-rf_status rf__embedding_bag_compile(const rf__gpu *gpu, const rf_embedding_bag_params *params,
-                                    const rf_embedding_bag_schedule *schedule, int32_t alignment,
-                                    bool compiles, rf_kernel_info *info,
-                                    rf_embedding_bag_schedule *complete) {
+rf_status rf__embedding_bag_lower_described(const rf__gpu *gpu, const rf_embedding_bag_params *params,
+                                            const rf_embedding_bag_schedule *schedule, int32_t alignment,
+                                            rf__launches *launches, rf_embedding_bag_schedule *complete) {
     rf_embedding_bag_params described = *params;
-    rf_embedding_bag_schedule filled = {0};
-    rf__launches launches;
-    int32_t shared_bytes = 0;
     RF_CHECK(check_described(params, alignment));
     described.weight = (const void *)(uintptr_t)alignment;
     described.output = (void *)(uintptr_t)alignment;
     described.output_stride = params->dim;
-    if (schedule != NULL) filled = *schedule;
-    RF_CHECK(rf__embedding_bag_complete(gpu, &described, &filled, &shared_bytes));
-    if (complete != NULL) *complete = filled;
-    rf__launches_init(&launches, operator_name);
-    rf_status status = rf__embedding_bag_lower(gpu, &described, schedule, &launches);
-    if (status == RF_OK && compiles) status = rf__launches_compile(&launches, gpu->arch, info);
-    if (status == RF_OK && compiles && info != NULL) info->shared_bytes += shared_bytes;
-    rf__launches_free(&launches);
-    return status;
-}
-
-rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
-                                   const rf_embedding_bag_schedule *schedule, int32_t alignment,
-                                   const char *arch, rf_kernel_info *info,
-                                   rf_embedding_bag_schedule *complete) {
-    rf__gpu gpu;
-    RF_CHECK(rf__gpu_of_arch(arch, &gpu));
-    return rf__embedding_bag_compile(&gpu, params, schedule, alignment, true, info, complete);
+    *complete = *schedule;
+    RF_CHECK(rf__embedding_bag_complete(gpu, &described, complete));
+    return rf__embedding_bag_lower(gpu, &described, schedule, launches);
 }

@@ -7,19 +7,21 @@
 /* Lowers a call with checked params, by a schedule or, if it is NULL, by the defaults of the GPU. */
 rf_status rf__embedding_bag_lower(const rf__gpu *gpu, const rf_embedding_bag_params *params,
                                   const rf_embedding_bag_schedule *schedule, rf__launches *launches);
-/* Fills in the fields of a schedule that are left open, but for `warps`; *shared_bytes: that a block uses. */
+/* Fills in the fields of a schedule that are left open, but for `warps`. */
 rf_status rf__embedding_bag_complete(const rf__gpu *gpu, const rf_embedding_bag_params *params,
-                                     rf_embedding_bag_schedule *schedule, int32_t *shared_bytes);
+                                     rf_embedding_bag_schedule *schedule);
 
 /* Lowers and runs a call with checked params. */
 rf_status rf__embedding_bag_run(const rf__cuda_device *device, const rf_embedding_bag_params *params,
                                 const rf_embedding_bag_schedule *schedule, void *stream);
 
-/* rf_embedding_bag_compile for a GPU. `complete` may be NULL. Without `compiles` only the schedule is checked
- * and completed. */
-RF__SHARED rf_status rf__embedding_bag_compile(const rf__gpu *gpu, const rf_embedding_bag_params *params,
-                                               const rf_embedding_bag_schedule *schedule, int32_t alignment,
-                                               bool compiles, rf_kernel_info *info,
-                                               rf_embedding_bag_schedule *complete);
+/* Lowers a call that is known only by its sizes and types, and by whether it has sample_weights. `alignment`:
+ * bytes that rows and output are aligned to, 16 for torch's tensors. *complete: the schedule with the GPU's
+ * defaults. Requires rf__launches_init before. RF_ERR_VALUE. */
+RF__SHARED rf_status rf__embedding_bag_lower_described(const rf__gpu *gpu,
+                                                       const rf_embedding_bag_params *params,
+                                                       const rf_embedding_bag_schedule *schedule,
+                                                       int32_t alignment, rf__launches *launches,
+                                                       rf_embedding_bag_schedule *complete);
 
 #endif

@@ -149,11 +149,9 @@ static void traffic_count(const rf_embedding_bag_params *params, const rf__row_f
 }
 
 rf_status rf__embedding_bag_complete(const rf__gpu *gpu, const rf_embedding_bag_params *params,
-                                     rf_embedding_bag_schedule *schedule, int32_t *shared_bytes) {
+                                     rf_embedding_bag_schedule *schedule) {
     const rf__bag_shape shape = shape_of(gpu, params);
-    RF_CHECK(rf__bag_schedule_complete(&shape, schedule));
-    *shared_bytes = variant_of(params, &shape, schedule).dynamic_shared;
-    return RF_OK;
+    return rf__bag_schedule_complete(&shape, schedule);
 }
 
 rf_status rf__embedding_bag_lower(const rf__gpu *gpu, const rf_embedding_bag_params *params,

@@ -137,23 +137,12 @@ rf_status rf__fused_lower(const rf__gpu *gpu, const rf__fused_problem *problem, 
     return n_tasks > 0 ? others_lower(gpu, problem, &args, n_tasks, launches) : RF_OK;
 }
 
-static rf_status compile(const rf__gpu *gpu, const rf__fused_problem *problem, rf_kernel_info *info) {
-    rf__launches launches;
-    rf__launches_init(&launches, "fused_embedding_bag");
-    rf_status status = rf__fused_lower(gpu, problem, &launches);
-    if (status == RF_OK) status = rf__launches_compile(&launches, gpu->arch, info);
-    rf__launches_free(&launches);
-    return status;
-}
-
-rf_status rf__fused_compile(const char *arch, const rf__fused_problem *problem, rf_kernel_info *info) {
+rf_status rf__fused_lower_any(const rf__gpu *gpu, const rf__fused_problem *problem, rf__launches *launches) {
     rf__fused_problem any = *problem;
-    rf__gpu gpu;
-    RF_CHECK(rf__gpu_of_arch(arch, &gpu));
     any.mapping = (rf__fused_mapping){.n_tasks = 1};
-    RF_CHECK(compile(&gpu, &any, info));
+    RF_CHECK(rf__fused_lower(gpu, &any, launches));
     any.staged = (rf__fused_staged){.depth = 1, .lists = 1};
     const bool may_stage = problem->classes->has_staged && problem->cycles == 0 &&
-                           rf__fused_can_stage(&gpu, problem->params->lookups);
-    return may_stage ? compile(&gpu, &any, NULL) : RF_OK;
+                           rf__fused_can_stage(gpu, problem->params->lookups);
+    return may_stage ? rf__fused_lower(gpu, &any, launches) : RF_OK;
 }

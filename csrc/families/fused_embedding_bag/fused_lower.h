@@ -29,9 +29,9 @@ rf_status rf__fused_lower(const rf__gpu *gpu, const rf__fused_problem *problem, 
 /* Sets the tables whose errors launches of these params raise and report; called by rf__fused_lower. */
 void rf__fused_owner_set(const rf_fused_embedding_bag_params *params, rf__launches *launches);
 
-/* Compiles the kernel of a problem without a mapping, of which `info` tells, and those that its batches with
- * staged tables need. */
-RF__SHARED rf_status rf__fused_compile(const char *arch, const rf__fused_problem *problem,
-                                       rf_kernel_info *info);
+/* Lowers a problem without a mapping to the kernels of all of its batches, by grids of one task: without
+ * staged tables, and with them if a batch may have them. Only the kernels of these launches are valid. */
+RF__SHARED rf_status rf__fused_lower_any(const rf__gpu *gpu, const rf__fused_problem *problem,
+                                         rf__launches *launches);
 
 #endif

@@ -128,22 +128,6 @@ rf_status rf__gpu_find(const char *name, rf__gpu *gpu) {
     return RF_OK;
 }
 
-rf_status rf__gpu_of_arch(const char *arch, rf__gpu *gpu) {
-    int number = 0;
-    RF_FAIL_IF(sscanf(arch, "sm_%d", &number) != 1 || strlen(arch) >= sizeof gpu->arch, RF_ERR_VALUE,
-               "arch is \"%.64s\"; expected an architecture such as \"sm_90a\"", arch);
-    const rf__gpu *best = &gpus[0];
-    for (int32_t i = 0; i < COUNT; i++) {
-        const int32_t at = 10 * gpus[i].cc_major + gpus[i].cc_minor;
-        if (at <= number && at > 10 * best->cc_major + best->cc_minor) best = &gpus[i];
-    }
-    *gpu = *best;
-    gpu->cc_major = number / 10;
-    gpu->cc_minor = number % 10;
-    memcpy(gpu->arch, arch, strlen(arch) + 1);
-    return RF_OK;
-}
-
 void rf__gpu_add_rates(rf__gpu *gpu) {
     const rf__gpu *best = NULL;
     for (int32_t i = 0; i < COUNT; i++) {

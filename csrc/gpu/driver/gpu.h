@@ -26,10 +26,6 @@ RF__SHARED const rf__gpu *rf__gpus(int32_t *count);
  * described by the nearest previous known GPU. RF_ERR_VALUE: neither; the message has the names. */
 RF__SHARED rf_status rf__gpu_find(const char *name, rf__gpu *gpu);
 
-/* Returns a GPU of an architecture ("sm_90a"): the typical GPU, or else the nearest previous known one, with
- * its architecture set to `arch`. */
-RF__SHARED rf_status rf__gpu_of_arch(const char *arch, rf__gpu *gpu);
-
 /* Adds the rates of the most similar known GPU to a GPU of the driver. */
 void rf__gpu_add_rates(rf__gpu *gpu);
 

@@ -136,7 +136,7 @@ static rf_status fail_forbidden(const rf__kernel_source *kernel, const char *arc
 
 /* `compiles`: compiles a kernel that is not in the cache; otherwise *info says that it is missing. */
 static rf_status get(const rf__kernel_source *kernel, const rf__kernel_options *options, const char *arch,
-                     bool compiles, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
+                     bool compiles, void **cubin, int64_t *cubin_bytes, rf__kernel_info *info) {
     const double start = seconds_now();
     const bool allowed = rf__jit_allowed();
     rf_status status = RF_OK, found = RF_ERR_UNSUPPORTED;
@@ -161,12 +161,12 @@ static rf_status get(const rf__kernel_source *kernel, const rf__kernel_options *
         (void)rf__cache_write(&key, compiler, &entry, path);
     }
     if (info != NULL) {
-        *info = (rf_kernel_info){.registers = entry.report.registers,
-                                 .spill_bytes = entry.report.spill_bytes,
-                                 .stack_bytes = entry.report.stack_bytes,
-                                 .shared_bytes = entry.report.static_shared,
-                                 .cubin_bytes = entry.cubin_bytes,
-                                 .cached = cached};
+        *info = (rf__kernel_info){.registers = entry.report.registers,
+                                  .spill_bytes = entry.report.spill_bytes,
+                                  .stack_bytes = entry.report.stack_bytes,
+                                  .shared_bytes = entry.report.static_shared,
+                                  .cubin_bytes = entry.cubin_bytes,
+                                  .cached = cached};
         if (strlen(path) < sizeof info->path) memcpy(info->path, path, strlen(path) + 1);
         info->seconds = seconds_now() - start;
     }
@@ -183,12 +183,12 @@ out:
 }
 
 rf_status rf__jit_compile(const rf__kernel_source *kernel, const rf__kernel_options *options,
-                          const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
+                          const char *arch, void **cubin, int64_t *cubin_bytes, rf__kernel_info *info) {
     return get(kernel, options, arch, true, cubin, cubin_bytes, info);
 }
 
 bool rf__jit_is_cached(const rf__kernel_source *kernel, const rf__kernel_options *options, const char *arch,
-                       rf_kernel_info *info) {
+                       rf__kernel_info *info) {
     return get(kernel, options, arch, false, NULL, NULL, info) == RF_OK && info->cached;
 }
 

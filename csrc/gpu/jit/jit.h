@@ -31,17 +31,29 @@ typedef struct rf__kernel {
 rf_status rf__kernel_clusters(const rf__cuda_device *device, const rf__kernel *kernel,
                               const rf__launch_config *config, int32_t *clusters);
 
+/* The compiler's report of a GPU kernel, and the kernel's origin. -1: not reported. */
+typedef struct rf__kernel_info {
+    int32_t registers; /* a thread */
+    int32_t spill_bytes; /* a thread, stores and loads together */
+    int32_t stack_bytes; /* a thread */
+    int32_t shared_bytes; /* a block */
+    int64_t cubin_bytes;
+    double seconds; /* that this call took */
+    bool cached; /* taken from the cache on disk */
+    char path[512]; /* of the entry there; "": it could not be written, or is longer than this */
+} rf__kernel_info;
+
 /* Compiles for `arch` ("sm_90a"), which takes seconds, or reads the cache on disk; needs no GPU. The caller
  * frees *cubin [*cubin_bytes]; `cubin` and `info` may be NULL. RF_ERR_UNSUPPORTED: it is not in the cache,
  * and there is no compiler or RECFUSE_JIT=off forbids it; RF_ERR_COMPILE: it does not compile, with the
  * compiler's text. */
 RF__SHARED rf_status rf__jit_compile(const rf__kernel_source *source, const rf__kernel_options *options,
                                      const char *arch, void **cubin, int64_t *cubin_bytes,
-                                     rf_kernel_info *info);
+                                     rf__kernel_info *info);
 
 /* As above, but only from the cache: false if it is missing. */
 RF__SHARED bool rf__jit_is_cached(const rf__kernel_source *source, const rf__kernel_options *options,
-                                  const char *arch, rf_kernel_info *info);
+                                  const char *arch, rf__kernel_info *info);
 
 /* Turns a key into options, which are zeros; called at a miss only. */
 typedef rf_status (*rf__kernel_describe)(const void *key, rf__kernel_options *options);

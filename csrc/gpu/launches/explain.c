@@ -57,21 +57,32 @@ static rf_status record_grow(int32_t more) {
     return RF_OK;
 }
 
-/* Under the lock. */
-static rf_status launch_record(const rf__gpu *gpu, const rf__launches *launches, int32_t number) {
+static rf_status launch_explain(const rf__gpu *gpu, const rf__launches *launches, int32_t number,
+                                int32_t call, rf__explained *explained) {
     const rf__kernel_launch *launch = &launches->launches[number];
     rf__kernel_options options = {0};
     if (launch->source != NULL) RF_CHECK(launch->describe(rf__launches_key(launches, number), &options));
     char *defines = strdup(options.defines);
     RF_FAIL_IF(defines == NULL, RF_ERR_MEMORY, "explain: no memory for the options of a kernel");
-    record[count++] = (rf__explained){.name = launches->name,
-                                      .gpu = *gpu,
-                                      .launch = *launch,
-                                      .workspace_bytes = launches->workspace_bytes,
-                                      .dynamic_shared = options.dynamic_shared,
-                                      .call = calls,
-                                      .defines = defines};
+    *explained = (rf__explained){.name = launches->name,
+                                 .gpu = *gpu,
+                                 .launch = *launch,
+                                 .workspace_bytes = launches->workspace_bytes,
+                                 .dynamic_shared = options.dynamic_shared,
+                                 .call = call,
+                                 .defines = defines};
     return RF_OK;
+}
+
+rf_status rf__explained_of(const rf__gpu *gpu, const rf__launches *launches, rf__explained **explained) {
+    rf_status status = RF_OK;
+    rf__explained *all = calloc((size_t)launches->count + 1, sizeof *all);
+    RF_FAIL_IF(all == NULL, RF_ERR_MEMORY, "explain: no memory for %d launches", (int)launches->count);
+    for (int32_t i = 0; i < launches->count; i++) RF_TRY(launch_explain(gpu, launches, i, 0, &all[i]));
+out:
+    if (status != RF_OK) rf__explained_free(all, launches->count);
+    *explained = status == RF_OK ? all : NULL;
+    return status;
 }
 
 rf_status rf__explain_record(const rf__gpu *gpu, const rf__launches *launches) {
@@ -79,7 +90,8 @@ rf_status rf__explain_record(const rf__gpu *gpu, const rf__launches *launches) {
     pthread_mutex_lock(&lock);
     if (!rf__explains()) goto out; /* it has ended in between */
     RF_TRY(record_grow(launches->count));
-    for (int32_t i = 0; i < launches->count; i++) RF_TRY(launch_record(gpu, launches, i));
+    for (int32_t i = 0; i < launches->count; i++, count++)
+        RF_TRY(launch_explain(gpu, launches, i, calls, &record[count]));
     calls++;
 out:
     pthread_mutex_unlock(&lock);

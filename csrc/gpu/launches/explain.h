@@ -24,6 +24,11 @@ RF__SHARED rf_status rf__explain_begin(const rf__gpu *gpu);
 RF__SHARED void rf__explain_end(rf__explained **launches, int32_t *count);
 RF__SHARED void rf__explained_free(rf__explained *launches, int32_t count);
 
+/* Sets *explained [launches->count] to the caller's descriptions of launches, which need no record.
+ * RF_ERR_MEMORY. */
+RF__SHARED rf_status rf__explained_of(const rf__gpu *gpu, const rf__launches *launches,
+                                      rf__explained **explained);
+
 /* Returns true if a record is active. */
 bool rf__explains(void);
 /* Adds launches to it. */

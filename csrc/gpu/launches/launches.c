@@ -110,16 +110,3 @@ rf_status rf__launches_fill(rf__launches *launches, uint64_t address, bool in_wo
     if (in_workspace) rf__launches_bind_workspace(launches, 0);
     return RF_OK;
 }
-
-rf_status rf__launches_compile(const rf__launches *launches, const char *arch, rf_kernel_info *info) {
-    bool first = true;
-    for (int32_t i = 0; i < launches->count; i++) {
-        const rf__kernel_launch *launch = &launches->launches[i];
-        rf__kernel_options options = {0};
-        if (launch->source == NULL) continue;
-        RF_CHECK(launch->describe(rf__launches_key(launches, i), &options));
-        RF_CHECK(rf__jit_compile(launch->source, &options, arch, NULL, NULL, first ? info : NULL));
-        first = false;
-    }
-    return RF_OK;
-}

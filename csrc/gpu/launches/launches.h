@@ -84,8 +84,8 @@ typedef struct rf__launches {
     _Alignas(RF__ARGUMENTS_ALIGNMENT) unsigned char inline_bytes[RF__INLINE_BYTES];
 } rf__launches;
 
-void rf__launches_init(rf__launches *launches, const char *name);
-void rf__launches_free(rf__launches *launches);
+RF__SHARED void rf__launches_init(rf__launches *launches, const char *name);
+RF__SHARED void rf__launches_free(rf__launches *launches);
 
 /* Adds a launch with copies of its key (compared bytewise, so without padding) and of the kernel's one
  * parameter. The functions below are about the launch added last; `at` is a byte of its arguments.
@@ -124,8 +124,5 @@ rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches
  * errors. */
 rf_status rf__launches_run_in(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,
                               uint64_t workspace, void *stream);
-
-/* Compiles every kernel into the cache; needs no GPU. `info`, of the first kernel, may be NULL. */
-rf_status rf__launches_compile(const rf__launches *launches, const char *arch, rf_kernel_info *info);
 
 #endif

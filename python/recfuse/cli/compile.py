@@ -16,8 +16,8 @@ from recfuse import _C
 from recfuse.cli import calls
 
 if TYPE_CHECKING:
+    from recfuse._lowering import Kernel
     from recfuse.perf.described import DescribedCall
-    from recfuse.perf.launches import Kernel
     from recfuse.plan import CollectionPlan, Plan
 
 # In an error of csrc/gpu/jit/nvrtc_find.c.

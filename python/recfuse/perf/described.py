@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from recfuse.perf.launches import Kernel, Launches, kernels_of
+from recfuse._lowering import Kernel, kernels_of
+from recfuse.perf.launches import Launches
 from recfuse.perf.reserved import Reserving, reserve
 
 if TYPE_CHECKING:

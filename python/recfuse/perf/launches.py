@@ -6,9 +6,10 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, overload
+from typing import Any, overload
 
 from recfuse import _C
+from recfuse._lowering import Kernel, compile_kernels, kernel_of, kernels_of
 
 _UNITS = ("", "k", "M", "G", "T", "P")
 _COLUMNS = (
@@ -19,8 +20,6 @@ _RECORDED = (
     "operator", "call", "kernel", "file", "defines", "grid", "block", "cluster", "dynamic_shared",
     "read_bytes", "written_bytes", "flops", "tensor_flops",
 )  # fmt: skip
-Kernel: TypeAlias = tuple[str, str, str, str]
-"""Architecture, file, name, ``-D`` options: arguments of `_C.kernel_compile`."""
 _LAUNCH_SECONDS = 2e-6  # from the end of a kernel to the start of the next on the same stream
 
 
@@ -87,7 +86,7 @@ class Launches(Sequence[Launch]):
         """Take the records of `_C.explain_end`."""
         self._recorded = recorded
         cached = {kernel: _C.kernel_compile(*kernel, True) for kernel in self.kernels()}
-        self._launches = tuple(_launch_of(one, cached.get(_kernel_of(one))) for one in recorded)
+        self._launches = tuple(_launch_of(one, cached.get(kernel_of(one))) for one in recorded)
         self.gpu: dict[str, Any] = recorded[0]["gpu"] if recorded else {}
         self.workspace_bytes: int = max((one["workspace_bytes"] for one in recorded), default=0)
 
@@ -118,8 +117,7 @@ class Launches(Sequence[Launch]):
         Raises:
             NotImplementedError: there is no compiler, or ``RECFUSE_JIT=off`` forbids it.
         """
-        for arch, *kernel in self.kernels():
-            _C.kernel_compile(arch, *kernel)
+        compile_kernels(self._recorded)
         return Launches(self._recorded)
 
     def __str__(self) -> str:
@@ -146,15 +144,6 @@ class Launches(Sequence[Launch]):
             return html.escape(str(self))
         body = line(_COLUMNS, "th") + "".join(line(_row(launch), "td") for launch in self)
         return f"<table><caption>{html.escape(self.gpu['name'])}</caption>{body}</table>"
-
-
-def kernels_of(recorded: Sequence[Mapping[str, Any]]) -> list[Kernel]:
-    """Return the distinct kernels of launches."""
-    return list(dict.fromkeys(_kernel_of(one) for one in recorded if one["file"]))
-
-
-def _kernel_of(one: Mapping[str, Any]) -> Kernel:
-    return one["gpu"]["arch"], one["file"], one["kernel"], one["defines"]
 
 
 def _launch_of(one: Mapping[str, Any], compiled: Mapping[str, Any] | None) -> Launch:

@@ -200,8 +200,8 @@ class Plan(BasePlan):
         form = self.table.weighted, module.padding_idx is not None, True
         lookups, bags = round(self.trace.lookups), max(1, round(self.trace.bags))
         try:
-            _C.embedding_bag_compile(
-                None, module.embedding_dim, module.embedding_dim, min(size & -size, 16), *codes,
+            _C.embedding_bag_lower(
+                "sm_90a", module.embedding_dim, module.embedding_dim, min(size & -size, 16), *codes,
                 MODES.index(module.mode), *form, lookups, bags, self.schedule, len(weight),
             )  # fmt: skip
         except ValueError as error:

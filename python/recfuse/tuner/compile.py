@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import PriorityQueue
 from typing import Any, TypeAlias, TypeVar
 
+from recfuse._lowering import compile_kernels
 from recfuse.tuner.log import bar
 
 Job: TypeAlias = Callable[[], Any]
-"""A function `_C.*_compile`, with its arguments."""
+"""A function that compiles the kernels of a candidate, such as `compile_launches` with its arguments."""
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -70,6 +71,14 @@ class Compiler:
             result = error
         self._results[name].set_result(result)
         self._bar.update()
+
+
+def compile_launches(launches: Sequence[Mapping[str, Any]], **facts: Any) -> dict[str, Any]:
+    """Compiles the kernels of lowered calls. Returns the compiler's report of the kernel with the most
+    spills, and `facts`.
+    """
+    reports = compile_kernels(launches)
+    return {**max(reports.values(), key=lambda report: report["spill_bytes"]), **facts}
 
 
 def compile_all(

@@ -23,11 +23,11 @@ enum { KEYS = 12, ROUNDS = 2000, CHILDREN = 12 };
 
 static const rf__kernel_source kernel_file = {"scale.cu", "rf_scale"};
 
-/* compile FILE ENTRY ARCH DEFINES: prints rf_kernel_info in one line, or the status and the message. */
+/* compile FILE ENTRY ARCH DEFINES: prints rf__kernel_info in one line, or the status and the message. */
 static void compile(char **arguments) {
     const rf__kernel_source source = {arguments[0], arguments[1]};
     rf__kernel_options options = {{0}, 0};
-    rf_kernel_info info;
+    rf__kernel_info info;
     void *cubin = NULL;
     int64_t bytes = 0;
     snprintf(options.defines, sizeof options.defines, "%s", arguments[3]);

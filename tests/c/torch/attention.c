@@ -30,7 +30,7 @@ rf_status rf__call_stream(const rf__call *call, rf_cuda_stream *stream) {
 
 /* Never called: it is launches.c's. */
 rf_status rf__jit_compile(const rf__kernel_source *source, const rf__kernel_options *options,
-                          const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
+                          const char *arch, void **cubin, int64_t *cubin_bytes, rf__kernel_info *info) {
     (void)source, (void)options, (void)arch, (void)cubin, (void)cubin_bytes, (void)info;
     return RF_ERR_INTERNAL;
 }

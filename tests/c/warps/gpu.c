@@ -180,7 +180,7 @@ rf_status rf__jit_kernel(const rf__cuda_device *device, const rf__kernel_source 
     return RF_OK;
 }
 rf_status rf__jit_compile(const rf__kernel_source *source, const rf__kernel_options *options,
-                          const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
+                          const char *arch, void **cubin, int64_t *cubin_bytes, rf__kernel_info *info) {
     (void)source, (void)options, (void)arch, (void)cubin, (void)cubin_bytes, (void)info;
     return RF_OK;
 }

@@ -27,6 +27,7 @@ from recfuse.plan import file as plan_file
 from recfuse.tuner.collection.local_stage import Group
 from recfuse.tuner.collection.state import Finished, rows_of
 from support import bag_plan, collection_plan
+from support.kernels import compile_bag
 
 TRACE_BYTES = 32 << 20
 """The bound of memory that trace readers are given here."""
@@ -179,7 +180,7 @@ def _kernel(valid: bytes) -> Callable[[Path], None]:
         given = path.read_bytes()
         try:
             with mock.patch.dict(os.environ, RECFUSE_CACHE_DIR=str(path.parent), RECFUSE_JIT="off"):
-                assert _C.embedding_bag_compile(*KERNEL)["cached"] and given == valid
+                assert compile_bag(*KERNEL)["cached"] and given == valid
         except NotImplementedError as error:
             assert given != valid and not path.exists() and "is not in the cache" in str(error)
             raise FileFormatError(f"{path}: a damaged entry is removed") from error
@@ -193,7 +194,7 @@ def _kernel_forms(folder: Path) -> list[Form]:
         return []
     with mock.patch.dict(os.environ, RECFUSE_CACHE_DIR=str(folder)):
         os.environ.pop("RECFUSE_JIT", None)
-        path = Path(_C.embedding_bag_compile(*KERNEL)["path"])
+        path = Path(compile_bag(*KERNEL)["path"])
     valid = path.read_bytes()
     path.unlink()
     return [Form(path.name, "binary", [valid], _kernel(valid), KERNEL_BYTES)]

@@ -1,4 +1,4 @@
-/* recfuse._C: compilation and measurement of schedules of the embedding bag, for the tuner. Pointers are
+/* recfuse._C: lowering and measurement of schedules of the embedding bag, for the tuner. Pointers are
  * addresses on a GPU, as integers: the caller must keep the tensors alive. */
 #include "python/methods.h"
 
@@ -9,29 +9,29 @@
 #include "families/pin_rows/pin_rows.h"
 #include "core/validate.h"
 
-RF__PY_METHOD(
-    embedding_bag_compile,
-    "embedding_bag_compile(arch: str | None, dim: int, stride: int, alignment: int, dtype: int, index_type: "
-    "int, offset_type: int, pooling: int, weighted: bool, padded: bool, check: bool, lookups: int, bags: "
-    "int, schedule: str, rows: int = lookups, sms: int, l2_bytes: int = a typical GPU's) -> dict: the "
-    "complete schedule, and what the compiler says about its GPU kernel; of arch None nothing is compiled") {
+RF__PY_METHOD(embedding_bag_lower,
+              "embedding_bag_lower(gpu: str, dim: int, stride: int, alignment: int, dtype: int, index_type: "
+              "int, offset_type: int, pooling: int, weighted: bool, padded: bool, check: bool, lookups: int, "
+              "bags: int, schedule: str, rows: int = lookups) -> (list[dict], str): the launches of a call "
+              "on a known GPU, and its complete schedule") {
     rf_embedding_bag_schedule schedule, complete = {0};
-    rf__gpu gpu = {0};
-    rf_kernel_info info = {0};
-    const char *arch, *text;
+    rf__gpu gpu;
+    rf__launches launches;
+    const char *name, *text;
     char complete_text[RF_SCHEDULE_TEXT_BYTES];
-    long long dim, stride, lookups, bags, rows = -1, l2_bytes = 0;
-    int sms = 0, alignment, dtype, index_type, offset_type, pooling, weighted, padded, check;
+    long long dim, stride, lookups, bags, rows = -1;
+    int alignment, dtype, index_type, offset_type, pooling, weighted, padded, check;
     static const float present = 0; /* never read: marks the presence of weights */
+    PyObject *list = NULL;
     rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "zLLiiiiipppLLs|LiL:embedding_bag_compile", &arch, &dim, &stride,
-                          &alignment, &dtype, &index_type, &offset_type, &pooling, &weighted, &padded, &check,
-                          &lookups, &bags, &text, &rows, &sms, &l2_bytes))
+    if (!PyArg_ParseTuple(arguments, "sLLiiiiipppLLs|L:embedding_bag_lower", &name, &dim, &stride, &alignment,
+                          &dtype, &index_type, &offset_type, &pooling, &weighted, &padded, &check, &lookups,
+                          &bags, &text, &rows))
         return NULL;
     if (dtype < RF_FLOAT32 || dtype > RF_BFLOAT16 || index_type < RF_INT32 || index_type > RF_INT64 ||
         offset_type < RF_INT32 || offset_type > RF_INT64 || pooling < RF_SUM || pooling > RF_MAX)
         return PyErr_Format(PyExc_ValueError,
-                            "embedding_bag_compile: dtype is %d, index type %d, offset type %d and pooling "
+                            "embedding_bag_lower: dtype is %d, index type %d, offset type %d and pooling "
                             "%d; expected numbers of their enums",
                             dtype, index_type, offset_type, pooling);
     const rf_embedding_bag_params params = {.dim = dim,
@@ -46,19 +46,17 @@ RF__PY_METHOD(
                                             .check_bounds = check,
                                             .lookups = lookups,
                                             .bags = bags};
-    status = rf_embedding_bag_schedule_parse(text, &schedule);
-    if (status == RF_OK) status = rf__gpu_of_arch(arch != NULL ? arch : "sm_90a", &gpu);
-    if (sms > 0) {
-        gpu.sms = sms;
-        gpu.l2_bytes = l2_bytes;
-    }
-    if (status == RF_OK)
-        RF__PY_UNLOCKED(status = rf__embedding_bag_compile(&gpu, &params, &schedule, alignment, arch != NULL,
-                                                           &info, &complete));
-    if (status != RF_OK) return rf__py_result(NULL, status, "embedding_bag_compile");
+    rf__launches_init(&launches, "embedding_bag");
+    RF_TRY(rf_embedding_bag_schedule_parse(text, &schedule));
+    RF_TRY(rf__gpu_find(name, &gpu));
+    RF_TRY(rf__embedding_bag_lower_described(&gpu, &params, &schedule, alignment, &launches, &complete));
     rf_embedding_bag_schedule_print(&complete, complete_text);
-    return rf__py_kernel(
-        &info, Py_BuildValue("{s:s,s:i}", "schedule", complete_text, "shared_bytes", info.shared_bytes));
+    list = PyList_New(0);
+    if (list != NULL && rf__py_launches(&gpu, &launches, list) != 0) Py_CLEAR(list);
+out:
+    rf__launches_free(&launches);
+    if (status == RF_OK) return list != NULL ? Py_BuildValue("(Ns)", list, complete_text) : NULL;
+    return rf__py_result(NULL, status, "embedding_bag_lower");
 }
 
 /* Reads a batch into the fields of `batch` that it gives; false with an exception. */

@@ -1,4 +1,4 @@
-/* Compiling and timing fused embedding bags. */
+/* Lowering and timing fused embedding bags. */
 #include "families/fused_embedding_bag/python/fused_call.h"
 
 #include <stdlib.h>
@@ -40,10 +40,10 @@ out:
     return rf__py_result(list, status, function);
 }
 
-/* Compiles the kernels for batches of these params, by the classes of some sets of schedules. */
-static rf_status compile(const char *arch, const rf_fused_embedding_bag_params *params,
-                         const rf_fused_schedule *schedules, int64_t sets, rf__fused_classes *classes,
-                         rf__fused_feature *features, rf__fused_problem *problem, rf_kernel_info *info) {
+/* Lowers batches of these params, by the classes of some sets of schedules. */
+static rf_status lower(const rf__gpu *gpu, const rf_fused_embedding_bag_params *params,
+                       const rf_fused_schedule *schedules, int64_t sets, rf__fused_classes *classes,
+                       rf__fused_feature *features, rf__fused_problem *problem, rf__launches *launches) {
     rf__fused_traffic traffic;
     RF_CHECK(rf__fused_features(params, schedules, sets, classes, features));
     RF_CHECK(rf__fused_class_list_of(classes, &problem->classes));
@@ -52,28 +52,31 @@ static rf_status compile(const char *arch, const rf_fused_embedding_bag_params *
     problem->traffic = &traffic;
     for (int64_t f = 0; f < params->n_features; f++)
         problem->wide_rows |= params->features[f].rows > UINT32_MAX;
-    return rf__fused_compile(arch, problem, info);
+    return rf__fused_lower_any(gpu, problem, launches);
 }
 
-RF__PY_METHOD(fused_embedding_bag_compile,
-              "fused_embedding_bag_compile(arch: str, call, index_type: int, offset_type: int, weighted: "
-              "bool, check: bool, schedules: int32 [sets, features, 5], warps: int, timed: bool, mapped: the "
-              "mapping is the caller's = False, huge: batches of 2 ** 30 lookups and more = False) -> dict: "
-              "what the compiler says about the kernel that has the schedules of all sets") {
-    static const char function[] = "fused_embedding_bag_compile";
+RF__PY_METHOD(fused_embedding_bag_lower,
+              "fused_embedding_bag_lower(gpu: str, call, index_type: int, offset_type: int, weighted: bool, "
+              "check: bool, schedules: int32 [sets, features, 5], warps: int, timed: bool, mapped: the "
+              "mapping is the caller's = False, huge: batches of 2 ** 30 lookups and more = False) -> "
+              "(list[dict], int): launches on a known GPU whose kernels have the schedules of all sets, and "
+              "the number of their classes") {
+    static const char function[] = "fused_embedding_bag_lower";
     rf__py_fused_call call = {0};
-    const char *arch;
-    PyObject *call_object, *schedules_object, *result = NULL;
+    const char *name;
+    PyObject *call_object, *schedules_object, *list = NULL;
     PyArrayObject *schedules = NULL;
     rf__fused_classes *classes = NULL;
     rf__fused_feature *features = NULL;
-    rf_kernel_info info;
+    rf__gpu gpu;
+    rf__launches launches;
     int index_type, offset_type, weighted, check, warps, timed, mapped = 0, huge = 0;
     rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "sOiippOip|pp:fused_embedding_bag_compile", &arch, &call_object,
+    if (!PyArg_ParseTuple(arguments, "sOiippOip|pp:fused_embedding_bag_lower", &name, &call_object,
                           &index_type, &offset_type, &weighted, &check, &schedules_object, &warps, &timed,
                           &mapped, &huge))
         return NULL;
+    rf__launches_init(&launches, "fused_embedding_bag");
     if (rf__py_call_read(call_object, function, &call) != 0) goto out;
     schedules = rf__py_schedules(schedules_object, 3, &call, function);
     if (schedules == NULL) goto out;
@@ -83,6 +86,7 @@ RF__PY_METHOD(fused_embedding_bag_compile,
     call.params.offset_type = (rf_int_type)offset_type;
     call.params.sample_weights = weighted ? call.params.output : NULL; /* not looked at */
     call.params.check_bounds = check;
+    RF_TRY(rf__gpu_find(name, &gpu));
     RF_TRY(rf__py_call_check(&call.params, warps));
     classes = calloc(1, sizeof *classes);
     features = calloc((size_t)(sets * call.params.n_features) + 1, sizeof *features);
@@ -91,12 +95,15 @@ RF__PY_METHOD(fused_embedding_bag_compile,
         goto out;
     }
     if (huge) call.params.lookups = INT32_MAX;
-    Py_BEGIN_ALLOW_THREADS;
-    status = compile(arch, &call.params, PyArray_DATA(schedules), sets, classes, features,
-                     &(rf__fused_problem){.warps = warps, .callers_mapping = mapped, .cycles = timed}, &info);
-    Py_END_ALLOW_THREADS;
-    if (status == RF_OK) result = rf__py_kernel(&info, Py_BuildValue("{s:i}", "classes", classes->count));
-out:
+    RF_TRY(lower(&gpu, &call.params, PyArray_DATA(schedules), sets, classes, features,
+                 &(rf__fused_problem){.warps = warps, .callers_mapping = mapped, .cycles = timed},
+                 &launches));
+    list = PyList_New(0);
+    if (list != NULL && rf__py_launches(&gpu, &launches, list) != 0) Py_CLEAR(list);
+out:;
+    PyObject *result =
+        list != NULL && status == RF_OK ? Py_BuildValue("(Ni)", list, (int)classes->count) : NULL;
+    rf__launches_free(&launches);
     free(features);
     free(classes);
     Py_XDECREF(schedules);

@@ -21,7 +21,7 @@ from recfuse.nn.mapping import size_of, staged_features
 from recfuse.ops import HAS_CUDA_KERNELS, check, fused_embedding_bag
 from recfuse.ops.schedules import FIELDS, expectations
 from recfuse.plan.features import CallForm, FeatureTable, tables_of
-from recfuse.tuner.compile import Job
+from recfuse.tuner.compile import Job, compile_launches
 from recfuse.tuner.native import address, alignment, float_weights, integer_codes, lookups, stream_of
 
 _WEIGHT_OFFSET, _DIM, _COLUMN = 1, 3, 6  # fields of a feature
@@ -166,12 +166,16 @@ class FusedBench:
         return staged_features(_C.fused_embedding_bag_map(described, largest.host_offsets, *size))
 
     def kernel(self, arch: str, sets: NDArray[np.int32], warps: int, timed: bool) -> Job:
-        """Returns the job that compiles a single kernel for several sets of schedules."""
+        """Returns the job that compiles a single kernel for several sets of schedules, and the kernels of
+        batches with staged tables.
+        """
+        return partial(self._compile, arch, _sets(sets), warps, timed)
+
+    def _compile(self, arch: str, sets: NDArray[np.int32], warps: int, timed: bool) -> dict[str, Any]:
         first = self.problem.batches[0]
         form = *integer_codes(first), first.weights is not None
-        return partial(
-            _C.fused_embedding_bag_compile, arch, self.call, *form, True, _sets(sets), warps, timed
-        )
+        launches, _ = _C.fused_embedding_bag_lower(arch, self.call, *form, True, sets, warps, timed)
+        return compile_launches(launches)
 
     def seconds(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from recfuse.errors import ArgumentValueError
 from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag
 from recfuse.plan.report import Decision
 from recfuse.plan.table import Pinned, Table
-from recfuse.tuner.compile import Job
+from recfuse.tuner.compile import compile_launches
 from recfuse.tuner.native import address, alignment, integer_codes, power_of_two
 
 
@@ -107,11 +106,10 @@ class Problem:
             **options,
         )
 
-    def kernel(self, arch: str, schedule: str) -> Job:
-        """Returns the job that compiles the kernel of a schedule."""
+    def compile(self, arch: str, schedule: str) -> dict[str, Any]:
+        """Compiles the kernel of a schedule. Returns the compiler's report, with the complete schedule."""
         first = self.batches[0]
-        return partial(
-            _C.embedding_bag_compile,
+        launches, complete = _C.embedding_bag_lower(
             arch,
             self.weight.shape[1],
             self.weight.stride(0),
@@ -127,3 +125,4 @@ class Problem:
             schedule,
             self.weight.shape[0],
         )
+        return compile_launches(launches, schedule=complete)

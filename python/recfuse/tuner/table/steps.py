@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from recfuse.ops.schedules import Schedule
-from recfuse.tuner.compile import compile_all
+from recfuse.tuner.compile import Job, compile_all
 from recfuse.tuner.log import Log, counted, missing, spilled
 from recfuse.tuner.table.measure import Bench, race
 from recfuse.tuner.table.problem import Problem
@@ -42,7 +43,7 @@ class Search(Log):
 
     def measure_default(self) -> float:
         """Returns the microseconds of the defaults; raises the error of the compiler or of the run."""
-        result = compile_all({"": self.problem.kernel(self._arch, "")})[""]
+        result = compile_all({"": self._job("")})[""]
         if isinstance(result, Exception):
             raise result
         # Each batch completes the default by its own size, so the default is timed without a completed text.
@@ -77,12 +78,15 @@ class Search(Log):
         others = sorted((text for text in tried if text in self.us), key=self.us.__getitem__)
         return [Schedule.parse(text or self._default) for text in [self.best, *others][:keep]]
 
+    def _job(self, text: str) -> Job:
+        return partial(self.problem.compile, self._arch, text)
+
     def _compile(self, step: str, texts: list[str]) -> list[str]:
         """Compiles candidates; returns the complete texts that may win and have no time yet.
         Records why others cannot win.
         """
         new = [text for text in dict.fromkeys(texts) if text not in self._complete]
-        jobs = {text: self.problem.kernel(self._arch, text) for text in new}
+        jobs = {text: self._job(text) for text in new}
         results = compile_all(jobs, deadline=self._deadline, progress=self._progress, label=step)
         if len(results) < len(new):
             left = f"{len(new) - len(results)} candidates"
