@@ -29,6 +29,7 @@
 #include "families/pin_rows/pin_rows_family.h"
 #include "families/fused_embedding_bag/fused_embedding_bag_family.h"
 #include "families/fused_backward/fused_backward_family.h"
+#include "families/fused_embedding/fused_embedding_family.h"
 #include "families/ikbo_linear/ikbo_linear_family.h"
 #include "families/ikbo_attention/ikbo_attention_family.h"
 #include "families/embedding_columns/embedding_columns_family.h"

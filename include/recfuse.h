@@ -14,6 +14,7 @@
 #include "recfuse/cuda.h"
 #include "recfuse/embedding_bag.h"
 #include "recfuse/embedding_columns.h"
+#include "recfuse/fused_embedding.h"
 #include "recfuse/fused_embedding_bag.h"
 #include "recfuse/fused_embedding_bag_backward.h"
 #include "recfuse/fused_embedding_bag_update.h"

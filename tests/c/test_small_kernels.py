@@ -35,6 +35,17 @@ VARIANTS = [
         )
         for dtype, vector, index in ((0, 16, "int"), (1, 16, "rf_i64"), (2, 2, "int"), (3, 16, "rf_i64"))
     ),
+    *(
+        (
+            "families/fused_embedding/fused_embedding.cu",
+            f"-DRF_LAYOUT={layout} -DRF_INDEX={index} -DRF_OFFSET={offset} -DRF_FEATURES={features}",
+        )
+        for layout, index, offset, features in (
+            (0, "int", "rf_i64", 448),
+            (1, "rf_i64", "rf_i64", 55),
+            (2, "rf_i64", "int", 16),
+        )
+    ),
     *(("families/ikbo_attention/packed/packed.cu", f"-DRF_VECTOR={vector}") for vector in (2, 4, 8, 16)),
 ]
 

@@ -40,6 +40,7 @@ FAMILIES = {path.name for path in (ROOT / "csrc" / "families").iterdir() if path
 USES = {
     "embedding_bag": {"fused_embedding_bag"},
     "fused_backward": {"fused_embedding_bag"},
+    "fused_embedding": {"fused_embedding_bag"},
     "fused_embedding_bag": {"fused_backward"},
     "ikbo_linear": {"fused_embedding_bag"},
     "embedding_columns": {"fused_embedding_bag"},

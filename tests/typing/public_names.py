@@ -29,7 +29,9 @@ from recfuse.data import hash_string_lists, hash_strings
 
 def operators(weight: Tensor, indices: Tensor, offsets: Tensor, features: Tensor) -> None:
     assert_type(recfuse.embedding_bag(indices, weight, offsets, mode="sum"), Tensor)
+    assert_type(recfuse.fused_embedding([weight], features, indices, offsets, 4, layout="joined"), Tensor)
     assert_type(recfuse.fused_embedding_bag([weight], features, indices, offsets, 4), Tensor)
+    assert_type(recfuse.history_mask(offsets, 4), Tensor)
     assert_type(recfuse.ikbo_linear(weight, weight, weight, weight, indices, activation="gelu"), Tensor)
     assert_type(recfuse.ikbo_linear_chain([weight, weight], [weight, weight], [indices]), Tensor)
     assert_type(recfuse.ikbo_attention(weight, weight, weight, indices, kv_offsets=offsets), Tensor)

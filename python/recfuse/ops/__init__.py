@@ -2,6 +2,7 @@
 
 from recfuse.ops import device_threads  # registers a function that runs at exit
 from recfuse.ops.embedding_bag import embedding_bag
+from recfuse.ops.fused_embedding import fused_embedding, history_mask
 from recfuse.ops.fused_embedding_bag import fused_dtype, fused_embedding_bag
 from recfuse.ops.ikbo_attention import ikbo_attention, ikbo_attention_path
 from recfuse.ops.ikbo_linear import (
@@ -19,7 +20,9 @@ __all__ = [
     "device_threads",
     "embedding_bag",
     "fused_dtype",
+    "fused_embedding",
     "fused_embedding_bag",
+    "history_mask",
     "ikbo_attention",
     "ikbo_attention_path",
     "ikbo_linear",

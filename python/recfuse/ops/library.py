@@ -23,7 +23,7 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 Fake = TypeVar("Fake", bound=Callable[..., Any])
 _PUBLIC = (
     "embedding_bag", "fused_embedding_bag", "embedding_columns", "ikbo_linear_chain", "ikbo_linear",
-    "ikbo_attention",
+    "ikbo_attention", "fused_embedding",
 )  # fmt: skip
 _OF_HOST = frozenset(("features", "schedules", "mapping", "program"))
 """Arguments that are always on the CPU, together with all whose names begin with "host_"."""
