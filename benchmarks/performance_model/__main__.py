@@ -15,6 +15,7 @@ import torch
 
 from performance_model import baselines, recorded
 from performance_model.live import PARTS, Recorder
+from performance_model.traces import Traces
 from recfuse.perf.calibrating.run import Calibrator
 from recfuse.perf.choosing import Chosen
 
@@ -36,6 +37,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, help="the most that each takes (default: 180, 240)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what --measure measures")
+    parser.add_argument("--processes", type=int, default=0, help="processes that trace before --measure")
     parser.add_argument("--tiny", action="store_true", help="few and small sizes: shows that it runs")
     arguments = parser.parse_args()
     if arguments.recorded:
@@ -49,7 +51,10 @@ def main() -> None:
             f"{calibration!r}, groups {', '.join(calibration.groups)}; {calibration.facts.get('seconds')} s"
         )
     if arguments.measure:
-        recorder = Recorder(arguments.device, arguments.measure, arguments.seconds or 240.0, arguments.tiny)
+        ahead, seconds = Traces(arguments.processes), arguments.seconds or 240.0
+        recorder = Recorder(arguments.device, arguments.measure, seconds, arguments.tiny, ahead)
+        ahead.submit(recorder.jobs(arguments.parts))
+        ahead.wait(0.25 * seconds)
         recorder.run(arguments.parts)
         counts = {name: len(value) for name, value in recorder.record.items() if isinstance(value, list)}
         print(f"{counts}, {sum(map(len, recorder.record['held'].values()))} kernels held out")

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.runtime_estimator import RuntimeEstimator
 
 from performance_model.recorded import operators_of
-from performance_model.targets import Target, named, random_targets
+from performance_model.targets import RANDOM_SEED, Target, named, named_half, random_targets
 from recfuse.perf.choosing import Chosen
 from recfuse.perf.models.kinds import form_of, name_of
 from recfuse.perf.tracing.operators import Operator
@@ -95,7 +95,7 @@ def planner_us(bags: int, pooling: float, words: int, rows: int) -> float:
 
 def _inference_targets() -> dict[tuple[str, int], Target]:
     """Return the inference steps that a record may have, by model and batch."""
-    found = [*named(), *random_targets(100)]
+    found = [*named(), *named_half(), *random_targets(100), *random_targets(100, seed=RANDOM_SEED)]
     return {(one.name, one.batch): one for one in found if not one.training}
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import random
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -14,48 +14,56 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 import recfuse
-from performance_model.targets import NAMED, Target, named, random_targets
+from performance_model import traces
+from performance_model.targets import (
+    NAMED,
+    RANDOM_SEED,
+    Target,
+    named,
+    named_half,
+    random_targets,
+    step_of,
+)
+from performance_model.traces import FORMS, LIMITS, Job, Limit, Traces, memory_targets
 from recfuse._files import write_whole
 from recfuse._progress import hidden
 from recfuse.perf.calibrating.calls import Calls, groups
 from recfuse.perf.calibrating.clock import DeviceClock, graphed
-from recfuse.perf.calibrating.fused import random_collection
-from recfuse.perf.calibrating.probes import DlrmModel, Step
+from recfuse.perf.calibrating.probes import Step
 from recfuse.perf.calibrating.run import measured
 from recfuse.perf.calibrating.sizes import EXTENTS
 from recfuse.perf.known import facts_here, name_here
-from recfuse.perf.tracing.kept_state import KeptState
-from recfuse.perf.tracing.operators import Operator
-from recfuse.perf.tracing.tracer import Tracer, run_traced
 from recfuse.perf.tracing.unallocated import unallocated
 
-PARTS = ("held", "named", "swaps", "compiled", "random")
+PARTS = ("held", "memory", "named", "random", "swaps", "limits", "sizes", "compiled")
 _HELD_OUT = 3000  # begin of the held-out points of the low-discrepancy sequence
+_SHARES = {"held": 30, "memory": 12, "named": 55, "random": 75, "swaps": 65, "limits": 10, "sizes": 20,
+           "compiled": 30}  # fmt: skip
+"""Shares of the time that each part may take; the rest of a share goes to the next part."""
+_DETAILED = ("adam", "adagrad", "sparse_adam")
+_BATCHES = 2
 
-
-def listed(operators: list[Operator]) -> list[list[Any]]:
-    """Return operators as JSON: name, phase, kind, sizes, fusable, storages read and written."""
-    return [
-        [one.name, one.phase, one.kind, [round(float(size), 3) for size in one.sizes], int(one.fusable),
-         list(one.reads), list(one.writes)]
-        for one in operators
-    ]  # fmt: skip
+Plan = list[tuple[str, Callable[[], None]]]
 
 
 class Recorder:
     """Measures targets one by one; writes each to the file at once."""
 
-    def __init__(self, device: str, path: Path, seconds: float, tiny: bool = False) -> None:
-        """Measures ``device`` for at most that many seconds."""
+    def __init__(
+        self, device: str, path: Path, seconds: float, tiny: bool = False, ahead: Traces | None = None
+    ) -> None:
+        """Measures ``device`` for at most that many seconds; ``ahead``: traces of other processes."""
         self.clock, self.path, self.tiny = DeviceClock(device), path, tiny
         self.began, self.seconds = time.monotonic(), seconds
+        self.ahead = ahead or Traces()
         self.gpu = name_here(self.clock.device)
         self.record: dict[str, Any] = {
             "gpu": self.gpu, "facts": facts_here(self.clock.device), "held": {}, "targets": [], "swaps": [],
-            "compiled": [], "errors": [],
+            "compiled": [], "limits": [], "memory": [], "sizes": [], "errors": [],
         }  # fmt: skip
 
     @property
@@ -63,9 +71,9 @@ class Recorder:
         """The GPU for which recfuse's operators are lowered."""
         return self.gpu if self.clock.is_cuda else None
 
-    def left(self) -> float:
-        """Remaining seconds."""
-        return self.seconds - (time.monotonic() - self.began)
+    def passed(self) -> float:
+        """Seconds since the begin."""
+        return time.monotonic() - self.began
 
     def save(self) -> None:
         """Write the record."""
@@ -84,29 +92,65 @@ class Recorder:
         if self.clock.is_cuda:
             torch.cuda.empty_cache()
 
-    def run(self, parts: Sequence[str] = PARTS) -> None:
-        """Measure the parts in their order, until the time is over."""
-        if "held" in parts:
-            self.attempt("held", self.held)
-            self.save()
-        targets = named(200 if self.tiny else 200_000, (64,)) if not self.clock.is_cuda else named()
-        randoms = random_targets(3 if self.tiny else 30, self.tiny)
-        plans: dict[str, list[tuple[str, Callable[[], None]]]] = {
-            "named": [(f"{one.name} {one.batch}", partial(self.target, one)) for one in targets],
-            "random": [(one.name, partial(self.target, one)) for one in randoms],
-            "swaps": [
-                (f"swap {number}", partial(self.swap, number)) for number in range(2 if self.tiny else 24)
-            ],
+    def targets(self) -> dict[str, list[Target]]:
+        """Returns the steps of the parts."""
+        cuda = self.clock.is_cuda
+        return {
+            "named": [*named(), *named_half()] if cuda else named(200 if self.tiny else 200_000, (64,)),
+            "random": random_targets(3 if self.tiny else 40, self.tiny, RANDOM_SEED),
+            "memory": memory_targets(self.tiny) if cuda else [],
+        }
+
+    def swaps(self) -> range:
+        """Returns the numbers of the random collections."""
+        return range(2 if self.tiny else 40)
+
+    def limits(self) -> list[Limit]:
+        """Returns the questions for the largest batch under a latency."""
+        return list(LIMITS) if self.clock.is_cuda else []
+
+    def jobs(self, parts: Sequence[str] = PARTS) -> list[Job]:
+        """Returns the traces that the parts need."""
+        found: list[Job] = [
+            (traces.of_target, (one, self.lowered))
+            for part, targets in self.targets().items() if part in parts for one in targets
+        ]  # fmt: skip
+        if "swaps" in parts:
+            found += [(traces.of_swap, (number, self.tiny, self.lowered)) for number in self.swaps()]
+        if "limits" in parts:
+            found += [(traces.of_limit, (one, self.gpu)) for one in self.limits()]
+        return found
+
+    def plan(self) -> dict[str, Plan]:
+        """Returns the measurements of each part."""
+        targets = self.targets()
+        several = [one for one in targets["named"] if one.batch == 2048 or not self.clock.is_cuda]
+        plan: dict[str, Plan] = {
+            "held": [("held", self.held)],
+            "memory": [(f"memory {one.name}", partial(self.memory, one)) for one in targets["memory"]],
+            "named": [(f"{one.name} {one.batch}", partial(self.target, one)) for one in targets["named"]],
+            "random": [(one.name, partial(self.target, one)) for one in targets["random"]],
+            "swaps": [(f"swap {number}", partial(self.swap, number)) for number in self.swaps()],
+            "limits": [(f"limit {one.model}", partial(self.limit, one)) for one in self.limits()],
+            "sizes": [(f"sizes {one.name}", partial(self.sizes, one)) for one in several],
             "compiled": [(f"compiled {name}", partial(self.compiled, name)) for name in NAMED],
         }
         if not self.clock.is_cuda:
-            plans["compiled"].clear()
-        plan = [one for part in parts for one in plans.get(part, ())]
-        for what, call in tqdm(plan, desc="measuring", leave=False, disable=hidden()):
-            if self.left() < 0:
-                break
-            self.attempt(what, call)
+            plan["compiled"].clear()
+        return plan
+
+    def run(self, parts: Sequence[str] = PARTS) -> None:
+        """Measure the parts in their order, each until its share of the time is over."""
+        plan, whole, end = self.plan(), sum(_SHARES[part] for part in parts), self.passed()
+        left = self.seconds - end
+        for part in parts:
+            end += left * _SHARES[part] / whole
+            for what, call in tqdm(plan[part], desc=part, leave=False, disable=hidden()):
+                if self.passed() > end:
+                    break
+                self.attempt(what, call)
             self.save()
+            print(f"{part}: {self.passed():.0f} s", flush=True)
 
     def held(self) -> None:
         """Kernels of sizes that no calibration has."""
@@ -121,48 +165,51 @@ class Recorder:
             del calls
 
     def traced(self, target: Target) -> dict[str, Any]:
-        """Traces the operators of a target on the CPU, without its memory."""
-        begin = time.perf_counter()
-        batch = target.sizes.batch(target.batch)
-        with unallocated():
-            model = target.sizes.model()
-            step = Step(model, [batch], target.optimizer)
-        made = time.perf_counter() - begin
-        tracer = Tracer(self.lowered, target.training, KeptState())
-        operators, memory = run_traced(tracer, step, model)
-        seconds = time.perf_counter() - begin - made
-        return {
-            "ops": listed(operators),
-            "peak": memory.peak,
-            "resident": memory.resident,
-            "trace_seconds": seconds,
-        }
+        """Returns facts of a target with its operators."""
+        sizes = {name: value for name, value in asdict(target.sizes).items() if name != "rows"}
+        found = {"model": target.name, "batch": target.batch, "optimizer": target.optimizer,
+                 "dtype": target.sizes.dtype, "tables": len(target.sizes.rows), "sizes": sizes}  # fmt: skip
+        return {**found, **self.ahead.get(traces.of_target, target, self.lowered)}
+
+    def step(self, target: Target, batches: int = _BATCHES) -> Step:
+        """Returns a step on the device."""
+        device = str(self.clock.device)
+        made = [target.sizes.batch(target.batch, seed, device) for seed in range(batches)]
+        return step_of(target, target.sizes.model(device), made)
 
     def target(self, target: Target) -> None:
         """Measures one step: streams of it, its kernels, its graph, its memory, and the stream again."""
-        found = {"model": target.name, "batch": target.batch, "optimizer": target.optimizer,
-                 "sizes": asdict(target.sizes), **self.traced(target)}  # fmt: skip
-        device = str(self.clock.device)
-        model = target.sizes.model(device)
-        batches = [
-            target.sizes.batch(target.batch, seed, device) for seed in range(4 if self.clock.is_cuda else 2)
-        ]
-        step = Step(model, batches, target.optimizer)
+        found = self.traced(target)
+        step = self.step(target)
         if self.clock.is_cuda:
-            found["memory"] = self._peak(step)
+            found |= self._memory(step)
         blocks = 5 if self.clock.is_cuda else 3
         found["us"], found["host_us"] = self.clock.stream_us(step, blocks)
         found["active_us"], found["kernels"] = self.clock.active(step)
         if self.clock.is_cuda and not target.training:
-            replays = [graphed(lambda batch=batch: step.run(batch)) for batch in batches]  # type: ignore[misc]
-            turn = _rotating(replays)
-            found["graph_us"], _ = self.clock.stream_us(turn, blocks)
-            del replays, turn
+            found["graph_us"] = self._graph_us(step, blocks)
         found["again_us"], _ = self.clock.stream_us(step, blocks)
-        self.record["targets"].append(found)
+        found["active_again_us"], _ = self.clock.active(step)
+        if self.clock.is_cuda and (target.optimizer in _DETAILED or target.sizes.dtype != "float32"):
+            found["by_operator"] = by_operator(step)
+        self.record["targets"].append(_rounded(found))
 
-    def _peak(self, step: Step) -> int:
-        """Returns the peak memory of a step after the first, including memory in use before."""
+    def _graph_us(self, step: Step, blocks: int) -> float:
+        replays = [graphed(partial(step.run, batch)) for batch in step.batches]
+        us, _ = self.clock.stream_us(_rotating(replays), blocks)
+        return us
+
+    def memory(self, target: Target) -> None:
+        """Measures the peak memory of one step."""
+        found = self.traced(target)
+        found |= self._memory(self.step(target, 1))
+        del found["ops"]
+        self.record["memory"].append(_rounded(found))
+
+    def _memory(self, step: Step) -> dict[str, int]:
+        """Returns the peak memory of a step after the first, including memory in use before, and of it
+        the workspaces of matrix products.
+        """
         for _ in range(2):
             step()
         self.clock.sync()
@@ -171,76 +218,108 @@ class Recorder:
         torch.cuda.reset_peak_memory_stats()
         step()
         self.clock.sync()
+        peak, after = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+        torch._C._cuda_clearCublasWorkspaces()
         others = sum(
             one.numel() * one.element_size() for batch in step.batches[1:] for part in batch
             for one in ([part] if isinstance(part, torch.Tensor) else part)
         )  # fmt: skip
-        return int(torch.cuda.max_memory_allocated()) - others
+        workspace = after - torch.cuda.memory_allocated()
+        return {"memory": int(peak) - others, "workspace": int(workspace)}
 
     def swap(self, number: int) -> None:
         """A loop of bags against the same model after `recfuse.swap`."""
-        rng = random.Random(500 + number)
-        sizes = random_collection(rng, 2000 if self.tiny else 300_000, 8 if self.tiny else 200)
-        device = str(self.clock.device)
+        sizes, device = traces.collection(number, self.tiny), str(self.clock.device)
         found: dict[str, Any] = {"number": number, "batch": sizes.batch, "tables": list(sizes.tables)}
-        for form in ("loop", "swapped"):
-            with unallocated():
-                described = BagModel(sizes.bags("cpu"))
-                if form == "swapped":
-                    recfuse.swap(described)
-            tracer = Tracer(self.lowered, False, KeptState())
-            inputs = sizes.inputs(0, "cpu")
-
-            def call(described: Any = described, inputs: Any = inputs) -> None:
-                with torch.no_grad():
-                    described(*inputs)
-
-            operators, _ = run_traced(tracer, call, described)
-            model = BagModel(sizes.bags(device))
-            if form == "swapped":
-                recfuse.swap(model)
-            batches = [sizes.inputs(seed, device) for seed in range(3)]
-            turn = _rotating([lambda batch=batch, model=model: model(*batch) for batch in batches])  # type: ignore[misc]
+        listed = self.ahead.get(traces.of_swap, number, self.tiny, self.lowered)
+        for form in FORMS:
+            model = traces.bag_model(number, self.tiny, form, device)
+            batches = [sizes.inputs(seed, device) for seed in range(_BATCHES)]
+            calls = [partial(model, *batch) for batch in batches]
+            turn = _rotating(calls)
             with torch.no_grad():
-                own = {"ops": listed(operators)}
-                own["us"], own["host_us"] = self.clock.stream_us(turn, 5)
-                own["active_us"], own["kernels"] = self.clock.active(turn, 3)
+                own: dict[str, Any] = {"ops": listed[form]}
+                own["us"], own["host_us"] = self.clock.stream_us(turn, 3)
+                own["active_us"], own["kernels"] = self.clock.active(turn, _BATCHES)
                 if self.clock.is_cuda:
-                    replays = [graphed(lambda batch=batch, model=model: model(*batch)) for batch in batches]  # type: ignore[misc]
-                    own["graph_us"], _ = self.clock.stream_us(_rotating(replays), 5)
-            found[form] = own
+                    own["graph_us"], _ = self.clock.stream_us(_rotating([graphed(one) for one in calls]), 3)
+                own["again_us"], _ = self.clock.stream_us(turn, 3)
+            found[form] = _rounded(own)
         self.record["swaps"].append(found)
+
+    def limit(self, limit: Limit) -> None:
+        """Measures the predicted largest batch under a latency."""
+        for found in self.ahead.get(traces.of_limit, limit, self.gpu):
+            if found["regime"] == "compiled" or not found["batch"] or found["by"] != "latency":
+                continue
+            step = self.step(traces.limit_target(limit, found["batch"]))
+            if found["regime"] == "graph":
+                us = self._graph_us(step, 3)
+            else:
+                us, _ = self.clock.stream_us(step, 3)
+            self.record["limits"].append(
+                _rounded({"model": limit.model, "limit": limit.seconds, "us": us, **found})
+            )
+
+    def sizes(self, target: Target) -> None:
+        """Measures the kernels of one step by `recfuse.predict`, which predicts the step from them."""
+        with unallocated():
+            model = target.sizes.model()
+        described = step_of(target, model, [target.sizes.batch(target.batch)])
+        gpu = None if self.clock.is_cuda else "cpu"
+        begin = time.perf_counter()
+        predicted = recfuse.predict(described, gpu=gpu, training=target.training, measure=True)
+        seconds = time.perf_counter() - begin
+        step = self.step(target)
+        active, kernels = self.clock.active(step)
+        found = {"model": target.name, "batch": target.batch, "optimizer": target.optimizer,
+                 "dtype": target.sizes.dtype, "seconds": seconds, "notes": list(predicted.notes),
+                 "active_us": active, "kernels": kernels, "predicted_kernels": predicted.kernels,
+                 "predicted_active_us": predicted.active.seconds * 1e6}  # fmt: skip
+        if predicted.graph is not None and not target.training:
+            found["predicted_graph_us"] = predicted.graph.seconds * 1e6
+            found["graph_us"] = self._graph_us(step, 3)
+        self.record["sizes"].append(_rounded(found))
 
     def compiled(self, name: str) -> None:
         """A named model under torch.compile."""
-        batch = 2048
-        target = Target(name, NAMED[name], batch)
-        found = {"model": name, "batch": batch, **self.traced(target)}
-        device = str(self.clock.device)
-        model = torch.compile(target.sizes.model(device), dynamic=False)
-        step = Step(model, [target.sizes.batch(batch, seed, device) for seed in range(2)])  # type: ignore[arg-type]
+        target = Target(name, NAMED[name], 2048)
+        found = self.traced(target)
+        step = self.step(target)
+        step.model = torch.compile(step.model, dynamic=False)  # type: ignore[assignment]
         found["us"], found["host_us"] = self.clock.stream_us(step, 5)
         found["active_us"], found["kernels"] = self.clock.active(step)
         torch._dynamo.reset()
-        self.record["compiled"].append(found)
+        self.record["compiled"].append(_rounded(found))
 
 
-class BagModel(torch.nn.Module):
-    """Bags in a list with the names of facebookresearch/dlrm, which `recfuse.swap` pools in one call."""
+def by_operator(step: Callable[[], Any], steps: int = 2) -> dict[str, list[float]]:
+    """Return microseconds and number of the kernels of a step, by the operator that launched them."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    events = list(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
+    on_device = torch.autograd.DeviceType.CUDA
+    names = {one.correlation_id(): one.name() for one in events if one.device_type() != on_device}
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for one in events:
+        if one.device_type() == on_device:
+            total = found[names.get(one.linked_correlation_id(), "")]
+            total[0] += one.duration_ns() * 1e-3 / steps
+            total[1] += 1 / steps
+    return {name: [round(us, 2), round(count, 2)] for name, (us, count) in found.items()}
 
-    def __init__(self, bags: torch.nn.ModuleList) -> None:
-        """Takes the bags."""
-        super().__init__()
-        self.emb_l = bags
 
-    apply_emb = DlrmModel.apply_emb
-
-    def forward(self, offsets: Any, indices: Any) -> torch.Tensor:
-        """Returns the concatenated pooled rows."""
-        return torch.cat(self.apply_emb(offsets, indices, self.emb_l, []), dim=1)
+def _rounded(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns facts with five digits of each time."""
+    return {
+        name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in found.items()
+    }
 
 
-def _rotating(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
+def _rotating(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     """Returns a function that calls the next of `calls` each time."""
 
     def turns() -> Iterator[Callable[[], Any]]:

@@ -56,6 +56,16 @@ def errors(record: Mapping[str, Any], chosen: Chosen) -> dict[str, list[float]]:
         _of_target(target, chosen, found)
     for swap in record["swaps"]:
         _of_swap(swap, chosen, found)
+    for one in record.get("memory", ()):
+        _of_memory(one, found)
+    for one in record.get("limits", ()):
+        found["largest batch under a latency"].append(one["us"] * 1e-6 / one["limit"] - 1)
+        off = abs(one["us"] * 1e-6 / one["limit"] - 1)
+        found[f"latency within 8 % of its limit, {one['regime']}"].append(float(off <= 0.08))
+    for one in record.get("sizes", ()):
+        found["active, own sizes measured"].append(one["predicted_active_us"] / one["active_us"] - 1)
+        if "graph_us" in one:
+            found["graph, own sizes measured"].append(one["predicted_graph_us"] / one["graph_us"] - 1)
     for one in record["compiled"]:
         operators = operators_of(one["ops"])
         predicted = from_operators(operators, chosen, False, exact=False)
@@ -80,9 +90,10 @@ def _of_kernels(record: Mapping[str, Any], chosen: Chosen, found: dict[str, list
 def _of_target(target: Mapping[str, Any], chosen: Chosen, found: dict[str, list[float]]) -> None:
     training = target["optimizer"] is not None
     predicted = from_operators(operators_of(target["ops"]), chosen, training, target["peak"], exact=False)
-    group = "named" if not target["model"].startswith("random") else f"random {target['dtype']}"
+    is_named, dtype = not target["model"].startswith("random"), target["dtype"]
+    group = ("named" if dtype == "float32" else f"named {dtype}") if is_named else f"random {dtype}"
     mode = "training" if training else "inference"
-    label = "Adam, Adagrad" if target["optimizer"] in ("adam", "adagrad") else group
+    label = group if target["optimizer"] in (None, "sgd") else "Adam, Adagrad"
     found[f"active, {label}"].append(predicted.active.seconds * 1e6 / target["active_us"] - 1)
     found[f"eager {mode}"].append(predicted.eager.seconds * 1e6 / target["us"] - 1)
     found[f"eager {mode}: measured again"].append(target["again_us"] / target["us"] - 1)
@@ -90,11 +101,21 @@ def _of_target(target: Mapping[str, Any], chosen: Chosen, found: dict[str, list[
     _hold(found, predicted, target)
     bound = "host" if target["us"] > 1.1 * target["active_us"] else "device"
     found["host- or device-bound right"].append(float(predicted.bound == bound))
+    if "active_again_us" in target:
+        found["active: measured again"].append(target["active_again_us"] / target["active_us"] - 1)
+    if target.get("memory"):
+        found[f"peak memory, {mode}"].append(target["peak"] / target["memory"] - 1)
     if "graph_us" in target:
         assert predicted.graph is not None
         found[f"graph, {group}"].append(predicted.graph.seconds * 1e6 / target["graph_us"] - 1)
         faster = (predicted.graph.seconds < predicted.eager.seconds) == (target["graph_us"] < target["us"])
         found["faster of eager and graph right"].append(float(faster))
+
+
+def _of_memory(one: Mapping[str, Any], found: dict[str, list[float]]) -> None:
+    gradients = "sparse" if one["sizes"]["sparse"] else "dense"
+    optimizer = "SGD" if one["optimizer"] == "sgd" else "Adam"
+    found[f"peak memory, {gradients} gradients, {optimizer}"].append(one["peak"] / one["memory"] - 1)
 
 
 def _hold(found: dict[str, list[float]], predicted: Prediction, target: Mapping[str, Any]) -> None:
@@ -110,6 +131,8 @@ def _of_swap(swap: Mapping[str, Any], chosen: Chosen, found: dict[str, list[floa
         from_operators(operators_of(swap[form]["ops"]), chosen, False) for form in ("loop", "swapped")
     )
     for regime, key in (("eager", "us"), ("graph", "graph_us")):
+        if key not in swap["loop"] or regime not in loop.regimes:
+            continue
         predicted = loop.regimes[regime].seconds / swapped.regimes[regime].seconds
         measured = swap["loop"][key] / swap["swapped"][key]
         found[f"swap gain, {regime}"].append(predicted / measured - 1)
