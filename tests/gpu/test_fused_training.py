@@ -270,7 +270,7 @@ def test_tables_of_two_devices_are_replaced_one_by_one() -> None:
     model.emb_l[2].to(gpu.DEVICE)
     report = recfuse.swap(model)
     assert not report.fused and len(report.replaced) == 4
-    assert "table 2 is on cuda:0, table 0 on cpu" in report.left[0].detail
+    assert "table 2 is on cuda:0; expected cpu, as table 0" in report.left[0].detail
 
 
 def test_torchrecs_collection() -> None:

@@ -280,8 +280,8 @@ def _replaced(bag):
     (
         (lambda: _Scaled(5, 2), "subclass"),
         (lambda: _hooked(nn.EmbeddingBag(5, 2)), "hooks"),
-        (lambda: _pruned(nn.EmbeddingBag(5, 2)), "computed weight"),
-        (lambda: _parametrized(nn.EmbeddingBag(5, 2)), "computed weight"),
+        (lambda: _pruned(nn.EmbeddingBag(5, 2)), "weight that is computed"),
+        (lambda: _parametrized(nn.EmbeddingBag(5, 2)), "weight that is computed"),
         (lambda: _replaced(nn.EmbeddingBag(5, 2)), "forward"),
         (lambda: nn.EmbeddingBag(5, 2, max_norm=1), "max_norm"),
         (lambda: nn.EmbeddingBag(5, 2, scale_grad_by_freq=True), "scale_grad_by_freq"),
@@ -298,7 +298,7 @@ def test_tables_that_are_tied_by_their_data_are_refused():
     bags = [nn.EmbeddingBag(5, 2) for _ in range(3)]
     bags[2].weight.data = bags[0].weight.data
     for make in (FusedEmbeddingBagCollection.from_embedding_bags, FusedEmbeddingBagList):
-        with pytest.raises(ValueError, match="table 2 lies in the same memory as table 0"):
+        with pytest.raises(ValueError, match="table 2 shares memory with table 0"):
             make(bags)
     bags[2].weight = bags[0].weight  # one Parameter of two tables
     assert torch.equal(FusedEmbeddingBagList(bags)[2].weight, bags[0].weight)

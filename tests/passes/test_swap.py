@@ -269,7 +269,7 @@ def test_what_is_left_and_why():
         "wide": "float64",
         "own": "forward",
         "parametrized": "parametrized",
-        "other": "not a",
+        "other": "expected torch.nn.EmbeddingBag",
     }
     assert set(reasons) == set(words)
     assert all(word in reasons[name] for name, word in words.items())
@@ -315,10 +315,10 @@ def _shared_with_processes(model):
 @pytest.mark.parametrize(
     ("tie", "words"),
     (
-        (_tied_to_a_table, "table 2 lies in the same memory as table 0"),
-        (_tied_to_a_layer, "table 0 lies in the same memory as layer.weight"),
-        (_row_of_a_table, "table 1 lies in the same memory as row"),
-        (_shared_with_processes, "table 0 is in memory that processes share"),
+        (_tied_to_a_table, "table 2 shares memory with table 0"),
+        (_tied_to_a_layer, "table 0 shares memory with layer.weight"),
+        (_row_of_a_table, "table 1 shares memory with row"),
+        (_shared_with_processes, "table 0 lies in memory that processes share"),
     ),
 )
 def test_memory_that_others_have_too_is_not_packed(tie, words):
@@ -346,7 +346,7 @@ def test_a_weight_that_others_have_too_is_not_packed():
     reasons = {entry.name: entry.detail for entry in recfuse.swap(model).left}
     assert "table 0 shares its weight with b.emb_l.0" in reasons["a.emb_l"]
     assert "table 0 shares its weight with a.emb_l.0" in reasons["b.emb_l"]
-    assert "table 0 is a part of c too" in reasons["c.emb_l"]
+    assert "table 0 belongs to c too" in reasons["c.emb_l"]
     assert model["b"].emb_l[0].weight is model["a"].emb_l[0].weight
     for one in model.values():
         one(*batch_of(one))

@@ -23,10 +23,7 @@ from recfuse.passes.method.reads import Guards
 from recfuse.passes.method.source import Refused
 from recfuse.passes.pattern import Pattern
 
-BY_HAND = (
-    "its bags are called one by one; recfuse.nn.FusedEmbeddingBagList(bags).pool(offsets, indices) pools "
-    "them in one call"
-)
+POOL_ALL = "Call recfuse.nn.FusedEmbeddingBagList(bags).pool(offsets, indices), which pools them in one call."
 _MISSING = object()
 
 
@@ -62,11 +59,11 @@ class ApplyEmb(Pattern):
         if any(table.include_last_offset for table in self.tables):
             return "a table has include_last_offset"
         if "apply_emb" in vars(self.model):
-            return f"its apply_emb was replaced on the object; {BY_HAND}"
+            return f"apply_emb was replaced on the object. {POOL_ALL}"
         try:
             self.proof = proof_of(type(self.model), attributes_of(self.model), len(self.tables))
         except Refused as refused:
-            return f"its apply_emb {refused}; {BY_HAND}"
+            return f"apply_emb {refused}. {POOL_ALL}"
         return None
 
     def fuse(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:

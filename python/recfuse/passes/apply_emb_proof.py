@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from recfuse.errors import a_type
 from recfuse.passes.method.calls import MethodReader
 from recfuse.passes.method.reads import Guards, Reads
 from recfuse.passes.method.source import Refused
@@ -56,12 +57,12 @@ def attributes_of(model: torch.nn.Module) -> dict[str, Any]:
 def proof_of(kind: type, attributes: Mapping[str, Any], tables: int) -> Proof:
     """Prove the ``apply_emb`` of a class, for models with these attributes and this number of tables.
 
-    Raises Refused if no call may be replaced; its text continues "its apply_emb".
+    Raises Refused if no call may be replaced; its text continues "apply_emb".
     """
     static = inspect.getattr_static(kind, "apply_emb")
     function = static.__func__ if isinstance(static, staticmethod) else static
     if type(function) is not FunctionType:
-        raise Refused(f"is no function of Python ({type(static).__name__})")
+        raise Refused(f"is {a_type(static)}; expected a function of Python")
     reads = Reads(kind, attributes)
     method = reads.member(static, kind, "apply_emb", (Model(),))
     found, refused = {}, {}
@@ -85,13 +86,13 @@ def proof_of(kind: type, attributes: Mapping[str, Any], tables: int) -> Proof:
 def _reads_row_weights(returned: Any, tables: int) -> bool:
     """Return whether row weights are used; raises Refused if one call for all tables would differ."""
     if not isinstance(returned, Sequence) or returned.is_tuple or len(returned.items) != tables:
-        raise Refused("does not return a list with one tensor a table")
+        raise Refused("does not return a list with a tensor for each table")
     weighted = set()
     for number, pooled in enumerate(returned.items):
         if not isinstance(pooled, Pooled):
-            raise Refused(f"does not return what table {number} returns as item {number}")
+            raise Refused(f"does not return the result of table {number} as item {number}")
         if pooled.table != number:
-            raise Refused(f"returns what table {pooled.table} returns at another place, {number}")
+            raise Refused(f"returns the result of table {pooled.table} as item {number}")
         weighted.add(pooled.weights == LookupWeights(number))
     if len(weighted) > 1:
         raise Refused("uses the row weights of some tables and not of others")

@@ -22,7 +22,7 @@ from recfuse.nn.packed.table import PackedTable
 from recfuse.optim.adoptable import check_adoptable
 from recfuse.optim.adoption import adopt
 from recfuse.optim.parameters import dense_tables, embedding_parameters
-from recfuse.passes.apply_emb import BY_HAND, ApplyEmb
+from recfuse.passes.apply_emb import POOL_ALL, ApplyEmb
 from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapEntry, SwapReport
 from recfuse.passes.torchrec_collection import TorchRecCollection
@@ -139,7 +139,7 @@ def swap(
         if not stays_the_same(
             model, lambda copied: tried.append(_swap_modules(copied, fuse, (), False)), calls
         ):
-            tried[0].leave("the model's result differs from the original's on the batches of check")
+            tried[0].leave("the result differs from the original's on the batches of check")
             return tried[0]
     return _swap_modules(model, fuse, optimizers, fuse_optimizers)
 
@@ -265,27 +265,26 @@ def _why_not_packed(
     """Return why these tables cannot be packed, or None. ``tensors`` are all tensors of the model by name."""
     tables, holder = pattern.tables, pattern.holder
     if not tables:
-        return "no tables"
+        return "no table is in the list"
     if reason := why_not_fusable(tables, tensors):
         return reason
     if has_hooks(holder) or len(owners.get(id(holder), ())) > 1:
-        return "the list of its tables has hooks, or is a part of another module too"
+        return "the list of tables has hooks, or belongs to another module too"
     for number, table in enumerate(tables):
         if reason := _why_not_replaceable(table) or gradient_hooks(table.weight):
             return f"table {number}: {reason}"
         if type(table.weight) is not Parameter and not is_fake_parameter(table.weight):
-            return f"table {number} has a weight that is {a_type(table.weight)}"
+            return f"weight of table {number} is {a_type(table.weight)}; expected a Parameter"
         if table.weight.device != tables[0].weight.device:
             return (
-                f"table {number} is on {table.weight.device}, table 0 on {tables[0].weight.device}; the "
-                "tables are replaced one by one"
+                f"table {number} is on {table.weight.device}; expected {tables[0].weight.device}, as table 0"
             )
         for name, owner in owners.get(id(table.weight), ()):
             if not any(owner is own_table for own_table in tables):
                 return f"table {number} shares its weight with {name or 'the model'}"
         for name, owner in owners.get(id(table), ()):
             if owner is not holder:
-                return f"table {number} is a part of {name or 'the model'} too"
+                return f"table {number} belongs to {name or 'the model'} too"
     return None
 
 
@@ -294,17 +293,17 @@ def _fuse(pattern: Pattern, optimizers: Sequence[torch.optim.Optimizer], report:
     try:
         report.add(pattern.path, kind, "fused", pattern.fuse(optimizers))
     except torch.OutOfMemoryError as error:
-        reason = f"no memory to pack the tables, which takes a second copy for a moment: {error}"
+        reason = f"no memory for a second copy of the tables, to pack them: {error}"
         report.add(pattern.path, kind, "left", reason)
 
 
 def _report_other_lists(model: torch.nn.Module, report: SwapReport) -> None:
-    """Report the lists of bags that no pattern can pool, with the advice ``BY_HAND``."""
+    """Report the lists of bags that no pattern can pool, with the remedy ``POOL_ALL``."""
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.ModuleList) or name in report.names():
             continue
         if sum(isinstance(child, torch.nn.EmbeddingBag) for child in module) > 1:
-            report.add(name, type(module).__name__, "left", BY_HAND)
+            report.add(name, type(module).__name__, "left", f"the bags have separate calls. {POOL_ALL}")
 
 
 def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
@@ -323,20 +322,21 @@ def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
         return
     elif isinstance(module, torch.nn.EmbeddingBag):
         parametrized = hasattr(module, "parametrizations")
-        reason = "parametrized" if parametrized else "a subclass, whose forward may differ"
+        reason = "weight is parametrized" if parametrized else "a subclass may have another forward"
         report.add(name, kind, "left", reason)
     elif "EmbeddingBag" in kind and name not in report.names():
-        report.add(name, kind, "left", "not a torch.nn.EmbeddingBag; its children are looked at")
+        reason = f"the class is {kind}; expected torch.nn.EmbeddingBag. See its children."
+        report.add(name, kind, "left", reason)
 
 
 def _why_not_replaceable(table: torch.nn.EmbeddingBag) -> str | None:
     if "forward" in vars(table):
-        return "its forward was replaced on the object"
+        return "forward was replaced on the object"
     if getattr(table, "qconfig", None) is not None:
-        return "it has a qconfig for a quantiser, which knows torch's class alone"
+        return "qconfig is set, and quantisers support only torch's class"
     weight = table.weight
     if weight.dtype not in DTYPES:
-        return f"{weight.dtype} has no kernel; float32, float16 and bfloat16 have"
+        return f"weight is {weight.dtype}; expected float32, float16 or bfloat16"
     if weight.device.type not in ("cpu", "cuda", "meta"):
-        return f"its weight is on {weight.device}, where there are no kernels"
+        return f"weight is on {weight.device}; expected cpu, cuda or meta"
     return None

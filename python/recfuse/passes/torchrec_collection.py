@@ -29,11 +29,11 @@ class TorchRecCollection(Pattern):
     def why_not(self) -> str | None:
         """Return a reason if the forward is replaced, or if a table does not support its weights."""
         if "forward" in vars(self.owner):
-            return "its forward was replaced on the object"
+            return "forward was replaced on the object"
         if getattr(self.owner, "qconfig", None) is not None:
-            return "it has a qconfig for a quantiser, which knows TorchRec's class alone"
+            return "qconfig is set, and quantisers support only TorchRec's class"
         if self.owner.is_weighted() and any(table.mode != "sum" for table in self.tables):
-            return 'weighted, and a table is not of mode "sum"'
+            return 'a table of a weighted collection has another mode; expected "sum"'
         return None
 
     def fuse(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:

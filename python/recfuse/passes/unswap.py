@@ -98,7 +98,10 @@ def _fused_patterns(model: torch.nn.Module, report: SwapReport) -> list[Pattern]
         if pattern := ApplyEmb.find_fused(name, module) or TorchRecCollection.find_fused(name, module):
             found.append(pattern)
         elif isinstance(module, PackedModule) and not any(module is pattern.owner for pattern in found):
-            reason = "made by hand; torch has no module with its call. Its tables' weights: .tables"
+            reason = (
+                "swap did not create this module, and torch has no module with its call. Read the weights "
+                "from its .tables."
+            )
             report.add(name, type(module).__name__, "left", reason)
     return found
 

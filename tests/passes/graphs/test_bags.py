@@ -266,11 +266,11 @@ def written_index(table, indices):
 LEFT = {
     "by_freq": (
         lambda t, i: bag(t, i, scale_grad_by_freq=True),
-        "which no kernel does; make the table without it",
+        "no kernel divides gradients",
     ),
     "float64": (
         lambda t, i: F.embedding_bag(i, t.weight.double(), mode="sum"),
-        "a weight of torch.float64, torch.strided; must be strided float32",
+        "weight is torch.float64, torch.strided; expected strided float32",
     ),
     "written": (written, "written to"),
     "index": (written_index, "written to"),
@@ -278,7 +278,7 @@ LEFT = {
     "lookup": (lambda t, i: t(i[:, 0]), "no other table"),
     "transposed": (
         lambda t, i: F.embedding_bag(i % 4, t.weight.t(), mode="sum"),
-        "a weight [4, 20] with strides [1, 4]",
+        "weight has shape [4, 20] and strides [1, 4]",
     ),
 }
 

@@ -240,9 +240,9 @@ def test_what_is_not_row_by_row_is_left(function):
 
 
 LEFT = {
-    "mask": ({"is_causal": True}, "it has a mask, for which there is no kernel; pass none"),
-    "dropout": ({"dropout_p": 0.5}, "dropout_p must be 0"),
-    "scale": ({"scale": -0.5}, "the scale is -0.5, must be a positive number"),
+    "mask": ({"is_causal": True}, "no kernel has a mask. Omit the mask"),
+    "dropout": ({"dropout_p": 0.5}, "dropout_p is 0.5; expected 0"),
+    "scale": ({"scale": -0.5}, "scale is -0.5; expected a positive number"),
 }
 
 
@@ -265,7 +265,7 @@ def test_few_candidates_and_tables_are_left():
     )
     _, candidate, index = batch((8,), (5,))
     _, report = passed(model, (torch.randn(40, 8), candidate, index), "eager")
-    assert "hardly more candidates, 42, than users, 40: there must be 2 a user" in report.left[0].detail
+    assert "42 candidates of 40 users; expected 2 a user" in report.left[0].detail
 
     class Table(nn.Module):
         def __init__(self):

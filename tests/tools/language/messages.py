@@ -1,4 +1,4 @@
-"""Reads all messages of errors and warnings from the sources of Python and C.
+"""Reads all messages of errors and warnings, and reasons of reports, from the sources of Python and C.
 
 A placeholder of an f-string or of printf is ``{...}`` in a text. Names that a function or a module binds to
 texts are replaced by them, so that the parts of a message are read together.
@@ -193,6 +193,55 @@ def _form(name: str, node: ast.Call) -> list[str | ast.expr] | None:
 def python_messages(path: Path, root: Path = ROOT) -> list[Message]:
     """The messages of a file of Python."""
     return _Scopes(str(path.relative_to(root)), ast.parse(path.read_text())).found
+
+
+class _Reasons(_Scopes):
+    """Finds the reasons of reports: results of functions named `why_not`, arguments `why_not`, details of
+    entries that are left, and texts of Refused, which continue "apply_emb"."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """Reads the results of a function whose name says that it returns a reason."""
+        super().visit_FunctionDef(node)
+        if re.search(r"why_not|gradient_hooks|_shared_memory|_changes", node.name):
+            before = "apply_emb " if node.name == "_changes" else ""
+            self._bound.append(_bindings(node))
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Return) and inner.value is not None:
+                    self._note(inner, [before, inner.value])
+            self._bound.pop()
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """Reads the values of the name `why_not`, and of the name `reason`."""
+        self.generic_visit(node)
+        if isinstance(node.targets[0], ast.Name) and node.targets[0].id in ("why_not", "reason"):
+            self._note(node, [node.value])
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Reads the argument of a call that is a reason."""
+        ast.NodeVisitor.generic_visit(self, node)
+        name = ast.unparse(node.func)
+        words = {word.arg: word.value for word in node.keywords}
+        is_left = len(node.args) > 3 and ast.unparse(node.args[2]) == "'left'"
+        if name == "Refused" and node.args:
+            self._note(node, ["apply_emb ", node.args[0]])
+        elif name.endswith("report.add") and is_left:
+            self._note(node, [node.args[3]])
+        elif name.endswith(".leave"):
+            self._note(node, [node.args[0]])
+        elif "why_not" in words:
+            self._note(node, [words["why_not"]])
+
+    def _note(self, node: ast.AST, form: list[str | ast.expr]) -> None:
+        for text in dict.fromkeys("".join(part) for part in self._product(form)):
+            self.found.append(Message(self._path, getattr(node, "lineno", 0), text, "reason"))
+
+
+def reasons(path: Path, root: Path = ROOT) -> list[Message]:
+    """The reasons of reports in a file of Python. A reason of Refused is read where it is raised, not where
+    it is passed on."""
+    found = _Reasons(str(path.relative_to(root)), ast.parse(path.read_text())).found
+    passed_on = re.compile(r"(?<=^apply_emb )\{(?:self|refused)\}(?: \(.*\)$)?")
+    return [message._replace(text=passed_on.sub("is refused", message.text)) for message in found]
 
 
 def _blank(match: re.Match[str]) -> str:

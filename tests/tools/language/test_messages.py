@@ -1,4 +1,6 @@
-"""Messages of errors and warnings: ``<operator>: <argument> is <found>; expected <allowed>. <Remedy>.``"""
+"""Messages of errors and warnings: ``<operator>: <argument> is <found>; expected <allowed>. <Remedy>.``
+
+Reasons of reports have this form without the operator."""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ FACTS = re.compile(
     r"\b(?:found|came|is|are|was|were|has|have|had|does|do|did|cannot|can|could|would|will|failed|fails|needs?"
     r"|takes?|begins?|ends?|lies?|holds?|belongs?|reads?|keeps?|makes?|finds?|writes?|returns?|reported"
     r"|refers?|rise|fall|names?|moves?|nests|differ|share|pins|leaves|counts?|hashes|exists?|knows?|runs"
-    r"|differs|forbids|pools|launches|supports?|mix|expects?)\b"
+    r"|differs|shares|forbids|pools|launches|supports?|mix|expects?)\b"
 )
 # A level of a prefix: a few words without a verb, such as an operator, a function, a column or a feature.
 LEVEL = re.compile(r"(?:\{[^{}]*\}|[^\s:;,.{}]|\.(?=\S))+(?: (?:\{[^{}]*\}|[^\s:;,{}])+){0,5}: ")
@@ -41,6 +43,12 @@ PLACEHOLDER = re.compile(r"\{(?:[^{}]|\{[^{}]*\})*\}")
 # Messages of others, and a note in parentheses.
 PASSED_ON = re.compile(r"[{}]+(?: \([^()]*\))*")
 QUOTED = re.compile(r"'[^' ]*'|\"[^\"]*\"|`[^`]*`")
+
+# The verbs of the reasons why a method is not proven, after its name.
+PROOF = re.compile(
+    r"apply_emb (?:asserts|calls|changes|compares|iterates|passes|raises|repeats|uses|writes|zips) "
+)
+REASONS = ("passes/", "nn/packed/fusable.py")  # the files that write reasons of reports
 
 # Files whose messages get their prefix from a caller in Python, and that caller.
 PREFIXED_LATER = {
@@ -114,6 +122,21 @@ def c_messages() -> list[Any]:
     return [m for path in paths for m in READER["c_messages"](path) if is_text(m.text)]
 
 
+def reasons() -> list[Any]:
+    folder = ROOT / "python" / "recfuse"
+    paths = [
+        path for path in sorted(folder.rglob("*.py")) if str(path.relative_to(folder)).startswith(REASONS)
+    ]
+    return [m for path in paths for m in READER["reasons"](path) if is_text(m.text)]
+
+
+def offences_of_reason(text: str) -> list[str]:
+    """A reason has the form of a message without its prefix."""
+    return [
+        o for o in offences(text, prefixed=False) if o != "a fact without a verb" or not PROOF.match(text)
+    ]
+
+
 def is_prefixed(path: str) -> bool:
     """Whether the message itself names the operator; libtorch's boundary and _C name it for C."""
     return path.startswith("python/") and not path.startswith(tuple(PREFIXED_LATER))
@@ -125,6 +148,48 @@ def test_messages_have_one_form(read, least):
     assert len(messages) > least
     wrong = [f"{m}\n    {broken}" for m in messages for broken in offences(m.text, is_prefixed(m.path))]
     assert wrong == [], "\n".join(wrong)
+
+
+def test_reasons_have_one_form():
+    found = reasons()
+    assert len(found) > 150
+    wrong = [f"{reason}\n    {broken}" for reason in found for broken in offences_of_reason(reason.text)]
+    assert wrong == [], "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "text, broken",
+    [
+        ("a weight of float64; must be float32", 'the word "must"'),
+        ("its weight is float64; use float32", 'a semicolon that is not followed by "expected"'),
+        ("apply_emb table 0", "a fact without a verb"),
+        ("weight is float64; expected float32. Cast it", "a final stop without a remedy"),
+    ],
+)
+def test_a_reason_of_another_form(text, broken):
+    assert any(found.startswith(broken) for found in offences_of_reason(text))
+
+
+def test_reasons_are_read(tmp_path):
+    (tmp_path / "module.py").write_text(
+        'HERE = "weight is pinned"\n'
+        "def _why_not(table):\n"
+        "    if table.mode:\n"
+        '        return f"mode is {table.mode}"\n'
+        "    return HERE\n"
+        "def find(report, error):\n"
+        '    report.add("name", "kind", "left", f"no memory: {error}")\n'
+        '    report.add("name", "kind", "fused", "one call")\n'
+        '    yield Match([], why_not="an input is written to in place")\n'
+        '    raise Refused(f"calls {error}")\n'
+    )
+    assert {reason.text for reason in READER["reasons"](tmp_path / "module.py", tmp_path)} == {
+        "mode is {table.mode}",
+        "weight is pinned",
+        "no memory: {error}",
+        "an input is written to in place",
+        "apply_emb calls {error}",
+    }
 
 
 @pytest.mark.parametrize(

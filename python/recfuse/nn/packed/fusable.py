@@ -45,7 +45,7 @@ def _shared_memory(weights: Sequence[Tensor], others: Iterable[tuple[str, Tensor
     ):
         if first < last and (is_table or last_is_table):
             table, other = (name, last_name) if is_table else (last_name, name)
-            return f"{table} lies in the same memory as {other}, which packing would part"
+            return f"{table} shares memory with {other}, which packing would separate"
         if end > last:
             last, last_name, last_is_table = end, name, is_table
     return None
@@ -61,11 +61,11 @@ def _memory_of(tensor: Tensor) -> tuple[int, int]:
 
 def _why_not_packable(table: Any) -> str | None:
     if not isinstance(table, torch.nn.EmbeddingBag):
-        return f"is {a_type(table)}, not a torch.nn.EmbeddingBag"
+        return f"is {a_type(table)}; expected a torch.nn.EmbeddingBag"
     if not isinstance(table._parameters.get("weight"), Parameter):
-        return "has a computed weight (parametrized, pruned or none)"
+        return "has a weight that is computed (parametrized, pruned) or absent"
     if type(table) not in (torch.nn.EmbeddingBag, EmbeddingBag):
-        return f"is {a_type(table)}, a subclass, whose forward may differ"
+        return f"is {a_type(table)}; expected torch.nn.EmbeddingBag, as a subclass may have another forward"
     if "forward" in table.__dict__:
         return "has a forward that was replaced on the object"
     if has_hooks(table):
@@ -77,7 +77,7 @@ def _why_not_packable(table: Any) -> str | None:
     ):
         return "has parameters, buffers or modules besides its weight"
     if table.weight.is_cpu and table.weight.is_shared():
-        return "is in memory that processes share, as packed tables would not be; copy.deepcopy(model) first"
+        return "lies in memory that processes share; expected its own memory, as of copy.deepcopy(model)"
     if getattr(table, "pinned", None) is not None:
         return "has pinned rows"
     if table.max_norm is not None:
@@ -104,7 +104,7 @@ def has_hooks(module: torch.nn.Module) -> bool:
 def gradient_hooks(weight: Tensor) -> str | None:
     """Return a text about hooks on a Parameter's gradient, which packing would lose, or None."""
     if getattr(weight, "_in_backward_optimizers", None):
-        return "an optimizer is applied to its weight in the backward"
+        return "weight has an optimizer that is applied in the backward pass"
     if getattr(weight, "_backward_hooks", None) or getattr(weight, "_post_accumulate_grad_hooks", None):
-        return "its weight has gradient hooks"
+        return "weight has gradient hooks"
     return None

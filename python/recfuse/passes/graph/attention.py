@@ -19,8 +19,8 @@ from recfuse.passes.graph.nodes import (
 
 _PRODUCTS = (aten.matmul, aten.bmm)
 _WEIGHTS_USED = (
-    "its weights are used, which the kernel keeps to itself; a MultiheadAttention returns none with "
-    "need_weights=False"
+    "the weights of the attention are used, which the kernel does not return. Pass need_weights=False to a "
+    "MultiheadAttention."
 )
 
 
@@ -52,15 +52,15 @@ def attention_at(node: Node) -> Attention | None:
 def _why_not(node: Node) -> str:
     given = arguments_of(node)
     if given["attn_mask"] is not None or given["is_causal"]:
-        return "it has a mask, for which there is no kernel; pass none where all keys of a user count"
+        return "attn_mask or is_causal is set, and no kernel has a mask. Omit the mask if all keys count."
     if given["dropout_p"] != 0:
-        return "it has dropout, for which there is no kernel; dropout_p must be 0: model.eval()"
+        return f"dropout_p is {given['dropout_p']}; expected 0. Call model.eval()."
     scale = given["scale"]
     if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
-        return f"the scale is {scale}, must be a positive number"
+        return f"scale is {scale}; expected a positive number"
     q, k = (value_of(given[name]) for name in ("query", "key"))
     if not given["enable_gqa"] and q.dim() == k.dim() == 4 and not same(q.shape[1], k.shape[1]):
-        return f"keys of {k.shape[1]} heads and queries of {q.shape[1]}; pass enable_gqa=True"
+        return f"keys have {k.shape[1]} heads, queries {q.shape[1]}. Pass enable_gqa=True."
     return ""
 
 
@@ -92,7 +92,7 @@ def _by_hand(node: Node) -> Attention | None:
     used = any(user not in known and not _unused(user) for item in nodes for user in item.users)  # type: ignore[union-attr]
     why_not = _WEIGHTS_USED if used else ""
     if not 0 < scale < math.inf:
-        why_not = f"the scale is {scale}, must be a positive number"
+        why_not = f"scale is {scale}; expected a positive number"
     return Attention(node, query, key, value, scale, True, why_not, nodes, unused)  # type: ignore[arg-type]
 
 

@@ -37,7 +37,7 @@ WORTH = 2
 _READ_ROWS = "recfuse_read_rows"
 """Key in the metadata of a node of rows of users with candidates: it is no broadcast."""
 AUTOCAST = (
-    "autocast is on, which chooses dtypes; convert the model instead, or leave autocast before this part"
+    "autocast is on, which chooses dtypes. Convert the model instead, or leave autocast before this part."
 )
 
 
@@ -206,8 +206,10 @@ def _lift(node: Node, key: tuple[Any, ...], source: Any, dim: int, emit: Callabl
         return None
     why_not = ""
     if users is not None and candidates is not None and candidates < WORTH * users:
-        why_not = f"the example has hardly more candidates, {candidates}, than users, {users}: there must be "
-        why_not += f"{WORTH} a user or more; use a batch as the model is served with"
+        why_not = (
+            f"the example has {candidates} candidates of {users} users; expected {WORTH} a user or more. "
+        )
+        why_not += "Pass a batch as in serving."
     return Lift(Map(key, source, dim, emit, why_not), dim, source=source)
 
 

@@ -48,7 +48,7 @@ class Backend:
         except Exception as error:  # from the tracer: a graph that it cannot record is compiled unchanged
             _log.warning("recfuse.backend: a graph is compiled as it is: %s", error, exc_info=True)
             report.entries.clear()
-            report.add("(graph)", "graph", "left", f"it cannot be rewritten: {type(error).__name__}: {error}")
+            report.add("(graph)", "graph", "left", f"the graph cannot be rewritten: {error!r}")
             return module
         return program.module if program.changed else module
 

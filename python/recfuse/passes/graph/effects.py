@@ -125,7 +125,7 @@ class Effects:
                 return f"{node.name} is written to in place"
             if node.op == "call_function":
                 regions.add(self.region.get(node))
-        return "gradients or autocast are turned on or off between its parts" if len(regions) > 1 else ""
+        return "gradients or autocast are switched between the parts" if len(regions) > 1 else ""
 
     def orders(self) -> Iterator[list[Node]]:
         """Yield lists of nodes that must keep their order."""

@@ -14,8 +14,8 @@ from recfuse.passes.report import SwapReport
 
 _log = logging.getLogger("recfuse")
 _NESTED = (
-    "it has a graph of its own, which is not looked into; leave torch.no_grad() and autocast to the caller, "
-    "or swap exported_program.run_decompositions({}), which has none"
+    "the operator has a graph of its own, which is not read. Leave torch.no_grad() and autocast to the "
+    "caller, or swap exported_program.run_decompositions({})."
 )
 
 
@@ -52,15 +52,15 @@ def rewrite(
                 progress.describe(pattern.kind)
                 for match in _found(pattern, program):
                     name = (pattern.kind, match.key)
-                    left = match.why_not
-                    if not left and name in refused:
-                        left = "its result differs from the original's on the batches of check"
-                    if not left and only is not None and name != only:
+                    reason = match.why_not
+                    if not reason and name in refused:
+                        reason = "the result differs from the original's on the batches of check"
+                    if not reason and only is not None and name != only:
                         continue
-                    detail, left = ("", left) if left else _applied(match)
-                    _add(report, pattern, match, "left" if left else "swapped", left or detail)
+                    detail, reason = ("", reason) if reason else _applied(match)
+                    _add(report, pattern, match, "left" if reason else "swapped", reason or detail)
                     program.erase_dead()
-                    if not left:
+                    if not reason:
                         swapped.append(name)
                         progress.update(len(match.parts))
         finally:  # each replacement is complete, so that the graph is valid after any error
@@ -74,7 +74,7 @@ def _found(pattern: GraphPattern, program: Program) -> Iterator[Match]:
         yield from pattern.find(program)
     except Exception as error:
         _log.warning("recfuse: the pattern %s cannot read a graph", pattern.kind, exc_info=True)
-        yield Match([Part("(graph)", "graph")], why_not=f"it cannot be read: {type(error).__name__}: {error}")
+        yield Match([Part("(graph)", "graph")], why_not=f"the graph cannot be read: {error!r}")
 
 
 def _applied(match: Match) -> tuple[str, str]:
@@ -83,7 +83,7 @@ def _applied(match: Match) -> tuple[str, str]:
     try:
         return match.apply(), ""
     except Exception as error:
-        return "", f"it cannot be rewritten: {type(error).__name__}: {error}"
+        return "", f"the match cannot be rewritten: {error!r}"
 
 
 def _add(report: SwapReport, pattern: GraphPattern, match: Match, action: str, detail: str) -> None:

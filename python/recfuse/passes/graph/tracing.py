@@ -29,9 +29,9 @@ def why_not_recorded(module: GraphModule) -> str:
     """Return why a captured graph must be left unchanged, or ""."""
     for node in module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            return f"it has {node.target}, whose own graphs and gradients are not looked into"
+            return f"the graph calls {node.target}, whose own graphs and gradients are not read"
         if node.op == "get_attr" and not isinstance(getattr(module, str(node.target), None), Tensor):
-            return f"it has the part {node.target}, which is no tensor"
+            return f"the attribute {node.target} is no tensor"
     return ""
 
 

@@ -74,7 +74,7 @@ class Branches:
                 if len(known) == 1 and self.facts.get(known[0][0]) is known[0][1]:
                     return result
             return value
-        raise Refused("branches by values that are known only in a call")
+        raise Refused("branches on a value that is known only in a call")
 
     def either(self, test: bool | Test, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
         """Return the value of the branch that runs, or the merged value if the input decides."""
@@ -97,6 +97,6 @@ class Branches:
             put_back(box, merger.contents(*new))
         if all(isinstance(value, tuple) for value in values):  # completions
             if values[0][0] != values[1][0]:
-                raise Refused("leaves a loop or returns where the input says so")
+                raise Refused("leaves a loop or returns, depending on the input")
             return values[0][0], merger.merge(values[0][1], values[1][1])
         return merger.merge(*values)

@@ -67,7 +67,7 @@ class MethodReader(Statements):
             elif isinstance(found, dict):
                 kwargs |= found
             else:
-                raise Refused("passes keywords that are not followed")
+                raise Refused("passes **keywords of unknown names")
         return self.called(function, args, kwargs)
 
     def called(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -87,7 +87,7 @@ class MethodReader(Statements):
             if id(function.value) in _TORCH_GATHERS and args:
                 return self._gathered(_TORCH_GATHERS[id(function.value)], args[0], args[1:], kwargs)
             raise Refused(f"calls {function.name}")
-        raise Refused("calls something that is no table and no function")
+        raise Refused("calls a value that is neither a table nor a function")
 
     def attribute(self, owner: Any, name: str) -> Any:
         """Return ``owner.<name>``."""
@@ -137,7 +137,7 @@ class MethodReader(Statements):
 
     def _gathered(self, name: str, owner: Any, args: list[Any], kwargs: dict[str, Any]) -> LookupWeights:
         if not isinstance(owner, Item) or owner.name != "v_W_l":
-            raise Refused(f"calls {name} of something else than row weights")
+            raise Refused(f"calls {name} of a value that is no row weight")
         given = _bound(_GATHERS[name], args, kwargs, f"calls {name}")
         is_row = given.get("dim", Constant(0)) in (Constant(0), Constant(-1))
         if not is_row or given["index"] != Item("lS_i", owner.table) or self.facts.get(owner.table) is True:
@@ -168,7 +168,7 @@ class MethodReader(Statements):
         frame.names = _parameters(node.args, args, kwargs, defaults)
         self._depth += 1
         if self._depth > _MOST_DEEP:
-            raise Refused("calls functions more deeply than is followed")
+            raise Refused("nests calls more deeply than the proof follows")
         try:
             if isinstance(node, ast.Lambda):
                 return self.value(node.body, frame)
@@ -210,7 +210,7 @@ class MethodReader(Statements):
     def _attribute_called(self, is_hasattr: bool, args: list[Any]) -> Any:
         owner, name = args[:2]
         if not isinstance(owner, Model) or not isinstance(name, Constant) or type(name.value) is not str:
-            raise Refused("reads an attribute of something else than the model")
+            raise Refused("reads an attribute of a value other than the model")
         default = MISSING if len(args) == 2 and not is_hasattr else args[2] if len(args) == 3 else None
         found = self.reads.attribute(name.value, self.facts, default)
         if is_hasattr:
@@ -219,7 +219,7 @@ class MethodReader(Statements):
 
     def _super(self, node: ast.Call, frame: Frame) -> Super:
         if node.keywords or len(node.args) not in (0, 2):
-            raise Refused("calls super in a way that is not followed")
+            raise Refused("calls super in a form that the proof does not follow")
         if node.args:
             owner, self_ = (self.value(arg, frame) for arg in node.args)
             if isinstance(owner, Object) and isinstance(owner.value, type) and isinstance(self_, Model):
@@ -228,7 +228,7 @@ class MethodReader(Statements):
         names = function.__code__.co_freevars
         first = function.__code__.co_varnames[:1]
         if node.args or "__class__" not in names or not isinstance(frame.names.get(*first), Model):
-            raise Refused("calls super in a way that is not followed")
+            raise Refused("calls super in a form that the proof does not follow")
         return Super((function.__closure__ or ())[names.index("__class__")].cell_contents)
 
 
@@ -314,13 +314,13 @@ def _reversed(reader: MethodReader, args: list[ast.expr], keywords: dict[Any, An
 def _range(reader: MethodReader, args: list[ast.expr], keywords: dict[Any, Any], frame: Frame) -> Iterated:
     ends = [reader.value(arg, frame) for arg in args]
     if keywords or not all(isinstance(end, Constant) and type(end.value) is int for end in ends):
-        raise Refused("counts to something that is known only in a call")
+        raise Refused("counts to a value that is known only in a call")
     try:
         found = range(*(end.value for end in ends))
     except (TypeError, ValueError) as error:
         raise Refused(f"raises {type(error).__name__}") from None
     if len(found) > 1 << 20:
-        raise Refused("takes more steps than are followed")
+        raise Refused("takes more steps than the proof follows")
     return [Constant(number) for number in found], []
 
 

@@ -98,7 +98,7 @@ class Expressions(Branches):
             ):
                 raise Refused(f"writes to {ast.unparse(target)}")
             if not -len(owner.items) <= at.value < len(owner.items):
-                raise Refused("writes behind the end of a list")
+                raise Refused("writes past the end of a list")
             self.written(owner)[at.value] = value
         else:
             raise Refused(f"writes to {ast.unparse(target)}")
@@ -107,10 +107,10 @@ class Expressions(Branches):
         """Return the value of an expression."""
         self._steps -= 1
         if self._steps < 0:
-            raise Refused("takes more steps than are followed")
+            raise Refused("takes more steps than the proof follows")
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
-            raise Refused(f"has an expression ({type(node).__name__}) that is not read")
+            raise Refused(f"has an expression ({type(node).__name__}) that the proof does not follow")
         return method(node, frame)
 
     def name(self, name: str, frame: Frame) -> Any:
@@ -135,7 +135,7 @@ class Expressions(Branches):
             return list(value.items)
         if isinstance(value, Argument):
             return [Item(value.name, table) for table in range(self.tables)]
-        raise Refused("goes through something else than its arguments and its own lists")
+        raise Refused("iterates over a value that is neither an argument nor its own list")
 
     def _constant(self, node: ast.Constant, frame: Frame) -> Any:
         if type(node.value) not in PLAIN:
@@ -181,7 +181,7 @@ class Expressions(Branches):
                 if all(tests):
                     rounds(rest)
                 if any(read.writes != writes for read, writes in lists):
-                    raise Refused("writes to a list while it goes through it")
+                    raise Refused("writes to a list while it iterates over it")
 
         rounds(node.generators)
         return Sequence(items)
@@ -214,7 +214,7 @@ class Expressions(Branches):
         if isinstance(other, Constant) and type(other.value) is bool:
             return test if other.value is is_and else other
         if not isinstance(other, Test):
-            raise Refused("branches by values that are known only in a call")
+            raise Refused("branches on a value that is known only in a call")
         if is_and:
             return Test((*test.if_true, *other.if_true), ())
         return Test((), (*test.if_false, *other.if_false))
@@ -298,7 +298,7 @@ class Expressions(Branches):
         if isinstance(at, ast.Tuple) and owner in _LOOKUPS and [*map(ast.unparse, at.elts[1:])] == [":"]:
             at = at.elts[0]  # lS_o[k, :]
         if isinstance(at, (ast.Slice, ast.Tuple)):
-            raise Refused(f"takes a part, {ast.unparse(node)}")
+            raise Refused(f"takes a slice, {ast.unparse(node)}")
         index = self.value(at, frame)
         if _is_row_weights(owner):
             return self.called(self.attribute(owner, "take"), [index], {})
@@ -330,13 +330,13 @@ def operated(op: ast.operator | ast.cmpop, left: Any, right: Any) -> Any:
     function = _OPERATORS.get(type(op))
     is_number = all(type(item.value) in (int, float, bool) for item in (left, right))
     if function is None or not (is_number or type(op) in (ast.Eq, ast.NotEq)):
-        raise Refused("computes something that is not followed")
+        raise Refused("computes a value that the proof does not follow")
     try:
         found = function(left.value, right.value)
     except (ArithmeticError, TypeError) as error:
         raise Refused(f"raises {type(error).__name__}") from None
     if type(found) in (int, float) and not abs(found) < _MOST_NUMBER:
-        raise Refused("computes something that is not followed")
+        raise Refused("computes a value that the proof does not follow")
     return Constant(found)
 
 
@@ -344,4 +344,4 @@ def _changes(*values: Any) -> str:
     for value in values:
         if isinstance(value, (Pooled, Item, LookupWeights, Member)):
             return f"changes {described(value)}"
-    return "computes something that is not followed"
+    return "computes a value that the proof does not follow"

@@ -86,7 +86,7 @@ class Reads:
                 default is MISSING
                 or getattr(self.kind, "__getattr__", None) is not torch.nn.Module.__getattr__
             ):
-                raise Refused(f"reads self.{name}, which the model has not")
+                raise Refused(f"reads self.{name}, which the model does not have")
             self.guards.absent.add(name)
             return default
         self.guards.inherited.add(name)
@@ -98,7 +98,7 @@ class Reads:
         for base in above:
             if name in vars(base):
                 return self.member(vars(base)[name], base, name, (Model(),))
-        raise Refused(f"reads super().{name}, which there is not")
+        raise Refused(f"reads super().{name}, which does not exist")
 
     def member(self, static: Any, owner: type, name: str, bound: tuple[Any, ...] = ()) -> Any:
         """Return a member of a class, read from an instance (``bound``) or from the class."""
@@ -115,7 +115,9 @@ class Reads:
         bound: tuple[Any, ...],
     ) -> Function:
         if type(function) is not FunctionType:
-            raise Refused(f"reads {owner.__name__}.{name}, {a_type(function)}, which is not read into")
+            raise Refused(
+                f"reads {owner.__name__}.{name}, {a_type(function)}, which is no function of Python"
+            )
         self.guards.members[id(owner), name] = owner, guarded
         return self._read(function, bound)
 
@@ -140,7 +142,7 @@ class Reads:
         names = function.__globals__
         if name not in names:
             if not hasattr(builtins, name):
-                raise Refused(f"reads {name}, which there is not")
+                raise Refused(f"reads {name}, which does not exist")
             return Object(getattr(builtins, name), name)
         found = names[name]
         if not isinstance(found, ModuleType):

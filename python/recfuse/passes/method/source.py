@@ -13,7 +13,7 @@ _MOST_TEXT = 60
 
 
 class Refused(Exception):
-    """The reason why a method is not proven. Its text continues "its apply_emb", with the line if known."""
+    """The reason why a method is not proven. Its text continues "apply_emb", with the line if known."""
 
     is_placed = False
 
@@ -34,9 +34,7 @@ def syntax_of(function: FunctionType) -> FunctionNode:
     code = function.__code__
     node = _syntax(code, "".join(linecache.getlines(code.co_filename, function.__globals__)))
     if node is None:
-        raise Refused(
-            f"calls {function.__qualname__}, whose source cannot be read, or is another than what runs"
-        )
+        raise Refused(f"calls {function.__qualname__}, whose source is missing or differs from its code")
     return node
 
 

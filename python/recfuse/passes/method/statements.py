@@ -59,7 +59,7 @@ class Statements(Expressions):
             return self._loop(node, frame)
         elif isinstance(node, ast.Assert):
             if self.truth(self.value(node.test, frame)) is not True:
-                raise Refused("asserts something of the input")
+                raise Refused("asserts a property of the input")
         elif isinstance(node, ast.FunctionDef):
             self.assign(frame, node.name, self.inner(node, frame))
         elif not isinstance(node, (ast.Pass, ast.AnnAssign)):
@@ -83,12 +83,12 @@ class Statements(Expressions):
             for item in items:
                 yield item
                 if any(read.writes != writes for read, writes in lists):
-                    raise Refused("writes to a list while it goes through it")
+                    raise Refused("writes to a list while it iterates over it")
             return
         while (test := self.truth(self.value(node.test, frame))) is True:
             yield None
         if test is not False:
-            raise Refused("goes on for as long as the input says")
+            raise Refused("repeats a loop as often as the input decides")
 
     def _assign_in_place(self, node: ast.AugAssign, frame: Frame) -> None:
         if not isinstance(node.target, ast.Name):

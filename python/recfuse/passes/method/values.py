@@ -235,9 +235,9 @@ def described(value: Any) -> str:
     if isinstance(value, Argument):
         return value.name
     if isinstance(value, Pooled):
-        return f"what table {value.table} returns"
+        return f"the result of table {value.table}"
     if isinstance(value, LookupWeights):
         return f"the row weights of table {value.table}"
     if isinstance(value, Member):
         return f"{described(value.owner)}.{value.name}"
-    return "something that is not followed"
+    return "an unknown value"

@@ -37,10 +37,10 @@ from recfuse.passes.graph.program import Program
 
 _POOLED = (aten.embedding_bag, aten._embedding_bag, aten._embedding_bag_forward_only)
 _FORM = 4  # position of the form in the key of a group
-_PADDED = "the padding_idx of an embedding is read but has no gradient, as no bag has it; "
+_PADDED = "the row of padding_idx is read but has no gradient, which no kernel does"
 _FIXED_ALONE = (
-    f"{_PADDED}its weight, though frozen, may be trained later; use an EmbeddingBag, a fixed number of "
-    "lookups, or recfuse.backend()"
+    f"{_PADDED}, and the weight, though frozen, may be trained later. Use an EmbeddingBag, a fixed number of "
+    "lookups, or recfuse.backend()."
 )
 _REDUCED = {aten.sum: "sum", aten.mean: "mean"}
 
@@ -97,9 +97,7 @@ def groups_of(program: Program, bags: Sequence[Bag], *, mixed: bool = False) -> 
 def _match(program: Program, group: Sequence[Bag]) -> Match:
     parts = [_part(program, bag) for bag in group]
     if len(group) == 1 and is_call(group[0].result, aten.embedding):
-        return Match(
-            parts, why_not="a single lookup a sample, and no other table with as many to be joined with"
-        )
+        return Match(parts, why_not="a sample has a single lookup, and no other table has as many samples")
 
     def apply() -> str:
         where = join(
@@ -270,34 +268,34 @@ def _why_not(program: Program, bag: Bag) -> str:
     table, lookup = bag.table, bag.inside[0] if bag.inside else bag.result
     given = arguments_of(lookup)
     if table.dtype not in DTYPES or table.layout is not torch.strided:
-        return f"a weight of {table.dtype}, {table.layout}; must be strided float32, float16 or bfloat16"
+        return f"weight is {table.dtype}, {table.layout}; expected strided float32, float16 or bfloat16"
     if table.device.type not in ("cpu", "cuda") or (table.is_cuda and not HAS_CUDA_KERNELS):
-        return f"its weight is on {table.device}, where there are no kernels"
+        return f"weight is on {table.device}, which has no kernels"
     if not all(isinstance(size, int) for size in table.shape) or not table.is_contiguous():
         return (
-            f"a weight {list(table.shape)} with strides {list(table.stride())}, of symbolic sizes or not "
-            "contiguous; keep it as weight.contiguous(), of fixed sizes"
+            f"weight has shape {list(table.shape)} and strides {list(table.stride())}; expected fixed sizes "
+            "and contiguous memory. Store weight.contiguous()."
         )
     if given["scale_grad_by_freq"]:
         return (
-            "scale_grad_by_freq divides gradients by how often a row occurs in a call, which no kernel does; "
-            "make the table without it"
+            "scale_grad_by_freq is set, and no kernel divides gradients by the frequency of rows. Make the "
+            "table without it."
         )
     if is_call(lookup, aten.embedding) and given["padding_idx"] >= 0 and program.trains(bag.weight):
-        return _PADDED + "freeze the weight (requires_grad_(False)), or use an EmbeddingBag"
+        return f"{_PADDED}. Freeze the weight, by requires_grad_(False), or use an EmbeddingBag."
     tensors = [tensor_of(node) for node in (bag.indices, bag.offsets) if node is not None]
     if any(
         tensor is None or tensor.dtype not in INTEGERS or tensor.device != table.device for tensor in tensors
     ):
         found = ", ".join(f"{one.dtype} on {one.device}" for one in tensors if one is not None)
-        return f"indices or offsets are {found or 'no tensor'}, expected int32 or int64 on {table.device}"
+        return f"indices or offsets are {found or 'no tensor'}; expected int32 or int64 on {table.device}"
     factors = (table.dtype, torch.bool)  # a mask becomes numbers
     if bag.weights is not None and (bag.mode != "sum" or value_of(bag.weights).dtype not in factors):
         found = f"{value_of(bag.weights).dtype} in mode {bag.mode}"
-        return f"per_sample_weights are {found}, must be {table.dtype} in mode sum"
+        return f"per_sample_weights are {found}; expected {table.dtype} in mode sum"
     read = [node for node in (bag.weight, bag.indices, bag.offsets, bag.weights) if node is not None]
     if any(program.effects.is_written(node) for node in read):
-        return "a tensor that it reads is written to in place; write to a copy of it"
+        return "an input is written to in place. Write to a copy."
     return program.effects.why_not((*bag.inside, bag.result))
 
 

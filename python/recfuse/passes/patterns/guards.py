@@ -94,11 +94,11 @@ def _returned(program: Program) -> set[int]:
 
 def _why_not(program: Program, node: Node, kept: Node) -> str:
     if program.effects.memory_of(node) & _returned(program):
-        return "its result is returned, and must not be its argument"
+        return "the result is returned, and is never the memory of an argument"
     if any(program.depends_on_random(item) for item in node.all_input_nodes if item is not kept):
-        return "random numbers are drawn for what it never takes; later ones would be others without them"
+        return "an argument that has no effect draws random numbers, on which later random numbers depend"
     if program.effects.is_written(kept):
-        return "what it guards is written to in place"
+        return "the guarded tensor is written to in place"
     return program.effects.why_not((node,))
 
 

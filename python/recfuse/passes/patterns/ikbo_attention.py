@@ -60,19 +60,19 @@ def _why_not(program: Program, found: Attention, k: Lift, v: Lift) -> str:
     rank = q.dim()
     is_like = k.map.key == v.map.key and (k.dim, k.block) == (v.dim, v.block)
     if not is_like or k.dim != 0 or (rank > 3 and k.block > 1):
-        return "keys and values are copied by different maps, or along another dimension than the first"
+        return "keys and values are copied by different maps, or not along their first dimension"
     if any(t.dim() not in ((3, 4) if found.is_by_hand else (4,)) or t.dtype not in _DTYPES for t in tensors):
         shapes = ", ".join(f"{tensor.dtype} of {tensor.dim()} dimensions" for tensor in tensors)
-        return f"{shapes}; must be [batch, heads, positions, dim] in float32, float16 or bfloat16"
+        return f"inputs are {shapes}; expected [batch, heads, positions, dim] in float32, float16 or bfloat16"
     if len({tensor.dtype for tensor in tensors}) > 1:
         types = ", ".join(str(tensor.dtype) for tensor in tensors)
-        return f"queries, keys and values are {types}, must be of one dtype"
+        return f"queries, keys and values are {types}; expected a single dtype"
     if not same(q.shape[-1], values.shape[-1]):
-        return f"values of dim {values.shape[-1]}, must be {q.shape[-1]} as that of queries and keys"
+        return f"values have dim {values.shape[-1]}; expected {q.shape[-1]}, as of queries and keys"
     if found.is_by_hand and rank == 4 and not all(same(q.shape[1], t.shape[1]) for t in (keys, values)):
-        return f"keys of {keys.shape[1]} heads and queries of {q.shape[1]}; there must be as many"
+        return f"keys have {keys.shape[1]} heads; expected {q.shape[1]}, as of queries"
     if not same(q.shape[0], keys.shape[0]):
-        return "queries of another batch than keys"
+        return "queries and keys differ in their batch"
     if k.map.why_not:
         return k.map.why_not
     if program.effects.has_autocast:

@@ -138,20 +138,20 @@ def _why_not(
     if lift.map.why_not:
         return lift.map.why_not
     if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype not in DTYPES:
-        return f"tensors of {_types(tensors)}; all must be of one dtype, a floating-point one"
+        return f"inputs, weight and bias are {_types(tensors)}; expected a single floating-point dtype"
     if bias is not None and (
         value_of(bias).dim() != 1 or not same(value_of(bias).shape[0], tensors[-2].shape[0])
     ):
-        return "a bias that is not one number for each row of the weight"
+        return "bias has another shape; expected a number for each row of weight"
     if program.effects.has_autocast:
         return AUTOCAST
     if any(not isinstance(item.shape[1], int) for item in tensors[: len(joined.args[0])]):  # type: ignore[arg-type]
-        return "a number of features that varies; it must be fixed: only dimension 0 may be dynamic"
+        return "the number of features is dynamic; expected a fixed number. Make dimension 0 alone dynamic."
     inputs = [item for item in (*joined.args[0], weight, bias) if isinstance(item, Node)]  # type: ignore[misc]
     if any(program.effects.is_written(item) for item in inputs):
-        return "a tensor that it reads is written to in place"
+        return "an input is written to in place"
     if program.effects.is_written(node):
-        return "it is written to in place"
+        return "the result is written to in place"
     copied = (item for item, is_user in zip(joined.args[0], of_users, strict=True) if is_user)  # type: ignore[arg-type]
     return program.effects.why_not((joined, node, *copied))
 

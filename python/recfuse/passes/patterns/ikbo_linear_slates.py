@@ -75,16 +75,16 @@ def _why_not(
     read = [*items, weight, *([bias] if isinstance(bias, Node) else [])]
     dtypes = sorted({str(value_of(item).dtype) for item in read})
     if len(dtypes) > 1 or value_of(weight).dtype not in DTYPES:
-        return f"tensors of {', '.join(dtypes)}; all must be of one dtype, a floating-point one"
+        return f"inputs, weight and bias are {', '.join(dtypes)}; expected a single floating-point dtype"
     candidates = hint(value_of(node).shape[1])
     if candidates is not None and candidates < WORTH:
-        return f"the example has {candidates} candidates a user; there must be {WORTH} or more"
+        return f"the example has {candidates} candidates a user; expected {WORTH} or more"
     if any(not isinstance(value_of(item).shape[2], int) for item in items):
-        return "a number of features that varies; it must be fixed"
+        return "the number of features is dynamic; expected a fixed number"
     if program.effects.has_autocast:
         return AUTOCAST
     if any(program.effects.is_written(item) for item in (*read, *filter(None, rows))):
-        return "a tensor that it reads is written to in place"
+        return "an input is written to in place"
     copies = [item for item, row in zip(items, rows, strict=True) if row is not None]
     return program.effects.why_not((node, node.all_input_nodes[0], *copies))
 

@@ -72,14 +72,14 @@ def _why_not(program: Program, node: Node, lift: Lift, source: Node) -> str:
         is_call(item, aten.linear, aten.matmul, aten.mm) for item in (node, *node.all_input_nodes)
     )
     if _elements(node) > _elements(source) and not has_matmul:
-        return "it returns more than it takes: copied later, more would be copied"
+        return "the result has more values than the copied input, so that a later copy is larger"
     if value_of(node).dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        return f"its result is {value_of(node).dtype}, must be float16, bfloat16, float32 or float64"
+        return f"the result is {value_of(node).dtype}; expected float16, bfloat16, float32 or float64"
     if program.effects.has_autocast:
         return AUTOCAST
     if program.effects.is_written(node):
-        return "it is written to in place"
-    return "" if value_of(node).is_contiguous() else "its result is not contiguous"
+        return "the result is written to in place"
+    return "" if value_of(node).is_contiguous() else "the result is not contiguous"
 
 
 PATTERN = GraphPattern("late_gather", 80, find)

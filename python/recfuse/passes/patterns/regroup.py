@@ -70,11 +70,11 @@ def _is_pooled(node: Node) -> bool:
 def _why_not(program: Program, node: Node, parts: Sequence[Node], between: Sequence[Node]) -> str:
     types = {tensor_of(item).dtype for item in (*parts, node)}  # type: ignore[union-attr]
     if len(types) > 1:
-        return f"parts of several dtypes, {', '.join(sorted(map(str, types)))}; they must be of one"
+        return f"parts are {', '.join(sorted(map(str, types)))}; expected a single dtype"
     for other in between:
         given = _flat(program, other, []) or []
         if is_call(other, *_CATS) and any(item not in parts and program.may_train(item) for item in given):
-            return "a key that no group has would have no gradient, and has one of zeros"
+            return "a key that no group contains has a gradient of zeros, and would have no gradient"
     return program.effects.why_not((node, *parts, *between))
 
 
