@@ -14,6 +14,10 @@
 /* recfuse._C.codes()[<name>]: the texts of a list of the public headers, RF_X_LIST. */
 #define RF__CODES(name, list)
 #endif
+#ifndef RF__RECORD
+/* recfuse._C.records()[<name>]: the fields of a record in order, from a list RF_X_FIELDS. */
+#define RF__RECORD(name, list)
+#endif
 #ifndef RF__CHECKED_OPERATOR
 /* RF_OPERATOR_<name>: an operator whose kernels report bad contents, by its name in messages. Kernels include this list, so a
  * change of it compiles all kernels anew. */
@@ -37,5 +41,6 @@
 #undef RF__TORCH_OPERATOR
 #undef RF__PYTHON_FUNCTION
 #undef RF__CODES
+#undef RF__RECORD
 #undef RF__CHECKED_OPERATOR
 #undef RF__CHECKED_ARGUMENT

@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from recfuse.data.collection import Jagged
+from recfuse.ops.schedules import CHOSEN, EXPECTED
 from recfuse.plan.device import architecture
 from recfuse.tuner.collection.candidates import FeatureClass, classes_of
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
@@ -61,7 +62,9 @@ def tune_separately(
             for member in tqdm(members, desc=own.name, disable=hidden, leave=False):
                 usable = [number for number in own.allowed[member] if number in runnable]
                 feature = own.features[member]
-                chosen[feature, :-1] = own.candidates[_fastest(problem, own, feature, usable, seed), :-1]
+                chosen[feature, CHOSEN] = own.candidates[
+                    _fastest(problem, own, feature, usable, seed), CHOSEN
+                ]
     return torch.from_numpy(chosen)
 
 
@@ -75,7 +78,7 @@ def _compiled(
     jobs = {}
     for number in sorted({number for member in members for number in own.allowed[member]}):
         row = own.candidates[number].copy()
-        row[-1] = bench.problem.expected_sixteenths[0]
+        row[EXPECTED] = bench.problem.expected_sixteenths[0]
         jobs[number] = bench.kernel(arch, row[None, None], 0, False)
     results = compile_all(jobs, progress=progress)
     return {0, *(number for number, result in results.items() if not isinstance(result, Exception))}
@@ -87,7 +90,7 @@ def _fastest(problem: FusedProblem, own: FeatureClass, feature: int, numbers: li
     bench = FusedBench(single)
     order = random.Random(seed).sample(numbers, len(numbers))
     sets = own.candidates[order][:, None, :].copy()
-    sets[:, 0, -1] = single.expected_sixteenths[0]
+    sets[:, 0, EXPECTED] = single.expected_sixteenths[0]
     times = np.median(bench.seconds(sets, 0, _ROUNDS, single.some_batches(_BATCHES)), axis=1)
     return order[int(np.argmin(times))]
 

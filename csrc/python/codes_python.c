@@ -1,4 +1,4 @@
-/* recfuse._C: the texts of codes, so that Python does not number them again. */
+/* recfuse._C: the texts of codes and the fields of records, so that Python does not number them again. */
 #include "python/methods.h"
 
 /* The lists that belong to no family. */
@@ -8,16 +8,25 @@
     X(pooling, RF_POOLING_LIST)
 
 #define TEXT(name, text, ...) text,
+#define FIELD(type, name) #name,
 #define RF__CODES(name, list) static const char *const name##_texts[] = {list(TEXT) NULL};
+#define RF__RECORD(name, list) static const char *const name##_texts[] = {list(FIELD) NULL};
 OWN_CODES(RF__CODES)
 #include "families.h"
 
-static const struct {
+typedef struct text_list {
     const char *name;
-    const char *const *texts; /* up to NULL; a code is a position */
-} tables[] = {
-#define RF__CODES(name, list) {#name, name##_texts},
-    OWN_CODES(RF__CODES)
+    const char *const *texts; /* up to NULL */
+} text_list;
+
+#define ENTRY(name, list) {#name, name##_texts},
+static const text_list codes[] = {
+#define RF__CODES ENTRY
+    OWN_CODES(ENTRY)
+#include "families.h"
+};
+static const text_list records[] = {
+#define RF__RECORD ENTRY
 #include "families.h"
 };
 
@@ -33,15 +42,27 @@ static PyObject *texts_tuple(const char *const *texts) {
     return tuple;
 }
 
+/* A new dict of tuples; NULL with an exception. */
+static PyObject *lists_dict(const text_list *lists, size_t count) {
+    PyObject *all = PyDict_New();
+    for (size_t i = 0; all != NULL && i < count; i++) {
+        PyObject *texts = texts_tuple(lists[i].texts);
+        if (texts == NULL || PyDict_SetItemString(all, lists[i].name, texts) != 0) Py_CLEAR(all);
+        Py_XDECREF(texts);
+    }
+    return all;
+}
+
 RF__PY_METHOD(codes,
               "codes() -> dict[str, tuple[str, ...]]: the texts of the codes of each list; a code is a "
               "position in its tuple") {
     if (!PyArg_ParseTuple(arguments, ":codes")) return NULL;
-    PyObject *all = PyDict_New();
-    for (size_t i = 0; all != NULL && i < sizeof tables / sizeof tables[0]; i++) {
-        PyObject *texts = texts_tuple(tables[i].texts);
-        if (texts == NULL || PyDict_SetItemString(all, tables[i].name, texts) != 0) Py_CLEAR(all);
-        Py_XDECREF(texts);
-    }
-    return all;
+    return lists_dict(codes, sizeof codes / sizeof codes[0]);
+}
+
+RF__PY_METHOD(records,
+              "records() -> dict[str, tuple[str, ...]]: the fields of each struct whose arrays are arrays of "
+              "integers, in their order") {
+    if (!PyArg_ParseTuple(arguments, ":records")) return NULL;
+    return lists_dict(records, sizeof records / sizeof records[0]);
 }

@@ -36,6 +36,7 @@
     X(trace_times)                  \
     X(trace_reuse)                  \
     X(codes)                        \
+    X(records)                      \
     X(tensor_cell)                  \
     X(check_storages)               \
     X(join_offsets)                 \

@@ -8,6 +8,10 @@
 /* The enumerator of an entry. */
 #define RF_CODE_NAME(name, ...) name,
 
+/* The field of an entry of a record, a struct of integers of one size. A list X(type, name) has its fields in
+ * order, so that an array of integers [n, fields] is an array of records. */
+#define RF_FIELD(type, name) type name;
+
 /* Tables have one of the first three. */
 #define RF_DTYPE_LIST(X)       \
     X(RF_FLOAT32, "float32")   \

@@ -13,42 +13,59 @@
 RF_BEGIN_DECLARATIONS
 
 /* All int64_t here and below, so that int64 tensors [n, fields] are arrays of these. */
+#define RF_COLUMN_STEP_FIELDS(X)                    \
+    X(int64_t, operation) /* rf_column_operation */ \
+    X(int64_t, a)                                   \
+    X(int64_t, b)
 typedef struct rf_column_step {
-    int64_t operation; /* rf_column_operation */
-    int64_t a, b;
+    RF_COLUMN_STEP_FIELDS(RF_FIELD)
 } rf_column_step;
 
 /* The values of a sample, and their preparation. Several columns may share a source. */
+#define RF_COLUMN_SOURCE_FIELDS(X)                                                                    \
+    X(int64_t, input) /* number among the call's inputs */                                            \
+    X(int64_t, slot) /* dense: the first of a sample's values in it; jagged: which of its features */ \
+    X(int64_t, width) /* dense: how many values a sample has, >= 1; jagged: 0 */                      \
+    X(int64_t, first_step)                                                                            \
+    X(int64_t, n_steps)
 typedef struct rf_column_source {
-    int64_t input; /* number among the call's inputs */
-    int64_t slot; /* dense: the first of a sample's values in it; jagged: which of its features */
-    int64_t width; /* dense: how many values a sample has, >= 1; jagged: 0 */
-    int64_t first_step, n_steps;
+    RF_COLUMN_SOURCE_FIELDS(RF_FIELD)
 } rf_column_source;
 
-/* The result of a sample without an index; dropped indices do not count. A number >= 0: that row's values. */
-enum { RF_COLUMN_EMPTY_FILL = -1 };
-
 /* One column: output[sample, output_column ... + n_dims] = scale * pooled[first_dim ... + n_dims].
- * Numeric (buffer -1): the left source's values as floats; dense, n_dims is its width, not scaled. */
+ * Numeric (buffer -1): the left source's values as floats; dense, n_dims is its width, not scaled.
+ *   left, right         its source; of a cross the other source, else -1
+ *   cross_buckets       of a cross: rf_hash_integers(l, r, cross_seed) * cross_buckets / 2^64, < 2^31; else 0
+ *   buffer              number of the buffer of its table; -1: numeric
+ *   weight_offset       first element of the table in that buffer
+ *   pooling             rf_column_pooling
+ *   weighted            1: rows times the weights of the left source's input, which is jagged; no cross, no max
+ *   invalid             rf_column_invalid, or a row
+ *   empty               rf_column_empty, or a row (times 1, if weighted)
+ *   fill                the value of empty samples: the bits of a float32; not scaled
+ *   first_dim, n_dims   the columns of the table that are written
+ *   scale               the bits of a float32
+ *   output_column       first column in the output: the end of the previous column */
+#define RF_COLUMN_FIELDS(X)   \
+    X(int64_t, left)          \
+    X(int64_t, right)         \
+    X(int64_t, cross_buckets) \
+    X(int64_t, cross_seed)    \
+    X(int64_t, buffer)        \
+    X(int64_t, weight_offset) \
+    X(int64_t, rows)          \
+    X(int64_t, dim)           \
+    X(int64_t, pooling)       \
+    X(int64_t, weighted)      \
+    X(int64_t, invalid)       \
+    X(int64_t, empty)         \
+    X(int64_t, fill)          \
+    X(int64_t, first_dim)     \
+    X(int64_t, n_dims)        \
+    X(int64_t, scale)         \
+    X(int64_t, output_column)
 typedef struct rf_column {
-    int64_t left; /* its source */
-    int64_t right; /* of a cross the other source, else -1 */
-    /* of a cross: rf_hash_integers(l, r, cross_seed) * cross_buckets / 2^64, < 2^31; else 0 */
-    int64_t cross_buckets;
-    int64_t cross_seed;
-    int64_t buffer; /* number of the buffer of its table; -1: numeric */
-    int64_t weight_offset; /* first element of the table in that buffer */
-    int64_t rows, dim;
-    int64_t pooling; /* rf_column_pooling */
-    int64_t
-        weighted; /* 1: rows times the weights of the left source's input, which is jagged; no cross, no max */
-    int64_t invalid; /* RF_COLUMN_INVALID_*, or a row */
-    int64_t empty; /* RF_COLUMN_EMPTY_FILL, or a row (times 1, if weighted) */
-    int64_t fill; /* the value of empty samples: the bits of a float32; not scaled */
-    int64_t first_dim, n_dims; /* the columns of the table that are written */
-    int64_t scale; /* the bits of a float32 */
-    int64_t output_column; /* first column in the output: the end of the previous column */
+    RF_COLUMN_FIELDS(RF_FIELD)
 } rf_column;
 
 /* The facts about columns that are known before a batch. */

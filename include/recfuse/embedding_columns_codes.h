@@ -45,8 +45,22 @@ typedef enum rf_column_operation { RF_COLUMN_STEP_LIST(RF_CODE_NAME) } rf_column
     X(RF_COLUMN_SQRTN, "sqrtn")
 typedef enum rf_column_pooling { RF_COLUMN_POOLING_LIST(RF_CODE_NAME) } rf_column_pooling;
 
-/* The treatment of an invalid index. A number >= 0: that row is read instead. */
-enum { RF_COLUMN_INVALID_ERROR = -2, RF_COLUMN_INVALID_DROPPED = -1 };
+/* The treatment of an invalid index; these codes end at -1. A number >= 0: that row is read instead. */
+#define RF_COLUMN_INVALID_LIST(X)       \
+    X(RF_COLUMN_INVALID_ERROR, "error") \
+    X(RF_COLUMN_INVALID_DROPPED, "drop")
+typedef enum rf_column_invalid {
+    RF_COLUMN_INVALID_BEFORE = -3,
+    RF_COLUMN_INVALID_LIST(RF_CODE_NAME)
+} rf_column_invalid;
+
+/* The result of a sample without an index, where dropped indices do not count; these codes end at -1. A number
+ * >= 0: that row's values. */
+#define RF_COLUMN_EMPTY_LIST(X) X(RF_COLUMN_EMPTY_FILL, "fill")
+typedef enum rf_column_empty {
+    RF_COLUMN_EMPTY_BEFORE = -2,
+    RF_COLUMN_EMPTY_LIST(RF_CODE_NAME)
+} rf_column_empty;
 
 /* Types of values. */
 #define RF_COLUMN_TYPE_LIST(X)      \

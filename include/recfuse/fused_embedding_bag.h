@@ -15,13 +15,16 @@ typedef struct rf_buffer {
 
 /* A feature: a table inside a buffer, and the position of its bags in the output. Several features may share
  * a table. All int64_t, so that an int64 tensor [n_features, 7] is an array of these. */
+#define RF_FEATURE_FIELDS(X)                                                  \
+    X(int64_t, buffer) /* number of the buffer */                             \
+    X(int64_t, weight_offset) /* first element of the table in that buffer */ \
+    X(int64_t, rows)                                                          \
+    X(int64_t, dim)                                                           \
+    X(int64_t, pooling) /* rf_pooling */                                      \
+    X(int64_t, padding_idx) /* -1: no such row */                             \
+    X(int64_t, output_column) /* first column in the output: the end of the previous feature */
 typedef struct rf_feature {
-    int64_t buffer; /* number of the buffer */
-    int64_t weight_offset; /* first element of the table in that buffer */
-    int64_t rows, dim;
-    int64_t pooling; /* rf_pooling */
-    int64_t padding_idx; /* -1: no such row */
-    int64_t output_column; /* first column in the output: the end of the previous feature */
+    RF_FEATURE_FIELDS(RF_FIELD)
 } rf_feature;
 
 /* Many tables in one call, feature-major: bag b of feature f pools the indices from
@@ -60,15 +63,21 @@ RF_API rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params 
 typedef enum rf_fused_kind { RF_FUSED_KIND_LIST(RF_CODE_NAME) } rf_fused_kind;
 
 /* The schedule of one feature. All int32_t, so that an int32 tensor [n_features, 5] is an array of these. 0
- * anywhere: the default. */
+ * anywhere: the default.
+ *   kind      rf_fused_kind: groups of threads a bag; lanes over output columns, for short bags; tables staged
+ *             in shared memory
+ *   threads   that share a bag, a power of two; pool: from those that a row takes to 64; staged: 2 to 32
+ *   distance  pool: rows in flight a thread: 1, 2, 4, 8 or 16
+ *   split     pool: blocks that share a bag, 1 ... 64
+ *   expected  mean lookups of a bag, in sixteenths of a lookup; -1: no lookups; 0: unknown */
+#define RF_FUSED_SCHEDULE_FIELDS(X) \
+    X(int32_t, kind)                \
+    X(int32_t, threads)             \
+    X(int32_t, distance)            \
+    X(int32_t, split)               \
+    X(int32_t, expected)
 typedef struct rf_fused_schedule {
-    int32_t kind; /* rf_fused_kind: groups of threads a bag; lanes over output columns, for short bags; tables
-                       * staged in shared memory */
-    int32_t threads; /* that share a bag, a power of two; pool: from those that a row takes to 64; staged: 2
-                      * to 32 */
-    int32_t distance; /* pool: rows in flight a thread: 1, 2, 4, 8 or 16 */
-    int32_t split; /* pool: blocks that share a bag, 1 ... 64 */
-    int32_t expected; /* mean lookups of a bag, in sixteenths of a lookup; -1: no lookups; 0: unknown */
+    RF_FUSED_SCHEDULE_FIELDS(RF_FIELD)
 } rf_fused_schedule;
 
 /* The plan of a fused call on a GPU. */

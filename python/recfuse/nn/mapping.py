@@ -20,7 +20,6 @@ from recfuse.ops.schedules import FIELDS
 MAPPING_FIELDS = 8
 """The number of columns of a mapping."""
 
-_ROWS_OF_A_TILE = 8
 _STAGING = (9, 10)  # compute capabilities of GPUs whose SMs have memory for tables
 
 
@@ -35,7 +34,7 @@ def rows_before_lists(rows: NDArray[np.int32] | Tensor) -> int:
 
     These rows are the head, the tasks and the tiles.
     """
-    return 1 + int(rows[0, 1]) + int(rows[0, 2]) * _ROWS_OF_A_TILE
+    return _C.fused_embedding_bag_rows(np.asarray(rows))
 
 
 def staged_features(rows: NDArray[np.int32]) -> list[int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from recfuse._arguments import wrong_type
 from recfuse._codes import INTEGERS
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.ops.schedules import FIELDS, FusedSchedule, expectations
+from recfuse.ops.schedules import EXPECTED, FIELDS, FusedSchedule, expectations
 
 _MOST = torch.iinfo(torch.int32).max
 
@@ -67,7 +67,7 @@ class Tuning:
     def fit(self, tables: list[tuple[int, torch.dtype]]) -> None:
         """Store dims and dtypes of the features; after a change, keep only the expected pooling factors."""
         if self._tables not in (None, tables) and self.schedules is not None:
-            self._expect(None, self.schedules[:, -1])
+            self._expect(None, self.schedules[:, EXPECTED])
             self.warps, self.plan = 0, None
         self._tables = tables
 
@@ -101,7 +101,7 @@ class Tuning:
             rows = torch.zeros(self.features, FIELDS, dtype=torch.int32, device="cpu")
             if schedules is not None:
                 rows.copy_(schedules)
-            rows[:, -1] = sixteenths
+            rows[:, EXPECTED] = sixteenths
         self.schedules = rows
 
     def learn(self, offsets: Tensor) -> None:

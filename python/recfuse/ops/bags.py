@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from recfuse._codes import MAX
+from recfuse._codes import FEATURE, MAX
 from recfuse._storage import check_storages, is_readable
 from recfuse.ops.autograd import eager_apply, refuse_jvp
 from recfuse.ops.gradients import (
@@ -37,6 +37,7 @@ from recfuse.ops.pending_updates import UpdateSink, is_deferred, is_due, update_
 from recfuse.ops.traced_updates import TracedSink, Updates, update_in_graph
 
 _ops = torch.ops.recfuse
+_POOLING = FEATURE.at("pooling")
 _plain_gradient: Any = _ops._embedding_bag_gradient.default._op
 library.impl("_embedding_bag_gradient", torch.library.fallthrough_kernel, "Autograd")
 
@@ -51,7 +52,11 @@ scale_grad_by_freq."""
 
 
 def _new_feature(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
-    return torch.tensor([[0, 0, rows, dim, pooling, padding_idx, 0]], dtype=torch.int64, device="cpu")
+    row = FEATURE.row(
+        buffer=0, weight_offset=0, rows=rows, dim=dim, pooling=pooling, padding_idx=padding_idx,
+        output_column=0,
+    )  # fmt: skip
+    return torch.tensor([row], dtype=torch.int64, device="cpu")
 
 
 _cached_feature = lru_cache(maxsize=1024)(_new_feature)
@@ -61,7 +66,7 @@ library.impl("_feature", _new_feature, "CompositeExplicitAutograd")
 
 @register_fake("_feature")
 def _(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
-    return torch.empty((1, 7), dtype=torch.int64, device="cpu")
+    return torch.empty((1, len(FEATURE)), dtype=torch.int64, device="cpu")
 
 
 def _fused_lookups(
@@ -255,7 +260,7 @@ def _marked(ctx: Any, output: OutputGrad, forms: Sequence[Form]) -> list[Tensor]
 
 def pools_max(features: Tensor) -> bool:
     """Return whether a feature pools by max."""
-    return bool((features[:, 4] == MAX).any())
+    return bool((features[:, _POOLING] == MAX).any())
 
 
 def winners_of(bag: Bag | None, weights: Sequence[Tensor], call: tuple[Any, ...]) -> Tensor:

@@ -10,14 +10,18 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from recfuse._codes import CODES
+from recfuse._codes import CODES, FUSED_SCHEDULE
 
 STATIONS = CODES["station"][1:]  # the first is the default
 """Stations of prefetched rows until they are summed."""
 KINDS = CODES["fused_kind"][1:]  # the first is the default
 """A group of threads per bag; lanes over columns of the output, for short bags; tables staged on chip."""
-FIELDS = 5
-"""Columns of a row of fused schedules: kind, threads, distance, split, expected lookups of a bag."""
+FIELDS = len(FUSED_SCHEDULE)
+"""Columns of a row of fused schedules."""
+KIND, EXPECTED = FUSED_SCHEDULE.at("kind"), FUSED_SCHEDULE.at("expected")
+"""Columns of the kind, and of expected lookups of a bag."""
+CHOSEN = slice(EXPECTED)
+"""Columns of a schedule itself: all before the expected lookups, which are last."""
 SIXTEENTHS = 16
 """The unit of expected lookups of a bag: a sixteenth of a lookup."""
 ALWAYS_EMPTY = -1
@@ -116,16 +120,19 @@ class FusedSchedule(ScheduleText):
     @classmethod
     def of_row(cls, row: Sequence[int]) -> FusedSchedule:
         """Return the schedule of a row of schedules, without its expected lookups."""
-        kind, threads, distance, split, *_ = (int(value) or None for value in row)
-        return cls(None if kind is None else KINDS[kind - 1], threads, distance, split)
+        values = (int(value) or None for value in row[CHOSEN])
+        own: dict[str, Any] = dict(zip(FUSED_SCHEDULE.fields[CHOSEN], values, strict=True))
+        kind = own.pop("kind")
+        return cls(None if kind is None else KINDS[kind - 1], **own)
 
-    def row(self, expected_sixteenths: int = 0) -> tuple[int, int, int, int, int]:
-        """Return the row of the operator: kind, threads, distance, split, expected lookups of a bag.
+    def row(self, expected_sixteenths: int = 0) -> tuple[int, ...]:
+        """Return the row of the operator.
 
-        Expected lookups are in sixteenths (0: unknown, -1: always empty).
+        Expected lookups of a bag are in sixteenths (0: unknown, -1: always empty).
         """
-        kind = (None, *KINDS).index(self.kind)
-        return kind, self.threads or 0, self.distance or 0, self.split or 0, expected_sixteenths
+        own = {field.name: getattr(self, field.name) or 0 for field in fields(self)}
+        own["kind"] = (None, *KINDS).index(self.kind)
+        return FUSED_SCHEDULE.row(**own, expected=expected_sixteenths)
 
 
 def expectations(lengths: NDArray[np.float64]) -> NDArray[np.int32]:

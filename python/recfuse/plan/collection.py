@@ -22,7 +22,7 @@ from recfuse._arguments import path_of
 from recfuse.data.collection import CollectionTrace, jagged_batches, mean_lengths, trace_of
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.collection_view import CollectionView, native_call_of, view_of
-from recfuse.ops.schedules import ALWAYS_EMPTY, FIELDS, SIXTEENTHS, FusedSchedule, expectations
+from recfuse.ops.schedules import ALWAYS_EMPTY, EXPECTED, FIELDS, SIXTEENTHS, FusedSchedule, expectations
 from recfuse.plan import figures
 from recfuse.plan.base import BasePlan, Match, check_sizes, unique_drift
 from recfuse.plan.device import describe_device
@@ -118,7 +118,7 @@ class CollectionPlan(BasePlan):
         """Return schedules and expected pooling factors as the operator's int32 ``[features, 5]``."""
         rows = np.array([FusedSchedule.parse(text).row() for text in self.schedules], np.int32)
         found = rows.reshape(-1, FIELDS)[np.array(self.schedule_of, np.int64)]
-        found[:, -1] = self.expected
+        found[:, EXPECTED] = self.expected
         return found
 
     @classmethod

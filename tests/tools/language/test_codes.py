@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
+import pytest
+
 import recfuse
 from recfuse import _codes
 from recfuse.nn.columns.specs import POOLINGS, Pooling
@@ -61,6 +63,20 @@ def test_each_code_is_written_once_in_python() -> None:
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
                 is_range = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "range"
                 assert not is_range, f"{name(path)}:{node.lineno}: numbers codes again"
+
+
+def test_rows_of_records_are_written_by_names() -> None:
+    """Python takes the fields of C's records, and their number, from recfuse._codes.Record."""
+    records = recfuse._C.records()
+    widths = "|".join(sorted({str(len(fields)) for fields in records.values()}))
+    number = re.compile(rf"(?:view|reshape)\(-1, (?:{widths})\)|empty\(\(1, (?:{widths})\)")
+    assert len(records) >= 5 and number.search("rows.reshape(-1, 7)")
+    for path in ROOT.glob("python/**/*.py"):
+        assert number.findall(path.read_text()) == [], name(path)
+    row = _codes.COLUMN_STEP.row(b=3, operation=1, a=2)
+    assert row == (1, 2, 3) and _codes.COLUMN_INVALID == {"error": -2, "drop": -1}
+    with pytest.raises(KeyError):
+        _codes.COLUMN_STEP.row(operation=1, a=2)
 
 
 def test_types_have_the_texts_of_the_codes() -> None:

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+enum { MAPPING_FIELDS = sizeof(rf__fused_mapping) / sizeof(int32_t) };
+
 static const char described_name[] = "recfuse.described";
 
 static void described_free(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, described_name)); }
@@ -36,16 +38,15 @@ out:
 
 /* Returns an array [rows, 8] in `memory` if that is not None, else a new one; a new reference. */
 static PyArrayObject *rows_new(PyObject *memory, int64_t rows, const char *function) {
-    enum { FIELDS = sizeof(rf__fused_mapping) / sizeof(int32_t) };
-    if (memory == Py_None) return rf__py_new(NPY_INT32, (npy_intp)rows, FIELDS);
+    if (memory == Py_None) return rf__py_new(NPY_INT32, (npy_intp)rows, MAPPING_FIELDS);
     PyArrayObject *array = (PyArrayObject *)PyObject_CallFunction(memory, "L", (long long)rows);
     if (array == NULL) return NULL;
     if (PyArray_Check(array) && PyArray_TYPE(array) == NPY_INT32 && PyArray_ISCARRAY(array) &&
-        PyArray_NDIM(array) == 2 && PyArray_DIM(array, 0) == rows && PyArray_DIM(array, 1) == FIELDS)
+        PyArray_NDIM(array) == 2 && PyArray_DIM(array, 0) == rows && PyArray_DIM(array, 1) == MAPPING_FIELDS)
         return array;
     PyErr_Format(PyExc_TypeError,
                  "%s: memory returns another object; expected a writable int32 array [%lld, %d]", function,
-                 (long long)rows, FIELDS);
+                 (long long)rows, (int)MAPPING_FIELDS);
     Py_DECREF(array);
     return NULL;
 }
@@ -94,4 +95,22 @@ RF__PY_METHOD(fused_embedding_bag_map, "fused_embedding_bag_map(described, offse
     rf__fused_cut_free(cut);
     Py_DECREF(offsets);
     return rf__py_result(result, status, function);
+}
+
+RF__PY_METHOD(fused_embedding_bag_rows,
+              "fused_embedding_bag_rows(mapping: int32 [rows, 8]) -> int: the rows before those of staged "
+              "tables, whose lists follow a head; all rows if no table is staged") {
+    static const char function[] = "fused_embedding_bag_rows";
+    PyObject *object, *result = NULL;
+    if (!PyArg_ParseTuple(arguments, "O:fused_embedding_bag_rows", &object)) return NULL;
+    PyArrayObject *mapping = rf__py_array(object, NPY_INT32, 2, function, "mapping");
+    if (mapping == NULL) return NULL;
+    if (PyArray_DIM(mapping, 0) > 0 && PyArray_DIM(mapping, 1) == MAPPING_FIELDS)
+        result = PyLong_FromLongLong(rf__fused_rows(PyArray_DATA(mapping)));
+    else
+        PyErr_Format(PyExc_ValueError,
+                     "%s: mapping has another shape; expected [rows, %d] with a row or more", function,
+                     (int)MAPPING_FIELDS);
+    Py_DECREF(mapping);
+    return result;
 }

@@ -1,6 +1,7 @@
 """Columns as the arrays that ``recfuse._C.embedding_columns_program`` takes: pure data.
 
-Fields are those of ``rf_column``, ``rf_column_source`` and ``rf_column_step`` in recfuse/embedding_columns.h.
+Their rows are the structs ``rf_column``, ``rf_column_source`` and ``rf_column_step`` of
+recfuse/embedding_columns.h.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recfuse._codes import CODES
+from recfuse._codes import CODES, COLUMN, COLUMN_EMPTY, COLUMN_INVALID, COLUMN_SOURCE, COLUMN_STEP
 from recfuse.nn.columns.kinds import Cross
 from recfuse.nn.columns.specs import POOLINGS, Column, FeatureColumn, FeatureRef, Source, TableColumn
 from recfuse.nn.columns.steps import (
@@ -26,9 +27,8 @@ from recfuse.nn.columns.steps import (
     ToWord,
 )
 
-_INVALID = {"error": -2, "drop": -1}
-_FILL = -1
-_N_DIMS, _OUTPUT_COLUMN = 14, 16  # fields of rf_column
+_SOURCES = [COLUMN.at("left"), COLUMN.at("right")]
+_N_DIMS, _OUTPUT_COLUMN = COLUMN.at("n_dims"), COLUMN.at("output_column")
 
 
 class InputRef(NamedTuple):
@@ -51,9 +51,9 @@ class TableRef(NamedTuple):
 class Arrays(NamedTuple):
     """The arrays from which a program is compiled."""
 
-    columns: NDArray[np.int64]  # [n, 17]
-    sources: NDArray[np.int64]  # [n, 5]
-    steps: NDArray[np.int64]  # [n, 3]
+    columns: NDArray[np.int64]  # [n, fields of rf_column]
+    sources: NDArray[np.int64]  # [n, fields of rf_column_source]
+    steps: NDArray[np.int64]  # [n, fields of rf_column_step]
     boundaries: NDArray[np.float32]
     vocabulary: NDArray[np.int64]
 
@@ -83,12 +83,10 @@ class Lowered:
             column_at += column.output_dim
         self.uses = list(self._uses)
         self.output_dim = column_at
-        self._columns = np.array(rows, dtype=np.int64).reshape(-1, 17)
-        self._steps = np.array(self._pools.steps, dtype=np.int64).reshape(-1, 3)
-        self._source_rows = np.array(
-            [(self._uses[source.use], *self._chains[source.steps]) for source in self._sources],
-            dtype=np.int64,
-        ).reshape(-1, 3)
+        self._columns = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMN))
+        self._steps = np.array(self._pools.steps, dtype=np.int64).reshape(-1, len(COLUMN_STEP))
+        self._use_of_source = [self._uses[source.use] for source in self._sources]
+        self._steps_of_source = [self._chains[source.steps] for source in self._sources]
 
     def chosen(self, numbers: Sequence[int]) -> Lowered:
         """Return a subset of the columns, in the order of ``numbers``, with the same uses."""
@@ -101,18 +99,20 @@ class Lowered:
 
     def reader_of(self, use: int) -> int | None:
         """Return the number of the first column that reads a use."""
-        sources = np.flatnonzero(self._source_rows[:, 0] == use)
-        columns = np.flatnonzero(np.isin(self._columns[:, :2], sources).any(axis=1))
+        sources = np.flatnonzero(np.array(self._use_of_source, np.int64) == use)
+        columns = np.flatnonzero(np.isin(self._columns[:, _SOURCES], sources).any(axis=1))
         return int(columns[0]) if columns.size else None
 
     def arrays(self, places: Sequence[InputRef]) -> Arrays:
         """Return the arrays of the program for batches with these places, a place per use."""
-        own = np.array(places, dtype=np.int64).reshape(-1, 3)
-        sources = np.concatenate((own[self._source_rows[:, 0]], self._source_rows[:, 1:]), axis=1)
+        sources = [
+            COLUMN_SOURCE.row(**places[use]._asdict(), first_step=first, n_steps=count)
+            for use, (first, count) in zip(self._use_of_source, self._steps_of_source, strict=True)
+        ]
         boundaries, vocabulary = self._pools.boundaries, self._pools.vocabulary
         return Arrays(
             self._columns,
-            np.ascontiguousarray(sources),
+            np.array(sources, dtype=np.int64).reshape(-1, len(COLUMN_SOURCE)),
             self._steps,
             np.concatenate(boundaries) if boundaries else np.empty(0, np.float32),
             np.concatenate(vocabulary) if vocabulary else np.empty(0, np.int64),
@@ -129,20 +129,32 @@ class Lowered:
         return self._sources[source]
 
     def _row(self, column: Column, place_of: Mapping[str, TableRef], at: int) -> tuple[int, ...]:
-        sources = [self._source(source) for source in column.sources()]
-        left, right = (*sources, -1)[:2]
+        left, right = (*(self._source(source) for source in column.sources()), -1)[:2]
+        own = {"left": left, "right": right, "output_column": at}
         if not isinstance(column, TableColumn):
-            numeric = left, -1, 0, 0, -1, 0, 0, 0, 0, 0, _INVALID["drop"], _FILL, _bits(0.0)
-            return *numeric, 0, column.output_dim, _bits(1.0), at
-        cross = (column.buckets, _signed(column.seed)) if isinstance(column, Cross) else (0, 0)
-        weighted = isinstance(column, FeatureColumn) and (column.weighted or column.weights is not None)
-        invalid = column.invalid if isinstance(column.invalid, int) else _INVALID[column.invalid]
-        empty = column.empty if isinstance(column.empty, int) else _FILL
-        first, end = column.dims
-        return (
-            *(left, right, *cross, *place_of[column.table_name]),
-            *(POOLINGS.index(column.pooling), int(weighted), invalid, empty, _bits(column.fill_value)),
-            *(first, end - first, _bits(column.scale), at),
+            table = dict.fromkeys(("weight_offset", "rows", "dim", "pooling", "weighted", "first_dim"), 0)
+            cross = {"cross_buckets": 0, "cross_seed": 0}
+            empty = {"invalid": COLUMN_INVALID["drop"], "empty": COLUMN_EMPTY["fill"], "fill": _bits(0.0)}
+            written = {"n_dims": column.output_dim, "scale": _bits(1.0)}
+            return COLUMN.row(**own, **cross, buffer=-1, **table, **empty, **written)
+        place, (first, end) = place_of[column.table_name], column.dims
+        buckets, seed = (column.buckets, _signed(column.seed)) if isinstance(column, Cross) else (0, 0)
+        return COLUMN.row(
+            **own,
+            cross_buckets=buckets,
+            cross_seed=seed,
+            buffer=place.buffer,
+            weight_offset=place.offset,
+            rows=place.rows,
+            dim=place.dim,
+            pooling=POOLINGS.index(column.pooling),
+            weighted=isinstance(column, FeatureColumn) and (column.weighted or column.weights is not None),
+            invalid=column.invalid if isinstance(column.invalid, int) else COLUMN_INVALID[column.invalid],
+            empty=column.empty if isinstance(column.empty, int) else COLUMN_EMPTY[column.empty],
+            fill=_bits(column.fill_value),
+            first_dim=first,
+            n_dims=end - first,
+            scale=_bits(column.scale),
         )
 
 
@@ -150,33 +162,36 @@ class _Pools:
     """Steps, with their boundaries and words; equal lists are stored once."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, int, int]] = []
+        self.steps: list[tuple[int, ...]] = []
         self.boundaries: list[NDArray[np.float32]] = []
         self.vocabulary: list[NDArray[np.int64]] = []
         self._first: dict[bytes, int] = {}
         self._counts = [0, 0]  # boundaries, words
 
-    def step(self, step: Step) -> tuple[int, int, int]:
-        """Return operation, a and b of a step."""
+    def step(self, step: Step) -> tuple[int, ...]:
+        """Return the row of a step."""
         is_right = isinstance(step, ToBucket) and step.right
         operation = CODES["column_step"].index(f"{step.kind}_right" if is_right else step.kind)
+        a, b = self._operands(step)
+        return COLUMN_STEP.row(operation=operation, a=a, b=b)
+
+    def _operands(self, step: Step) -> tuple[int, int]:
         if isinstance(step, Affine):
-            return operation, _bits(step.scale), _bits(step.offset)
+            return _bits(step.scale), _bits(step.offset)
         if isinstance(step, Clip):
             least, most = step.bounds()
-            return operation, _bits(least), _bits(most)
+            return _bits(least), _bits(most)
         if isinstance(step, ClipInteger):
-            return operation, *step.bounds()
+            return step.bounds()
         if isinstance(step, Modulo):
-            return operation, step.divisor, 0
+            return step.divisor, 0
         if isinstance(step, ToHash):
-            return operation, step.num_buckets, _signed(step.seed)
+            return step.num_buckets, _signed(step.seed)
         if isinstance(step, ToBucket):
-            first = self._kept(self.boundaries, 0, step.float32)
-            return operation, first, len(step.float32)
+            return self._kept(self.boundaries, 0, step.float32), len(step.float32)
         if isinstance(step, ToWord):
-            return operation, self._kept(self.vocabulary, 1, step.int64), len(step.int64)
-        return operation, 0, 0
+            return self._kept(self.vocabulary, 1, step.int64), len(step.int64)
+        return 0, 0
 
     def _kept(self, pool: list[NDArray[np.generic]], which: int, values: NDArray[np.generic]) -> int:
         key = bytes([which]) + values.tobytes()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recfuse._codes import MAX, SUM
+from recfuse._codes import FEATURE, MAX, SUM
 from recfuse.nn.columns.inputs import Inputs
 from recfuse.nn.columns.lowering import InputRef, TableRef
 from recfuse.nn.columns.programs import Programs, static
@@ -144,9 +144,20 @@ def _group(
     rows, at = [], 0
     for place in places:
         matrix, mode = matrices.index(place.buffer), MAX if is_max else SUM
-        rows.append([matrix, place.offset, place.rows, place.dim, mode, -1, at])
+        rows.append(
+            FEATURE.row(
+                buffer=matrix,
+                weight_offset=place.offset,
+                rows=place.rows,
+                dim=place.dim,
+                pooling=mode,
+                padding_idx=-1,
+                output_column=at,
+            )
+        )
         at += place.dim
-    features = torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, 7))  # not a view of another tensor
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(FEATURE))
+    features = torch.from_numpy(table)  # not a view of another tensor
     divided = [
         tuple(number_of[source.use] for source in column.sources())
         for column in columns

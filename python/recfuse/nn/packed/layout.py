@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recfuse._codes import DTYPES, MODES
+from recfuse._codes import DTYPES, FEATURE, MODES
 from recfuse._storage import check_storages
 from recfuse.ops import fused_dtype
 
@@ -122,10 +122,20 @@ def feature_tensor(tables: Sequence[TableSpec]) -> Tensor:
         dim = table.embedding_dim
         padding_idx = -1 if table.padding_idx is None else table.padding_idx
         offset, mode = table.first_row * dim, MODES.index(table.mode)
-        rows.append([table.matrix, offset, table.num_embeddings, dim, mode, padding_idx, column])
+        rows.append(
+            FEATURE.row(
+                buffer=table.matrix,
+                weight_offset=offset,
+                rows=table.num_embeddings,
+                dim=dim,
+                pooling=mode,
+                padding_idx=padding_idx,
+                output_column=column,
+            )
+        )
         column += dim
     with torch.inference_mode(False):  # backward passes keep it
-        return torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, 7)
+        return torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, len(FEATURE))
 
 
 def layout_of(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recfuse import _C
 from recfuse._arguments import wrong_type
-from recfuse._codes import DTYPES
+from recfuse._codes import DTYPES, FEATURE
 from recfuse._storage import is_readable
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
@@ -18,6 +18,8 @@ from recfuse.nn.packed.layout import Layout, TableSpec, feature_tensor
 from recfuse.nn.packed.taking_part import note_table, rows_of
 from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag, fused_embedding_bag
 from recfuse.ops.embedding_bag_arguments import torch_embedding_bag
+
+_UNREAD = [FEATURE.at(name) for name in FEATURE.fields if name not in ("rows", "padding_idx")]
 
 
 def has_kernel(matrices: Sequence[Tensor]) -> bool:
@@ -112,7 +114,7 @@ def _check_contents(features: Tensor, indices: Tensor, offsets: Tensor) -> None:
     It makes such a call, for tables with the same numbers of rows and without columns.
     """
     tables = features.clone()
-    tables[:, [0, 1, 3, 4, 6]] = 0  # weight, weight_offset, dim, pooling, output_column
+    tables[:, _UNREAD] = 0
     fused_embedding_bag([torch.empty(0)], tables, indices.cpu(), offsets.cpu(), 0, any_max=False)
 
 

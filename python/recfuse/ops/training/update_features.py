@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from recfuse._codes import FEATURE
 from recfuse.ops.library import implement, library, register_fake
 
 _ops = torch.ops.recfuse
+_BUFFER = FEATURE.at("buffer")
 _CACHED = 256  # the most cached features; more than the collections of a model
 _cache: dict[tuple[int, tuple[int, ...]], tuple[weakref.ref[Tensor], Tensor]] = {}
 
@@ -33,9 +35,9 @@ def matrices_only(features: Tensor, numbers: Sequence[int]) -> Tensor:
 
 def _features_of(features: Tensor, numbers: list[int]) -> Tensor:
     own = features.clone()
-    own[:, 0] = -1
+    own[:, _BUFFER] = -1
     for place, number in enumerate(numbers):
-        own[features[:, 0] == number, 0] = place
+        own[features[:, _BUFFER] == number, _BUFFER] = place
     return own
 
 

@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recfuse.ops.schedules import ALWAYS_EMPTY, FIELDS, KINDS, SIXTEENTHS
+from recfuse._codes import FUSED_SCHEDULE
+from recfuse.ops.schedules import ALWAYS_EMPTY, CHOSEN, EXPECTED, FIELDS, KIND, KINDS, SIXTEENTHS
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 from recfuse.tuner.native import power_of_two
 
+_THREADS, _DISTANCE = FUSED_SCHEDULE.at("threads"), FUSED_SCHEDULE.at("distance")
 _POOL, _COLUMNS = 1 + KINDS.index("pool"), 1 + KINDS.index("columns")
 _STAGED = 1 + KINDS.index("staged")
 _LONGEST_SLOT = 24  # rows of a bag per slot; with more, single blocks outlast the others
@@ -99,7 +101,7 @@ def _class(
     problem: FusedProblem, name: str, features: list[int], runnable: NDArray[np.int32], align: int
 ) -> FeatureClass:
     rows = runnable.reshape(-1, FIELDS).copy()
-    rows[:, -1] = 0
+    rows[:, EXPECTED] = 0
     rows = np.concatenate((np.zeros((1, FIELDS), np.int32), rows[rows.any(axis=1)]))
     lanes = min(32, power_of_two(problem.tables[features[0]].row_bytes // align))
     kept: dict[tuple[float, bool], list[int]] = {}
@@ -121,7 +123,7 @@ def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: boo
     widest = max(_slots(row, lanes) for row in rows)
     found = []
     for choice, row in enumerate(rows):
-        kind, threads, distance, split, _ = (int(value) for value in row)
+        kind, threads, distance, split = (int(value) for value in row[CHOSEN])
         if kind == _POOL:
             slots, blocks = _slots(row, lanes), max(split, 1)
             share = longest / (slots * blocks)
@@ -140,14 +142,14 @@ def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: boo
 
 def _slots(row: NDArray[np.int32], lanes: int) -> int:
     """Returns the number of rows that the threads of a bag read at once."""
-    return max(int(row[1]) // lanes, 1)
+    return max(int(row[_THREADS]) // lanes, 1)
 
 
 def _fits(row: NDArray[np.int32], align: int, warps: int) -> bool:
     """Returns whether registers may hold the rows in flight of a candidate."""
-    if int(row[2]) <= 2:
+    if int(row[_DISTANCE]) <= 2:
         return True
-    return _REGISTERS_OF_A_KERNEL + int(row[2]) * max(align // 4, 1) <= _REGISTERS // (32 * warps)
+    return _REGISTERS_OF_A_KERNEL + int(row[_DISTANCE]) * max(align // 4, 1) <= _REGISTERS // (32 * warps)
 
 
 def units_of(classes: Sequence[FeatureClass], warps: int, most: int) -> list[list[Unit]]:
@@ -189,7 +191,7 @@ def mixtures(
         firsts = _first_choices(unit, seed)
         for feature, choices, first in zip(unit.own.features, unit.choices, firsts, strict=True):
             taken[:, feature] = np.array(choices)[(np.arange(number) + first) % len(choices)]
-            sets[:, feature, :-1] = unit.own.candidates[taken[:, feature], :-1]
+            sets[:, feature, CHOSEN] = unit.own.candidates[taken[:, feature], CHOSEN]
     return sets, taken
 
 
@@ -197,7 +199,7 @@ def _first_choices(unit: Unit, seed: int) -> NDArray[np.int64]:
     """Returns the first candidate of each feature. It differs from the previous feature's, except
     in a tile of columns.
     """
-    kinds = unit.own.candidates[:, 0]
+    kinds = unit.own.candidates[:, KIND]
     firsts, tile = [-1], 0  # tile: features of the tile so far
     for choices in unit.choices:
         tiled = bool((kinds[choices] == _COLUMNS).any())

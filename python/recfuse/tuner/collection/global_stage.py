@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recfuse.ops.schedules import FusedSchedule
+from recfuse.ops.schedules import CHOSEN, FusedSchedule
 from recfuse.tuner.collection.local_stage import Group
 from recfuse.tuner.collection.state import State
 from recfuse.tuner.log import bar, first_line, missing, spilled
@@ -83,7 +83,7 @@ def refine(state: State, best: Contestant, groups: list[Group], deadline: float)
         for rank in range(max((len(group.ranked) for group in groups), default=0))
         for group in sorted(groups, key=lambda group: -group.cycles)
         for row in group.ranked[rank : rank + 1]
-        if (best.schedules[group.features, :-1] != row[:-1]).any()
+        if (best.schedules[group.features, CHOSEN] != row[CHOSEN]).any()
     ]
     round_number = 0
     while queue and time.monotonic() < deadline:
@@ -132,7 +132,7 @@ def _try(
 def _with(best: Contestant, changes: list[tuple[Group, list[int]]]) -> Contestant:
     schedules = best.schedules.copy()
     for group, row in changes:
-        schedules[group.features, :-1] = row[:-1]
+        schedules[group.features, CHOSEN] = row[CHOSEN]
     return Contestant(schedules, best.warps)
 
 

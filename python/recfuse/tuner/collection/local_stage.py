@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recfuse.errors import ArgumentValueError
-from recfuse.ops.schedules import FIELDS, SIXTEENTHS, FusedSchedule
+from recfuse.ops.schedules import CHOSEN, FIELDS, SIXTEENTHS, FusedSchedule
 from recfuse.plan.file import shown
 from recfuse.tuner.collection.candidates import FeatureClass, Unit, mixtures, units_of
 from recfuse.tuner.collection.state import State, check_rows
@@ -120,7 +120,7 @@ class LocalStage:
                     continue
                 cost = costs[own.name][member, left]
                 best = 0 if np.isnan(cost).all() else left[int(np.nanargmin(cost))]
-                local.schedules[own.features[member], :-1] = own.candidates[best, :-1]
+                local.schedules[own.features[member], CHOSEN] = own.candidates[best, CHOSEN]
         why = f"a kernel has at most {_MOST_CHOSEN}: those with the fewest cycles are left out"
         self._note(f"{len(weights)} schedules", False, why)
 
@@ -167,7 +167,7 @@ class LocalStage:
             order = [int(choice) for choice in np.argsort(votes, kind="stable") if np.isfinite(votes[choice])]
             for member in members:
                 choice = _own_choice(cost[member], order[0], max(_LEAST_GAIN, 2 * noise[member]))
-                local.schedules[own.features[member], :-1] = own.candidates[choice, :-1]
+                local.schedules[own.features[member], CHOSEN] = own.candidates[choice, CHOSEN]
             ranked = [own.candidates[choice].tolist() for choice in order[:_RANKED]]
             features = [own.features[member] for member in members]
             best = float(np.nansum(cost[members, order[0]]))
@@ -214,8 +214,8 @@ def _merged(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 def _choices_of(own: FeatureClass, schedules: NDArray[np.int32]) -> list[int]:
     """Returns the candidate of each feature of a class."""
-    choice_of = {row.tobytes(): choice for choice, row in enumerate(own.candidates[:, :-1])}
-    return [choice_of[schedules[feature, :-1].tobytes()] for feature in own.features]
+    choice_of = {row.tobytes(): choice for choice, row in enumerate(own.candidates[:, CHOSEN])}
+    return [choice_of[schedules[feature, CHOSEN].tobytes()] for feature in own.features]
 
 
 def _statistics(costs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse import _C
-from recfuse._codes import DTYPES, INTEGER_NAMES
+from recfuse._codes import DTYPES, FEATURE, INTEGER_NAMES
 from recfuse.data.collection import Jagged, jagged_batches, mean_lengths
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.collection_view import CollectionView, NativeCall, native_call, view_of
 from recfuse.nn.mapping import size_of, staged_features
 from recfuse.ops import HAS_CUDA_KERNELS, check, fused_embedding_bag
-from recfuse.ops.schedules import FIELDS, expectations
+from recfuse.ops.schedules import EXPECTED, FIELDS, expectations
 from recfuse.plan.features import CallForm, FeatureTable, tables_of
 from recfuse.tuner.compile import Job, compile_launches
 from recfuse.tuner.native import address, alignment, float_weights, integer_codes, lookups, stream_of
 
-_WEIGHT_OFFSET, _DIM, _COLUMN = 1, 3, 6  # fields of a feature
+_BUFFER, _WEIGHT_OFFSET, _DIM, _COLUMN = map(FEATURE.at, ("buffer", "weight_offset", "dim", "output_column"))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class FusedProblem:
         two up to 16, in bytes.
         """
         own = self.features[feature]
-        buffer = self.buffers[own[0]]
+        buffer = self.buffers[own[_BUFFER]]
         size, out = buffer.element_size(), self.output_dtype.itemsize
         row = address("weights", buffer), int(own[_WEIGHT_OFFSET]) * size, int(own[_DIM]) * size
         return alignment(*row), alignment(int(own[_COLUMN]) * out, self.output_dim * out)
@@ -105,7 +105,7 @@ class FusedProblem:
     def defaults(self) -> NDArray[np.int32]:
         """Returns the default schedules `[features, 5]`, with the expected lookups."""
         rows = np.zeros((len(self.tables), FIELDS), np.int32)
-        rows[:, -1] = self.expected_sixteenths
+        rows[:, EXPECTED] = self.expected_sixteenths
         return rows
 
     def some_batches(self, number: int) -> list[int]:

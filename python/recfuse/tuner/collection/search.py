@@ -17,7 +17,7 @@ import torch
 from recfuse._files import parsing
 from recfuse.data.collection import trace_of
 from recfuse.errors import FileFormatError
-from recfuse.ops.schedules import FusedSchedule
+from recfuse.ops.schedules import CHOSEN, FusedSchedule
 from recfuse.plan.collection import CollectionPlan
 from recfuse.plan.device import architecture, describe_device
 from recfuse.plan.features import Occupancy, distinct
@@ -176,7 +176,7 @@ def _with_staged_tables(state: State, contestants: dict[str, Contestant]) -> dic
     if staged := state.bench.staged():
         for name, contestant in contestants.items():
             schedules = contestant.schedules.copy()
-            schedules[staged, :-1] = 0
+            schedules[staged, CHOSEN] = 0
             changed[f"{name}, {len(staged)} tables staged"] = Contestant(schedules, contestant.warps)
     return changed
 

@@ -18,7 +18,7 @@ from recfuse._arguments import path_of
 from recfuse._files import read_json, write_json
 from recfuse.data.collection import CollectionTrace
 from recfuse.errors import ArgumentValueError, FileFormatError
-from recfuse.ops.schedules import ALWAYS_EMPTY, KINDS
+from recfuse.ops.schedules import ALWAYS_EMPTY, CHOSEN, EXPECTED, KIND, KINDS
 from recfuse.plan.device import Device
 from recfuse.plan.features import of_runs, runs
 from recfuse.plan.file import MOST_BYTES, MOST_VALUES
@@ -126,7 +126,11 @@ def check_rows(rows: NDArray[np.int32], shape: Sequence[int]) -> None:
     """Raises ArgumentValueError unless the rows are schedules of the given shape."""
     if rows.shape != tuple(shape):
         raise ArgumentValueError(f"schedules are {list(rows.shape)}; expected {list(shape)}")
-    if (rows[:, :-1] < 0).any() or (rows[:, 0] > len(KINDS)).any() or (rows[:, -1] < ALWAYS_EMPTY).any():
+    if (
+        (rows[:, CHOSEN] < 0).any()
+        or (rows[:, KIND] > len(KINDS)).any()
+        or (rows[:, EXPECTED] < ALWAYS_EMPTY).any()
+    ):
         raise ArgumentValueError(
             f"schedules have other numbers; expected a kind from 0 to {len(KINDS)} and no negative numbers"
         )

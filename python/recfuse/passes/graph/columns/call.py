@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from torch.fx import Node
 
 from recfuse import _C
-from recfuse._codes import MODES
+from recfuse._codes import COLUMN, COLUMN_EMPTY, COLUMN_INVALID, COLUMN_SOURCE, COLUMN_STEP, MODES
 from recfuse.ops.embedding_columns import fits_a_gpu
 from recfuse.passes.graph.bags import FIXED, LAST, Bag
 from recfuse.passes.graph.columns.chain import BUCKETIZE, BUCKETIZE_RIGHT, Chain, Cross, bits
 from recfuse.passes.graph.nodes import aten, value_of
 from recfuse.passes.graph.program import Program
 
-ERROR, DROPPED = -2, -1
-FILLED = -1
+ERROR, DROPPED = COLUMN_INVALID["error"], COLUMN_INVALID["drop"]
+FILLED = COLUMN_EMPTY["fill"]
 
 
 @dataclass(frozen=True)
@@ -172,23 +172,27 @@ def _words(
         left = len(sources)
         for chain in (column.chain,) if cross is None else (cross.left, cross.right):
             at = number[_input_of(chain, bag)]
-            sources.append([at, chain.slot, chain.width, len(steps), len(chain.steps)])
+            place = {"input": at, "slot": chain.slot, "width": chain.width}
+            sources.append(COLUMN_SOURCE.row(**place, first_step=len(steps), n_steps=len(chain.steps)))
             for step in chain.steps:
+                a, b = step.a, step.b
                 if step.operation in (BUCKETIZE, BUCKETIZE_RIGHT):
-                    steps.append([step.operation, len(edges), len(step.boundaries)])
+                    a, b = len(edges), len(step.boundaries)
                     edges.extend(step.boundaries)
-                else:
-                    steps.append([step.operation, step.a, step.b])
-        right = (-1, 0, 0) if cross is None else (left + 1, cross.buckets, cross.seed)
-        table = buffer[bag.weight], 0, int(bag.table.shape[0]), bag.dim
-        pooling = MODES.index(bag.mode), int(bag.weights is not None)
-        rest = column.invalid, column.empty, bits(column.fill), 0, bag.dim, bits(1.0), column_at
-        rows.append([left, *right, *table, *pooling, *rest])
+                steps.append(COLUMN_STEP.row(operation=step.operation, a=a, b=b))
+        right, buckets, seed = (-1, 0, 0) if cross is None else (left + 1, cross.buckets, cross.seed)
+        row = COLUMN.row(
+            left=left, right=right, cross_buckets=buckets, cross_seed=seed, buffer=buffer[bag.weight],
+            weight_offset=0, rows=int(bag.table.shape[0]), dim=bag.dim, pooling=MODES.index(bag.mode),
+            weighted=bag.weights is not None, invalid=column.invalid, empty=column.empty,
+            fill=bits(column.fill), first_dim=0, n_dims=bag.dim, scale=bits(1.0), output_column=column_at,
+        )  # fmt: skip
+        rows.append(row)
         column_at += bag.dim
     return _C.embedding_columns_program(
-        np.array(rows, np.int64).reshape(-1, 17),
-        np.array(sources, np.int64).reshape(-1, 5),
-        np.array(steps, np.int64).reshape(-1, 3),
+        np.array(rows, np.int64).reshape(-1, len(COLUMN)),
+        np.array(sources, np.int64).reshape(-1, len(COLUMN_SOURCE)),
+        np.array(steps, np.int64).reshape(-1, len(COLUMN_STEP)),
         np.array(edges, np.float32),
         np.empty(0, np.int64),
     )
