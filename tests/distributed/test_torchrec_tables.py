@@ -21,6 +21,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
     WeightDecayMode,
 )
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from recfuse.torchrec import TableBatchedEmbeddingBags
 
@@ -230,6 +231,26 @@ def test_several_forward_passes_before_their_backward_passes():
             for pooled in [each(*batch) for batch in batches]:
                 pooled.square().sum().backward()
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("optimizer", (*OPTIMIZERS, EmbOptimType.ADAM), ids=str)
+def test_training_under_a_profiler_or_a_hook_of_all_steps(optimizer):
+    """Both run torch's hooks of a step, which check that the optimizer of packed tables is row-wise."""
+    ours, plain = make(optimizer=optimizer), make(optimizer=optimizer)
+    calls = [lookups() for _ in range(3)]
+    for call in calls:
+        plain(*call).sum().backward()
+    with torch.profiler.profile():
+        ours(*calls[0]).sum().backward()
+    seen = []
+    hook = register_optimizer_step_post_hook(lambda *given: seen.append(given))
+    try:
+        ours(*calls[1]).sum().backward()
+    finally:
+        hook.remove()
+    assert seen
+    ours(*calls[2]).sum().backward()
+    assert_same(ours, plain, 0)
 
 
 def test_hyper_parameters():

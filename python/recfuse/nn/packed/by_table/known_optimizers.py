@@ -43,7 +43,9 @@ KNOWN: dict[str, Known] = {
     "torch.optim.sparse_adam.SparseAdam": Known(None),
     "torch.optim.lbfgs.LBFGS": Known(),  # treats all Parameters as one vector, in which None is zeros
     **{  # step only rows that were looked up
-        f"recfuse.optim.kinds.{kind.name}": Known((), None if kind.counts else ()) for kind in KINDS
+        f"recfuse.{module}.{kind.name}": Known((), None if kind.counts else ())
+        for module in ("optim.kinds", "torchrec.optimizers")
+        for kind in KINDS
     },
     "optim.rwsadagrad.RWSAdagrad": _LR_DECAY,  # of facebookresearch/dlrm
     "torchrec.optim.rowwise_adagrad.RowWiseAdagrad": _LR_DECAY,
