@@ -103,7 +103,10 @@ def device(monkeypatch):
     monkeypatch.setattr(_C, "embedding_bag_lower", fake.lower, raising=False)
     monkeypatch.setattr(_C, "kernel_compile", fake.compile)
     monkeypatch.setattr(_C, "embedding_bag_measure", fake.measure, raising=False)
-    properties = SimpleNamespace(L2_cache_size=fake.l2, max_threads_per_multi_processor=2048)
+    properties = SimpleNamespace(
+        L2_cache_size=fake.l2, max_threads_per_multi_processor=2048, multi_processor_count=132,
+        regs_per_multiprocessor=65536, shared_memory_per_multiprocessor=228 << 10,
+    )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -114,10 +117,11 @@ def device(monkeypatch):
     return fake
 
 
-def search(budget=60.0, pin=None, seed=0, batches=None, rows=2000):
+def search(budget=60.0, pin=None, seed=0, batches=None, rows=2000, predict=False):
     problem = Problem.of(EmbeddingBag(rows, 32, mode="sum"), batches or calls(rows=rows))
     trace = hotness(problem.batches)
-    return gpu.search(problem, trace, time.monotonic() + budget, progress=False, pin=pin, seed=seed)
+    deadline = time.monotonic() + budget
+    return gpu.search(problem, trace, deadline, progress=False, pin=pin, seed=seed, predict=predict)
 
 
 def steps_of(found):
@@ -137,6 +141,19 @@ def test_the_search_finds_the_best_and_says_how(device):
     assert found.decisions[0].candidate == "" and str(DEFAULTS) in found.decisions[0].why
     assert all(one.why for one in found.decisions)
     assert found.floor_us > 0 and "TB/s" in found.decisions[1].why
+
+
+def test_a_prediction_leaves_out_two_thirds(device):
+    whole, found = search(), search(predict=True)
+    assert steps_of(found) == steps_of(whole)
+    left = {one.step: one for one in found.decisions if "the model ranks" in one.why}
+    assert set(left) == {"occupancy", "prefetch"} and not any(one.kept for one in left.values())
+    assert left["prefetch"].candidate.endswith(" candidates")
+    timed, of_whole = (
+        sum(one.step in left and one.us is not None for one in search.decisions) for search in (found, whole)
+    )
+    assert 0 < timed < 0.45 * of_whole
+    assert not any("the model ranks" in one.why for one in whole.decisions)
 
 
 def test_short_bags_can_win(device):

@@ -47,6 +47,8 @@ def add_parser(commands: Any) -> None:
     pin = "try to pin hot rows in L2 (default: where the trace is skewed and larger than L2)"
     add("--pin", action=argparse.BooleanOptionalAction, help=pin)
     add("--seed", type=int, default=0)
+    predict = "measure only the warps, stations and distances that a model ranks in the first third"
+    add("--predict", action="store_true", help=predict)
     add("--device", help="cpu, cuda or cuda:N (default: cuda where there is one)")
     add("--out", metavar="FILE", help="where the plan goes; without it, it is only printed")
     parser.set_defaults(run=run)
@@ -71,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     module, batches = (_table if arguments.trace else collection.problem_of)(arguments, device)
     if arguments.out:  # check before the measurements, which take a minute
         _check_writable(arguments.out)
-    options = {"pin": arguments.pin, "seed": arguments.seed, "resume": arguments.resume}
+    options = {"pin": arguments.pin, "seed": arguments.seed, "resume": arguments.resume,
+               "predict": arguments.predict}  # fmt: skip
     load = timing.other_load_since()
     plan = tune(module, batches, arguments.budget, **options)
     print(plan)

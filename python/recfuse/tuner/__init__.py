@@ -37,6 +37,7 @@ def tune(
     progress: bool | None = None,
     pin: bool | None = None,
     seed: int = 0,
+    predict: bool = False,
     resume: str | os.PathLike[str] | None = None,
 ) -> Plan | CollectionPlan:
     """Find the fastest schedule of one table, or of each feature of a collection, by measurement.
@@ -65,6 +66,8 @@ def tune(
         pin: try to pin rows. True: on any GPU. False: never. Default: if lookups are skewed and their rows do
             not fit in L2 anyway. Not for a collection.
         seed: seed of the order of candidates, or of their mixture.
+        predict: on CUDA, compile and measure only the warps, stations and distances that a model ranks in the
+            first third. Not for a collection. Default: False, all are measured.
         resume: for a collection, a file of finished measurements. A call with the same collection, batches,
             seed and device continues from it.
 
@@ -106,6 +109,8 @@ def tune(
 
         if pin:
             raise ArgumentValueError("recfuse.tune: pin is True; expected None or False for a collection")
+        if predict:
+            raise ArgumentValueError("recfuse.tune: predict is True; expected False for a collection")
         return tune_collection(module, batches, budget_s, progress=progress, seed=seed, resume=resume)
     if resume is not None:
         raise ArgumentValueError(f"recfuse.tune: resume is {resume!r}; expected None for a single table")
@@ -116,7 +121,7 @@ def tune(
     else:
         from recfuse.tuner.table.cpu import search
     trace = hotness(problem.batches)
-    found = search(problem, trace, start + budget_s, progress=progress, pin=pin, seed=seed)
+    found = search(problem, trace, start + budget_s, progress=progress, pin=pin, seed=seed, predict=predict)
     return Plan(
         **vars(found),
         table=problem.table,

@@ -25,10 +25,17 @@ _SAMPLE_S = 5e-3  # least seconds of a sample; a small batch is called several t
 
 @torch.no_grad()
 def search(
-    problem: Problem, trace: Hotness, deadline: float, *, progress: bool | None, pin: bool | None, seed: int
+    problem: Problem,
+    trace: Hotness,
+    deadline: float,
+    *,
+    progress: bool | None,
+    pin: bool | None,
+    seed: int,
+    predict: bool,
 ) -> Found:
     """Finds the best prefetch distance for a problem on the CPU, by the deadline of `time.monotonic`."""
-    del trace, pin  # only the GPU pins rows
+    del trace, pin, predict  # only of a GPU
     start = time.monotonic()
     decisions: list[Decision] = []
     default_us = _compare(problem, [_DEFAULT], 1, progress, sample_s=0)[_DEFAULT]

@@ -28,7 +28,14 @@ _HOT = 1.3  # least ratio of the reads of hot rows to their share of rows
 
 
 def search(
-    problem: Problem, trace: Hotness, deadline: float, *, progress: bool | None, pin: bool | None, seed: int
+    problem: Problem,
+    trace: Hotness,
+    deadline: float,
+    *,
+    progress: bool | None,
+    pin: bool | None,
+    seed: int,
+    predict: bool,
 ) -> Found:
     """Finds the best schedule for a problem on a CUDA device, by the deadline of `time.monotonic`."""
     device = problem.weight.device
@@ -38,7 +45,7 @@ def search(
         for batch in problem.batches:
             problem.pool(batch)
         check(device)  # raises an error for an invalid index or offset of the batches
-        state = Search(problem, architecture(device), soon, progress, seed)
+        state = Search(problem, architecture(device), soon, progress, seed, predict)
         state.measure_default()
         floor_us = _floor(state, trace)
         if floor_us is None or state.us[""] > _AT_THE_FLOOR * floor_us:
@@ -82,9 +89,9 @@ def _sweep(state: Search, beyond_l2: bool) -> None:
     if short := candidates.short_bags(state.problem):
         state.step("short bags", short)
     most = candidates.most_warps(state.problem.weight.device)
-    state.step("occupancy", candidates.occupancies(most))
+    state.step("occupancy", state.screened("occupancy", candidates.occupancies(most)))
     warps = [_best_warps(state, station) for station in ("none", "register")]
-    best = state.step("prefetch", candidates.prefetches(warps), keep=3)
+    best = state.step("prefetch", state.screened("prefetch", candidates.prefetches(warps)), keep=3)
     best = state.step("threads", candidates.shapes(state.problem, best), keep=2)
     if beyond_l2:
         best = state.step("parts", candidates.sweeps(best))

@@ -12,15 +12,22 @@ from recfuse.tuner.compile import Job, compile_all
 from recfuse.tuner.log import Log, counted, missing, spilled
 from recfuse.tuner.table.measure import Bench, race
 from recfuse.tuner.table.problem import Problem
+from recfuse.tuner.table.screening import Device, first_third
 
 
 class Search(Log):
     """Compiles, times and compares candidates, and records each decision."""
 
     def __init__(
-        self, problem: Problem, arch: str, deadline: float, progress: bool | None, seed: int
+        self,
+        problem: Problem,
+        arch: str,
+        deadline: float,
+        progress: bool | None,
+        seed: int,
+        predict: bool = False,
     ) -> None:
-        """Creates a search without measurements."""
+        """Creates a search without measurements. `predict`: `screened` drops candidates by the model."""
         super().__init__()
         self.problem = problem
         self.bench = Bench(problem)
@@ -31,6 +38,7 @@ class Search(Log):
         self._arch = arch
         self._deadline = deadline
         self._progress = progress
+        self._predict = predict
         self._random = random.Random(seed)
         self._default = ""  # the complete text of the default
         # Complete text of each compiled schedule; None: it cannot win.
@@ -52,6 +60,18 @@ class Search(Log):
         self.us[""] = results[""].us
         self.note("default", "", self.us[""], True, f"what runs without a plan: {self._default}")
         return self.us[""]
+
+    def screened(self, name: str, candidates: list[Schedule]) -> list[Schedule]:
+        """Returns the candidates to measure: with `predict` those that the model ranks in the first third."""
+        if not self._predict:
+            return candidates
+        self._random.shuffle(candidates)
+        bags = sum(batch.bags for batch in self.problem.batches) // len(self.problem.batches)
+        device = Device.of(self.problem.weight.device)
+        found = first_third(candidates, device, bags, Schedule.parse(self._default))
+        why = f"not measured: the model ranks {len(found)} before them"
+        self.note(name, f"{len(candidates) - len(found)} candidates", None, False, why)
+        return found
 
     def step(self, name: str, candidates: Iterable[Schedule], keep: int = 1) -> list[Schedule]:
         """Times candidates and the best schedule so far in turns. Returns the `keep` fastest of
