@@ -12,6 +12,7 @@ pytest.importorskip("torchrec")
 pytest.importorskip("fbgemm_gpu")
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -24,6 +25,7 @@ from recfuse.torchrec import EmbeddingBagCollectionSharder, planner
 from recfuse.torchrec.calibrated_planner import bytes_per_ms
 
 WORLD, BATCH = 4, 512
+COLLECTIONS = 20
 STATES = {
     EmbOptimType.EXACT_SGD: States(),
     EmbOptimType.EXACT_ADAGRAD: States(of_element=1),
@@ -84,13 +86,20 @@ def random_collection(seed: int):
     return tables, constraints
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(COLLECTIONS))
 def test_plans_cover_each_table_once_within_memory(seed):
     tables, constraints = random_collection(seed)
     size = sum(rows * dim * 4 for rows, dim in tables.values())
-    memory = 2 * size // WORLD + (1 << 30)
+    memory = 4 * size // WORLD + (1 << 30)
     ours = planner(topology(memory), BATCH, constraints=constraints, debug=False)
-    plan = ours.plan(collection(tables), [EmbeddingBagCollectionSharder()]).plan
+    module = collection(tables)
+    apply_optimizer_in_backward(torch.optim.Adagrad, module.parameters(), {"lr": 0.1})
+    plan = ours.plan(module, [EmbeddingBagCollectionSharder()]).plan
+    estimated = [0] * WORLD  # with states of the optimizer, inputs and outputs
+    for option in ours._best_plan:
+        for shard in option.shards:
+            estimated[shard.rank] += shard.storage.hbm
+    assert max(estimated) <= memory
     assert list(plan) == [""] and set(plan[""]) == set(tables)
     used = [0] * WORLD
     for name, parameter in plan[""].items():
@@ -106,6 +115,24 @@ def test_plans_cover_each_table_once_within_memory(seed):
             used[shard.placement.rank()] += rows * columns * 4
         assert covered.min() == covered.max() == 1
     assert max(used) <= memory
+    for rows, storage in zip(used, estimated, strict=True):
+        assert 2 * rows <= storage  # Adagrad has a state for each element
+
+
+@pytest.mark.parametrize("seed", range(COLLECTIONS))
+def test_estimates_of_a_collection_grow_with_the_batch(seed):
+    tables, constraints = random_collection(seed)
+    found = []
+    for batch in (64, 512, 4096):
+        ours = planner(topology(), batch, constraints=constraints)
+        options = ours._enumerator.enumerate(collection(tables), [EmbeddingBagCollectionSharder()])
+        found.append({(o.name, o.sharding_type): [shard.perf for shard in o.shards] for o in options})
+    assert found[0].keys() == found[1].keys() == found[2].keys()
+    for key, smallest in found[0].items():
+        for shards in zip(smallest, *(each[key] for each in found[1:]), strict=True):
+            for part in ("fwd_compute", "bwd_compute"):
+                times = [getattr(perf, part) for perf in shards]
+                assert 0 < times[0] < times[1] < times[2], (key, part)
 
 
 @pytest.mark.parametrize("optimizer", STATES, ids=lambda kind: kind.name)
@@ -210,8 +237,6 @@ def test_sequences_keep_the_estimates_of_torchrec():
 
 
 def test_an_optimizer_of_the_parameter_counts(h100):
-    from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
-
     module = collection({"t": (100_000, 64)})
     apply_optimizer_in_backward(torch.optim.Adagrad, module.parameters(), {"lr": 0.1})
     constraints = {"t": ParameterConstraints(pooling_factors=[5.0], sharding_types=["table_wise"])}

@@ -12,6 +12,9 @@ TorchRec plans, shards, moves and saves; lookups and updates of rows are recfuse
 
 from __future__ import annotations
 
+import importlib.metadata
+import warnings
+
 TESTED = ("1.6.1", "1.8.0")
 """The versions of TorchRec that are tested."""
 
@@ -20,12 +23,27 @@ try:
     from recfuse.torchrec.pipelines import refuse_prefetching
     from recfuse.torchrec.sharder import EmbeddingBagCollectionSharder, disable, enable, uses_recfuse
     from recfuse.torchrec.tables import TableBatchedEmbeddingBags
-except ImportError as error:
+except (ImportError, AttributeError) as error:  # a class or a method that another version has moved
     raise ImportError(
         f"recfuse.torchrec: {error}. Install torchrec and fbgemm-gpu or fbgemm-gpu-cpu, as tested with "
         f"torchrec {' and '.join(TESTED)}."
     ) from error
 
+
+def _warn_of_another_version() -> None:
+    """Warns if the installed TorchRec is not a tested version; a nightly build has no version."""
+    try:
+        version = importlib.metadata.version("torchrec")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if version.split("+")[0] not in TESTED:
+        warnings.warn(
+            f"recfuse.torchrec: torchrec is {version}, which is not tested; expected {' or '.join(TESTED)}",
+            stacklevel=3,
+        )
+
+
+_warn_of_another_version()
 refuse_prefetching()
 
 __all__ = [

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from recfuse.errors import IndexRangeError, OffsetError
+from recfuse.errors import ArgumentValueError, IndexRangeError, OffsetError
 from recfuse.nn.packed.layout import TableSpec, WeightForm, arrange, layout_of, table_rows
 from recfuse.nn.packed.module import PackedModule
-from recfuse.torchrec.options import Options
+from recfuse.torchrec.options import DEVICES, WHERE, Options, named
 
 
 class PooledTables(PackedModule):
@@ -33,7 +34,15 @@ class PooledTables(PackedModule):
 
         Tables of the same name and dim are column shards of a table. They are contiguous, because TorchRec
         has one Parameter for them.
+
+        Raises:
+            ValueError: a device without recfuse's kernels.
         """
+        if device.type not in DEVICES:
+            raise ArgumentValueError(
+                f"{WHERE}: {named(names)}: the device is {device}, where recfuse has no kernels; expected "
+                f"{', '.join(DEVICES)}. Use TorchRec's own sharder."
+            )
         super().__init__()
         self._names, self._out_dtype = list(names), options.out_dtype
         rounds = options.dtype is not torch.float32 and options.out_dtype is torch.float32
@@ -65,13 +74,15 @@ class PooledTables(PackedModule):
         """Pools every feature: ``[bags, columns]`` of the output's dtype.
 
         Raises:
-            IndexError: an invalid index or offset; the message names the table.
+            IndexError: an invalid index or offset; the message names the tables, and the rank of a process
+                group.
         """
         try:
             pooled: Tensor = self._pool(indices, offsets, per_sample_weights)
         except (IndexRangeError, OffsetError) as error:
             names = [self._names[table] for table in self.layout.table_of_feature]
-            raise type(error)(f"{error}, where the features' tables are {', '.join(names)}") from error
+            rank = f" of rank {dist.get_rank()}" if dist.is_available() and dist.is_initialized() else ""
+            raise type(error)(f"{error}, where the features' tables{rank} are {', '.join(names)}") from error
         return pooled.to(self._out_dtype)
 
     def table_rows(self, matrices: Sequence[Tensor] | None = None) -> list[Tensor]:

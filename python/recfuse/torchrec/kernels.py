@@ -108,7 +108,7 @@ class DenseTables(DenseTableBatchedEmbeddingBagsCodegen):
         torch.nn.Module.__init__(self)
         self.embedding_specs = shapes
         # DistributedDataParallel does not accept meta tensors.
-        if device is None or device.type not in ("cpu", "cuda"):
+        if device is None or device.type == "meta":
             on_gpu = device is not None and torch.cuda.is_available()
             device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.tables = PooledTables(shapes, names, feature_table_map, options, device)
@@ -144,15 +144,16 @@ class DenseKernel(BatchedDenseEmbeddingBag):
     ) -> None:
         """Creates the tables of a rank's group, as :class:`FusedKernel` does."""
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
+        names = [table.name for table in config.embedding_tables]
         options = Options.of(
             {
                 "weights_precision": data_type_to_sparse_type(config.data_type),
                 "output_dtype": (config.fused_params or {}).get("output_dtype", Options.output_dtype),
                 "pooling_mode": self._pooling,
-            }
+            },
+            names,
         )
         shapes = list(zip(self._local_rows, self._local_cols, strict=True))
-        names = [table.name for table in config.embedding_tables]
         self._emb_module = DenseTables(shapes, names, self._feature_table_map, options, device)
         self._param_per_table = slices_by_table(config, self._emb_module.tables)
         self.init_parameters()

@@ -5,7 +5,7 @@ Some have a meaning here, some only matter for caches, and others raise an error
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.optim.base import FusedOptimizer
 
 WHERE = "recfuse.torchrec"
+_MOST_NAMES = 4  # of tables in an error
+DEVICES = ("cpu", "cuda", "meta")
 KERNELS = (EmbeddingComputeKernel.FUSED, EmbeddingComputeKernel.DENSE)
 """TorchRec's compute kernels without a cache."""
 
@@ -79,39 +81,43 @@ class Options:
     pooling_mode: PoolingMode = PoolingMode.SUM
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Options:
-        """Reads keyword arguments of FBGEMM's constructor.
+    def of(cls, given: Mapping[str, Any], tables: Sequence[str] = ()) -> Options:
+        """Reads keyword arguments of FBGEMM's constructor; ``tables``: their names, for errors.
 
         Raises:
             ValueError: an option without a fused form here; the message names an alternative.
             TypeError: a name that FBGEMM does not know either.
         """
+        where = f"{WHERE}: {named(tables)}" if tables else WHERE
         for name, value in given.items():
             if name in _MUST_BE_OFF and not _MUST_BE_OFF[name](value):
-                raise _refused(name, value, "Leave it out, or use TorchRec's own sharder for these tables")
+                raise _refused(
+                    where, name, value, "Leave it out, or use TorchRec's own sharder for these tables"
+                )
             if name not in cls.__annotations__ and name not in _MUST_BE_OFF and name not in _WITHOUT_MEANING:
                 raise ArgumentTypeError(
-                    f"{WHERE}: fused_params has {name!r}, which no table-batched embedding takes. Remove it."
+                    f"{where}: fused_params has {name!r}, which no table-batched embedding takes. Remove it."
                 )
         options = cls(**{name: value for name, value in given.items() if name in cls.__annotations__})
-        options._check()
+        options._check(where)
         return options
 
-    def _check(self) -> None:
+    def _check(self, where: str) -> None:
         if self.optimizer not in OPTIMIZERS:
             known = ", ".join(kind.name for kind in OPTIMIZERS)
-            raise _refused("optimizer", self.optimizer, f"Use one of {known}")
+            raise _refused(where, "optimizer", self.optimizer, f"Use one of {known}")
         for name in ("weights_precision", "output_dtype"):
             if getattr(self, name) not in DTYPES:
-                raise _refused(name, getattr(self, name), "Use FP32, FP16 or BF16")
+                raise _refused(where, name, getattr(self, name), "Use FP32, FP16 or BF16")
         if self.pooling_mode not in MODES:
-            raise _refused("pooling_mode", self.pooling_mode, "Use SUM or MEAN")
+            raise _refused(where, "pooling_mode", self.pooling_mode, "Use SUM or MEAN")
         if self.weight_decay and (
             self.optimizer is not EmbOptimType.EXACT_ROWWISE_ADAGRAD
             or self.weight_decay_mode is not WeightDecayMode.L2
         ):
             mode = WeightDecayMode(self.weight_decay_mode).name
             raise _refused(
+                where,
                 "weight_decay",
                 f"{self.weight_decay} with {self.optimizer.name} and weight_decay_mode {mode}",
                 "Set it to 0, or use EXACT_ROWWISE_ADAGRAD with WeightDecayMode.L2",
@@ -133,6 +139,13 @@ class Options:
         return MODES[self.pooling_mode]
 
 
-def _refused(name: str, value: Any, instead: str) -> ArgumentValueError:
+def named(tables: Sequence[str]) -> str:
+    """Returns the names of tables for an error; of many tables the first."""
+    names = list(dict.fromkeys(tables))
+    others = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
+    return f"{'tables' if len(names) > 1 else 'table'} {', '.join(names[:_MOST_NAMES])}{others}"
+
+
+def _refused(where: str, name: str, value: Any, instead: str) -> ArgumentValueError:
     shown = getattr(value, "name", value)
-    return ArgumentValueError(f"{WHERE}: {name} is {shown}, which has no fused form. {instead}.")
+    return ArgumentValueError(f"{where}: {name} is {shown}, which has no fused form. {instead}.")

@@ -60,7 +60,7 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         """Creates tables with uninitialized rows; see the class."""
         torch.nn.Module.__init__(self)
         self.uuid = str(uuid.uuid4())
-        self.options = Options.of(options)
+        self.options = Options.of(options, table_names or ())
         self.embedding_specs = list(embedding_specs)
         self.table_names = list(table_names or (f"table {n}" for n in range(len(self.embedding_specs))))
         for name, (*_, location, _) in zip(self.table_names, self.embedding_specs, strict=True):

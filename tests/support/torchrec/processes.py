@@ -23,20 +23,27 @@ def free_port() -> int:
         return bound.getsockname()[1]
 
 
-def run_cases(world: int, cases: Callable[[], Mapping[str, Callable[[], Any]]]) -> dict[str, list[Any]]:
+def run_cases(
+    world: int, cases: Callable[[], Mapping[str, Callable[[], Any]]], wait: float = 60.0
+) -> dict[str, list[Any]]:
     """Runs each case on all ranks of a new group. Returns, by name, each rank's result, or its traceback.
 
-    The cases after a failing case do not run.
+    The cases after a failing case do not run. ``wait``: the group's timeout in seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, (world, free_port(), cases, folder), world)
+        mp.spawn(_process, (world, free_port(), cases, folder, wait), world)
         ranks = [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world)]
     names = dict.fromkeys(name for found in ranks for name in found)
     return {name: [found.get(name, "not run: another case has failed") for found in ranks] for name in names}
 
 
 def _process(
-    rank: int, world: int, port: int, cases: Callable[[], Mapping[str, Callable[[], Any]]], folder: str
+    rank: int,
+    world: int,
+    port: int,
+    cases: Callable[[], Mapping[str, Callable[[], Any]]],
+    folder: str,
+    wait: float,
 ) -> None:
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
@@ -47,7 +54,7 @@ def _process(
         LOCAL_WORLD_SIZE=str(world),
     )
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # if another rank has failed
+    dist.init_process_group("gloo", timeout=timedelta(seconds=wait))  # if another rank has failed
     found = {}
     for name, case in cases().items():
         try:
