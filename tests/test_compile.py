@@ -26,13 +26,13 @@ def _nothing_compiled() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("gradients", (False, True))
+@pytest.mark.parametrize("gradients", (False, pytest.param(True, marks=pytest.mark.long)))
 def test_opcheck_embedding_bag(gradients):
     for sample in embedding_bag_samples():
         opcheck(OPERATORS.embedding_bag.default, with_gradients(sample, gradients))
 
 
-@pytest.mark.parametrize("gradients", (False, True))
+@pytest.mark.parametrize("gradients", (False, pytest.param(True, marks=pytest.mark.long)))
 def test_opcheck_fused_embedding_bag(gradients):
     specs = [(9, dim, torch.float32) for dim in (4, 8, 3, 8)]
     mixed = [(9, 4, torch.float16), (5, 8, torch.float32), (7, 3, torch.bfloat16)]
@@ -58,9 +58,10 @@ def test_fakes_raise_where_the_kernel_would():
             OPERATORS.embedding_bag(*given)
 
 
-BACKENDS = ("aot_eager", "inductor")
+BACKENDS = ("aot_eager", pytest.param("inductor", marks=pytest.mark.long))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ("sum", "mean", "max"))
 def test_compiled_function(mode):
     @torch.compile(fullgraph=True, dynamic=True, backend="inductor")
@@ -78,6 +79,7 @@ def test_compiled_function(mode):
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+@pytest.mark.long
 def test_compiled_operator_without_gradients():
     problem = Problem([(9, 4, torch.float32), (5, 8, torch.float32)])
     counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
@@ -124,6 +126,7 @@ def test_compiled_collection(backend, sparse):
             torch.testing.assert_close(compiled(*given), module(*given))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tables", (1, 3))
 def test_compiled_sparse_gradients_have_the_rows_that_occur(tables):
     single, several = EmbeddingBag(9, 4, mode="sum", sparse=True), [Table(9, 4)] * tables

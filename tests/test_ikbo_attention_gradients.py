@@ -49,7 +49,7 @@ def gradients(of, tensors, factors):
 
 
 @each_form
-@pytest.mark.parametrize("own", (None, 2))
+@pytest.mark.parametrize("own", (None, pytest.param(2, marks=pytest.mark.long)))
 def test_gradcheck(own, form):
     case = Case(
         sq=2, heads=4, dim=3, users=3, candidates=4, positions=5, dtype=torch.float64, self_queries=own
@@ -240,7 +240,7 @@ def test_autocast(dtype):
 # ---- compiler
 
 
-@pytest.mark.parametrize("wanted", (False, True))
+@pytest.mark.parametrize("wanted", (False, pytest.param(True, marks=pytest.mark.long)))
 @each_form
 def test_opcheck(form, wanted):
     case = Case(
@@ -306,12 +306,13 @@ def compile_and_compare(backend, form, wanted, own=None):
     assert counter.frame_count == 1  # one graph for every batch
 
 
-@pytest.mark.parametrize("own", (None, 1))
+@pytest.mark.parametrize("own", (None, pytest.param(1, marks=pytest.mark.long)))
 @each_form
 def test_compiled(form, own):
     compile_and_compare("aot_eager", form, True, own)
 
 
+@pytest.mark.long
 def test_compiled_by_inductor():
     compile_and_compare("inductor", "lengths", False)
 

@@ -453,6 +453,7 @@ def test_compiled(levels):
     compile_and_compare("aot_eager", levels, True)
 
 
+@pytest.mark.long
 def test_compiled_by_inductor():
     compile_and_compare("inductor", 2, False)
 

@@ -257,6 +257,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("operator, name, arguments", CASES)
 def test_no_leak_of_gradients(
     operator: str, name: str, arguments: Inputs, capfd: pytest.CaptureFixture[str]

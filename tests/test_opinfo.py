@@ -191,7 +191,14 @@ def test_fake():
     both("plain", shape, lambda options: not options.get("sparse"))  # torch's own fails on fake tensors
 
 
-@pytest.mark.parametrize("mode", ("real", "fake", "symbolic"))
+@pytest.mark.parametrize(
+    "mode",
+    (
+        pytest.param("real", marks=pytest.mark.long),
+        pytest.param("fake", marks=pytest.mark.long),
+        "symbolic",
+    ),
+)
 def test_make_fx(mode):
     def traced(function, weight, factors):
         run = lambda weight: function(weight, factors)  # noqa: E731

@@ -240,6 +240,7 @@ def works(draw: st.DrawFn) -> Work:
     return Work(tables, lengths, schedules, draw(st.sampled_from((1, 132))))
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(works())
 def test_every_bag_is_in_one_task(work: Work) -> None:

@@ -113,6 +113,7 @@ def test_the_least_bytes_count_rows_in_use_once(columns):
     assert subject.least_bytes(batch) == 2 * 3 * 4 + (2 + 1) * 8 * 4 + 3 * 2 * 8 * 4
 
 
+@pytest.mark.long
 def test_every_figure_runs(columns, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     figures = "micro,mixed,models,ablations,strings,transfers,host_tables"
@@ -136,6 +137,7 @@ def test_every_figure_runs(columns, tmp_path, capsys):
     assert "Million strings a second" in text and "µs for the strings of a batch of 6" in text
 
 
+@pytest.mark.long
 def test_ready_counts_in_new_processes(columns, tmp_path):
     record = results(columns, tmp_path, "--figures", "ready", "--contestants", "torch;recfuse")
     (ready,) = record["ready"]

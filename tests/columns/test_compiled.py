@@ -51,6 +51,7 @@ def test_one_program_for_all_sizes(packed, grad):
     assert counter.frame_count == 1
 
 
+@pytest.mark.long
 def test_inductor():
     module = EmbeddingColumns(SUMS)
     compiled = torch.compile(lambda batch: module(batch).relu() + 1, fullgraph=True)

@@ -44,6 +44,7 @@ quick = settings(
 )
 
 
+@pytest.mark.long
 @given(st.randoms(use_true_random=False), st.booleans())
 @quick
 def test_random_programs(draw, gradients):

@@ -96,7 +96,9 @@ def reference_of(module):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("compiled", (False, True), ids=("eager", "compiled"))
+@pytest.mark.parametrize(
+    "compiled", (False, pytest.param(True, marks=pytest.mark.long)), ids=("eager", "compiled")
+)
 def test_a_weight_that_was_changed(way, compiled):
     module = EmbeddingColumns(COLUMNS)
     batch = mapping(parts())

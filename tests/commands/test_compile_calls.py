@@ -110,7 +110,7 @@ def is_forward(kernel: tuple[str, ...]) -> bool:
     return kernel[2] in ("rf_embedding_bag", "rf_short_bags", "rf_fused_embedding_bag", "rf_fused_map")
 
 
-@pytest.mark.parametrize("rows", [3000, 400_000])
+@pytest.mark.parametrize("rows", [3000, pytest.param(400_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_of_a_table_by_any_batch(compiled, kind: str, rows: int) -> None:
     given = ["--dim", "16", "--rows", str(rows), "--index", "int32", "--mode", "mean", "--training", kind]

@@ -31,6 +31,7 @@ def test_the_reason_is_not_that_of_a_peer():
     assert last_line("") == "-" and last_line("no error\n\n") == "no error"
 
 
+@pytest.mark.long
 def test_processes_have_the_kernels_that_were_chosen(tmp_path):
     pytest.importorskip("hypothesis")
     checkout = tmp_path / "checkout"

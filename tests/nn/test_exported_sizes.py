@@ -83,7 +83,9 @@ MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[int], Batch], A
 }
 
 
-@pytest.mark.parametrize("strict", (False, True), ids=("traced", "strict"))
+@pytest.mark.parametrize(
+    "strict", (False, pytest.param(True, marks=pytest.mark.long)), ids=("traced", "strict")
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_sizes_of_exported_programs(name: str, strict: bool) -> None:
     make, batch, shapes = MODELS[name]

@@ -54,6 +54,7 @@ def test_the_next_gradient_takes_the_memory(more):
     assert len(places) == 1
 
 
+@pytest.mark.long
 def test_gradients_that_live_keep_their_memory():
     living = [gradient(LARGE, scale) for scale in range(6)]
     assert len({found.values().data_ptr() for found in living}) == 6
@@ -74,6 +75,7 @@ def test_a_much_larger_gradient_has_its_own():
     assert large.values().data_ptr() != place
 
 
+@pytest.mark.long
 def test_threads_take_and_give_back_at_once():
     wrong = []
 

@@ -110,7 +110,7 @@ CHANGES = {
 
 
 @each_layer
-@pytest.mark.parametrize("compiled", (False, True))
+@pytest.mark.parametrize("compiled", (False, pytest.param(True, marks=pytest.mark.long)))
 def test_no_change_of_the_weight_is_missed(name, compiled):
     torch._dynamo.reset()
     layer, given = layer_and_inputs(name)

@@ -221,7 +221,14 @@ def compiled(tables, used, backend, loss=pooled):
 BACKENDS = {"aot_eager": lambda: "aot_eager", "recfuse": lambda: recfuse.backend("aot_eager")}
 
 
-@pytest.mark.parametrize(("sparse", "loss"), ((False, pooled), (True, pooled), (False, one_by_one)))
+@pytest.mark.parametrize(
+    ("sparse", "loss"),
+    (
+        (False, pooled),
+        pytest.param(True, pooled, marks=pytest.mark.long),
+        pytest.param(False, one_by_one, marks=pytest.mark.long),
+    ),
+)
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_a_compiled_step_raises_too(backend, sparse, loss):
     _, _, packed, ours = pair(optim.SparseAdam if sparse else MOVING["AdamW"], sparse)
@@ -234,7 +241,7 @@ def test_a_compiled_step_raises_too(backend, sparse, loss):
 
 
 @sees_optimizers
-@pytest.mark.parametrize("make", (MOVING["AdamW"], MOVING["momentum"]))
+@pytest.mark.parametrize("make", (MOVING["AdamW"], pytest.param(MOVING["momentum"], marks=pytest.mark.long)))
 def test_a_compiled_program_with_a_parameter_a_table(make):
     plain, theirs, packed, ours = pair(make, row_wise=False)
     for used in STEPS:
@@ -245,6 +252,7 @@ def test_a_compiled_program_with_a_parameter_a_table(make):
         same(plain, packed)
 
 
+@pytest.mark.long
 @sees_optimizers
 @pytest.mark.parametrize("kind", ("SGD", "Adagrad", "RowWiseAdagrad", "Adam"))
 def test_fused_optimizers_pass_over_such_tables_in_a_compiled_program(kind):

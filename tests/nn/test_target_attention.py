@@ -190,7 +190,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("form", ("dense", "jagged and self"))
-@pytest.mark.parametrize("compiled", (False, True))
+@pytest.mark.parametrize("compiled", (False, pytest.param(True, marks=pytest.mark.long)))
 def test_no_change_of_a_weight_is_missed(compiled, form):
     torch._dynamo.reset()
     layer = layer_of("shared heads")

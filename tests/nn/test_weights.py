@@ -417,7 +417,7 @@ def test_saved_files_hold_the_weights_once():
         assert stream.tell() <= 1.1 * 50 * 1000 * 16 * 4
 
 
-@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+@pytest.mark.parametrize("backend", ("aot_eager", pytest.param("inductor", marks=pytest.mark.long)))
 def test_a_maximum_that_is_compiled_keeps_its_winners(backend):
     """Not the weights, which may change before the backward pass."""
     for module, name, call in (

@@ -31,7 +31,7 @@ def _nothing_compiled():
 
 
 @pytest.mark.parametrize("gradients", (torch.enable_grad, torch.no_grad, torch.inference_mode))
-@pytest.mark.parametrize("backend", ("inductor", "aot_eager"))
+@pytest.mark.parametrize("backend", (pytest.param("inductor", marks=pytest.mark.long), "aot_eager"))
 def test_compiled_programs(backend, gradients):
     with gradients():
         compiled = torch.compile(Bag(), backend=backend)

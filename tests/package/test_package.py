@@ -18,6 +18,8 @@ import recfuse
 from support.processes.fresh import run_python
 from support.processes.wheels import ROOT, build, copy_checkout, expected_files, linked_files, wheel_name
 
+pytestmark = pytest.mark.long
+
 PACKAGE = Path(recfuse.__file__).parent
 needs_readelf = pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
 

@@ -226,6 +226,7 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     assert "5 of 5 failed" in printed.err
 
 
+@pytest.mark.long
 def test_compile_of_what_training_takes(capsys, monkeypatch, tmp_path):
     """For each table or plan and each optimizer: its form, and the message if there is no table for it."""
     asked = set()

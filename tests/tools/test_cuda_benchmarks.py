@@ -16,6 +16,8 @@ import recfuse
 from recfuse import info, timing
 from support.gpu_benchmark import compiler_log, on_the_cpu
 
+pytestmark = pytest.mark.long
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = [
     "--device", "cuda", "--rows", "500", "--dims", "8", "--batch-size", "6", "--num-indices-per-lookup", "4",

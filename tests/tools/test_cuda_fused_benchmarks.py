@@ -18,6 +18,8 @@ from recfuse import _C
 from recfuse.data import workloads
 from support.gpu_benchmark import compiler_log, on_the_cpu
 
+pytestmark = pytest.mark.long
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FIGURES = [
     "models", "sizes", "half", "skewed", "equal", "features", "one_hot", "end_to_end", "host", "tuning",

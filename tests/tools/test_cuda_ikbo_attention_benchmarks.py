@@ -12,6 +12,8 @@ import torch
 import recfuse
 from support.gpu_benchmark import BENCHMARKS, on_the_cpu
 
+pytestmark = pytest.mark.long
+
 TINY = [
     "--device", "cuda", "--candidates", "8", "--groups", "3,3+1", "--q", "2", "--dim", "8", "--heads", "2",
     "--kv", "4,6", "--sweep-kv", "6", "--self-kv", "5", "--ratios", "1,3,1..4", "--queries", "1,2",

@@ -9,6 +9,8 @@ import torch
 import recfuse
 from support.gpu_benchmark import BENCHMARKS, on_the_cpu
 
+pytestmark = pytest.mark.long
+
 TINY = [
     "--device", "cuda", "--candidates", "12", "--ratio", "5", "--m", "9", "--n", "8", "--k-user", "13",
     "--k-cand", "11", "--matmul", "16", "--rounds", "2", "--sweep-rounds", "1",

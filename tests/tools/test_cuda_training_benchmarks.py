@@ -11,6 +11,8 @@ import torch
 from recfuse.data import workloads
 from support.gpu_benchmark import on_the_cpu
 
+pytestmark = pytest.mark.long
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = [
     "--num-batches",

@@ -225,6 +225,7 @@ TINY_BAG = [
 ]
 
 
+@pytest.mark.long
 def test_embedding_bag_compares_all_hotness_levels(run, tmp_path, trace, capsys):
     target = tmp_path / "bag.json"
     assert run("embedding_bag", *TINY_BAG, "--trace", trace, "--json", target) == 0
@@ -270,6 +271,7 @@ def small_models(monkeypatch):
 TINY_FUSED = ["--batch-size", 3, "--num-batches", 2, "--rounds", 2]
 
 
+@pytest.mark.long
 def test_fused_embedding_bag_compares_models(run, small_models, tmp_path, capsys):
     target = tmp_path / "fused.json"
     assert run("fused_embedding_bag", "--models", "B,E", *TINY_FUSED, "--json", target) == 0
@@ -316,6 +318,7 @@ def test_training_compares_steps(run, tmp_path, capsys):
     assert "| 3 x 4 x 1, 40 x 4 | sparse |" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_ratios_are_plotted(run, small_models, tmp_path):
     pytest.importorskip("matplotlib")
     few_bags, few_models = [*TINY_BAG, "--hotness", "random"], [*TINY_FUSED, "--models", "B"]

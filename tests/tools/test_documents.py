@@ -48,6 +48,11 @@ def name(path):
     return path.relative_to(ROOT).as_posix()
 
 
+def marks_of(page):
+    """The marks of a page's examples: inductor compiles those of passes.md by a C++ compiler."""
+    return [pytest.mark.long] if page.name == "passes.md" else []
+
+
 def prose(text, tables):
     """Returns a page without code, targets of links, and text generated from the result files."""
     text = tables.MARK.sub(" ", text)
@@ -153,7 +158,9 @@ def test_commands_of_a_page_have_these_options(page):
         parser.parse_args(shlex.split(command))
 
 
-@pytest.mark.parametrize("page", EXAMPLES, ids=name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=marks_of(page), id=name(page)) for page in EXAMPLES]
+)
 def test_the_examples_of_a_page_run(page, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = page.read_text()

@@ -382,6 +382,7 @@ def damaged(draw, record):
     return text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ("table", "collection"))
 @settings(
     max_examples=300,

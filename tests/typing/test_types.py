@@ -37,6 +37,7 @@ def test_the_stub_has_the_keys_of_a_record():
     assert keys == set(_C.jit_status())
 
 
+@pytest.mark.long
 def test_a_checker_knows_the_types_of_public_names():
     pytest.importorskip("mypy")
     root = Path(__file__).parents[2]

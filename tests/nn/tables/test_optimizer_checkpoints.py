@@ -462,6 +462,7 @@ set_optimizer_state_dict(model, optimizer, state)
 """
 
 
+@pytest.mark.long
 def test_the_tool_may_be_imported_after_tables_were_packed():
     subprocess.run([sys.executable, "-c", IMPORTED_LATER], check=True)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
 import recfuse
 
-WAYS = ("eager", "aot_eager", "inductor", "exported", "decomposed")
+WAYS = ("eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.long), "exported", "decomposed")
 
 
 def passed(model, batch, way, **options):

@@ -17,6 +17,7 @@ def read(area: str, text: str) -> str:
     return " ".join(" ".join(WORDS["AREAS"][area][0](text)).split())
 
 
+@pytest.mark.long
 def test_a_table_of_every_area_is_printed():
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True)
     head, *rows = done.stdout.splitlines()
