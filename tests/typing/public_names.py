@@ -54,6 +54,8 @@ def modules(indices: Tensor, offsets: Tensor) -> None:
     collection = nn.FusedEmbeddingBagCollection(tables)
     assert_type(collection.feature_names, list[str])
     assert_type(nn.FusedEmbeddingBagCollection.from_embedding_bags([bag]), nn.FusedEmbeddingBagCollection)
+    assert_type(nn.FusedEmbeddingCollection(tables).feature_names, list[str])
+    assert_type(nn.FusedEmbeddingCollection.from_embeddings([]), nn.FusedEmbeddingCollection)
     assert_type(collection.forward(indices, offsets), Tensor)
     linear = nn.IKBOLinear.from_linear(torch.nn.Linear(6, 4), in_features=(4, 2))
     assert_type(linear, nn.IKBOLinear)

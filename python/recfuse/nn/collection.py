@@ -55,32 +55,7 @@ class Table:
     @staticmethod
     def of(config: Any) -> Table:
         """Create a Table from a ``(num_embeddings, embedding_dim)`` pair or TorchRec's EmbeddingBagConfig."""
-        if isinstance(config, Table):
-            return config
-        if isinstance(config, (tuple, list)) and len(config) == 2:
-            return Table(*config)
-        if isinstance(config, torch.nn.EmbeddingBag):
-            raise _type_error(
-                f"a table is {a_type(config)}, which has weights; expected a table without weights. Call "
-                "FusedEmbeddingBagCollection.from_embedding_bags(bags) to keep the weights."
-            )
-        fields = ("num_embeddings", "embedding_dim", "name", "feature_names")
-        if not all(hasattr(config, name) for name in fields):
-            needed = "a recfuse.nn.Table, a (num_embeddings, embedding_dim) pair or an EmbeddingBagConfig"
-            raise wrong_type(f"{_WHERE}: a table", config, needed)
-        data_type = getattr(getattr(config, "data_type", None), "value", "FP32")
-        if data_type not in _DATA_TYPES:
-            raise _value_error(
-                f"data_type of {config.name} is {data_type}; expected {', '.join(_DATA_TYPES)}"
-            )
-        return Table(
-            config.num_embeddings,
-            config.embedding_dim,
-            name=config.name,
-            mode=getattr(getattr(config, "pooling", None), "value", "SUM").lower(),
-            dtype=_DATA_TYPES[data_type],
-            feature_names=tuple(config.feature_names),
-        )
+        return table_of(config, _WHERE, "EmbeddingBagConfig")
 
 
 class FusedEmbeddingBagCollection(PackedModule):
@@ -152,14 +127,8 @@ class FusedEmbeddingBagCollection(PackedModule):
             raise wrong_type(f"{_WHERE}: tables", tables, f"an iterable of {needed}")
         configs = list(tables)
         new = [Table.of(config) for config in configs]
-        names = [table.name if table.name is not None else f"t{number}" for number, table in enumerate(new)]
-        specs = [_spec_of(name, table, sparse) for name, table in zip(names, new, strict=True)]
-        _check_names(names)
-        features = [
-            (feature, number)
-            for number, (name, table) in enumerate(zip(names, new, strict=True))
-            for feature in tuple(table.feature_names) or (name,)
-        ]
+        names, specs = specs_of(new, sparse, _WHERE)
+        features = features_of(names, new)
         where = torch.empty(0, device=device).device
         self._pack_new(specs, [table.dtype for table in new], where, [table for _, table in features], sparse)
         self.feature_names = [feature for feature, _ in features]
@@ -210,7 +179,7 @@ class FusedEmbeddingBagCollection(PackedModule):
                 f"names has {len(names)} elements for {len(bags)} tables; expected equal numbers"
             )
         own_names = list(names) if names is not None else [f"t{number}" for number in range(len(bags))]
-        _check_names(own_names)
+        check_names(own_names, _WHERE)
         collection = cls.__new__(cls)
         torch.nn.Module.__init__(collection)
         collection._pack(own_names, bags, range(len(bags)), optimizers)
@@ -285,47 +254,100 @@ class FusedEmbeddingBagCollection(PackedModule):
         return f"features={features}, rows={rows}, output_dim={columns}, bytes={size}"
 
 
-def _type_error(detail: str) -> ArgumentTypeError:
-    return ArgumentTypeError(f"{_WHERE}: {detail}")
-
-
 def _value_error(detail: str) -> ArgumentValueError:
     return ArgumentValueError(f"{_WHERE}: {detail}")
 
 
-def _check_names(names: Sequence[str]) -> None:
+# ---- descriptions of tables, for all collections. ``where`` begins their errors.
+
+
+def table_of(config: Any, where: str, torchrec: str) -> Table:
+    """Create a Table from a description; ``torchrec`` is the name of TorchRec's class."""
+    if isinstance(config, Table):
+        return config
+    if isinstance(config, (tuple, list)) and len(config) == 2:
+        return Table(*config)
+    if isinstance(config, (torch.nn.EmbeddingBag, torch.nn.Embedding)):
+        kind = "embedding_bags" if isinstance(config, torch.nn.EmbeddingBag) else "embeddings"
+        raise ArgumentTypeError(
+            f"{where}: a table is {a_type(config)}, which has weights; expected a table without weights. "
+            f"Call from_{kind}(tables) to keep the weights."
+        )
+    fields = ("num_embeddings", "embedding_dim", "name", "feature_names")
+    if not all(hasattr(config, name) for name in fields):
+        needed = f"a recfuse.nn.Table, a (num_embeddings, embedding_dim) pair or an {torchrec}"
+        raise wrong_type(f"{where}: a table", config, needed)
+    data_type = getattr(getattr(config, "data_type", None), "value", "FP32")
+    if data_type not in _DATA_TYPES:
+        raise ArgumentValueError(
+            f"{where}: data_type of {config.name} is {data_type}; expected {', '.join(_DATA_TYPES)}"
+        )
+    return Table(
+        config.num_embeddings,
+        config.embedding_dim,
+        name=config.name,
+        mode=getattr(getattr(config, "pooling", None), "value", "SUM").lower(),
+        dtype=_DATA_TYPES[data_type],
+        feature_names=tuple(config.feature_names),
+    )
+
+
+def specs_of(tables: Sequence[Table], sparse: bool, where: str) -> tuple[list[str], list[TableSpec]]:
+    """Return names and specifications of tables before their placement; raise for an invalid table."""
+    names = [table.name if table.name is not None else f"t{number}" for number, table in enumerate(tables)]
+    specs = [_spec_of(name, table, sparse, where) for name, table in zip(names, tables, strict=True)]
+    check_names(names, where)
+    return names, specs
+
+
+def features_of(names: Sequence[str], tables: Sequence[Table]) -> list[tuple[str, int]]:
+    """Return the name of each feature, and the number of its table."""
+    return [
+        (feature, number)
+        for number, (name, table) in enumerate(zip(names, tables, strict=True))
+        for feature in tuple(table.feature_names) or (name,)
+    ]
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Raise ValueError unless names of tables are distinct and can be a part of a state_dict's names."""
     if not names:
-        raise _value_error("tables is empty; expected at least one table")
+        raise ArgumentValueError(f"{where}: tables is empty; expected at least one table")
     if len(set(names)) < len(names):
         twice = next(name for name in names if list(names).count(name) > 1)
-        raise _value_error(f"two tables are named {twice!r}")
+        raise ArgumentValueError(f"{where}: two tables are named {twice!r}")
     for name in names:
         if not isinstance(name, str) or not name or "." in name:
-            raise _value_error(
-                f"a table is named {name!r}; expected a string that is not empty and has no dot, since it "
-                "is a part of a name in the state_dict"
+            raise ArgumentValueError(
+                f"{where}: a table is named {name!r}; expected a string that is not empty and has no dot, "
+                "since it is a part of a name in the state_dict"
             )
 
 
-def _spec_of(name: str, table: Table, sparse: bool) -> TableSpec:
-    """Return the specification of a table before its placement; raise for an invalid table."""
+def _spec_of(name: str, table: Table, sparse: bool, where: str) -> TableSpec:
     if not isinstance(table.dtype, torch.dtype) or not table.dtype.is_floating_point:
-        raise _type_error(f"dtype of {name} is {table.dtype!r}; expected a floating-point torch.dtype")
+        raise ArgumentTypeError(
+            f"{where}: dtype of {name} is {table.dtype!r}; expected a floating-point torch.dtype"
+        )
     if isinstance(table.feature_names, str):
-        raise _type_error(
-            f"feature_names of {name} is the str {table.feature_names!r}; expected a sequence of names"
+        raise ArgumentTypeError(
+            f"{where}: feature_names of {name} is the str {table.feature_names!r}; expected a sequence of "
+            "names"
         )
     if table.mode not in MODES:
-        raise _value_error(f'mode of {name} is {table.mode!r}; expected "sum", "mean" or "max"')
+        raise ArgumentValueError(
+            f'{where}: mode of {name} is {table.mode!r}; expected "sum", "mean" or "max"'
+        )
     if sparse and table.mode == "max":
-        raise _value_error(
-            f'sparse is True and mode of {name} is "max", which has no sparse gradient. Pass sparse=False.'
+        raise ArgumentValueError(
+            f'{where}: sparse is True and mode of {name} is "max", which has no sparse gradient. Pass '
+            "sparse=False."
         )
     rows, dim = (
-        integer(f"{_WHERE}: {field} of {name}", getattr(table, field), 0, _MOST)
+        integer(f"{where}: {field} of {name}", getattr(table, field), 0, _MOST)
         for field in ("num_embeddings", "embedding_dim")
     )
     padding = table.padding_idx
     if padding is not None:
-        padding = integer(f"{_WHERE}: padding_idx of {name}", padding, -rows, rows - 1) % rows
+        padding = integer(f"{where}: padding_idx of {name}", padding, -rows, rows - 1) % rows
     return TableSpec(name, rows, dim, table.mode, padding)

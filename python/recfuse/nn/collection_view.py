@@ -22,6 +22,8 @@ from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES
 from recfuse.data.forms import Lookups
 from recfuse.nn.collection import FusedEmbeddingBagCollection
+from recfuse.nn.lookups.collection import FusedEmbeddingCollection
+from recfuse.nn.lookups.table import PackedEmbedding
 from recfuse.nn.packed.layout import (
     Layout,
     NativeCall,
@@ -51,7 +53,9 @@ __all__ = [
 SAVED_CLASSES = (
     FusedEmbeddingBagCollection,
     FusedEmbeddingBagList,
+    FusedEmbeddingCollection,
     *TABLE_CLASSES,
+    PackedEmbedding,
     Layout,
     TableSpec,
     Tuning,

@@ -1,43 +1,32 @@
-"""``fused_embedding``: lookups of many features in one call, without pooling; its gradients and its shape.
-
-The backward pass is that of ``fused_embedding_bag``: a slot of the output is a bag of one lookup. The forward
-pass writes the row of each slot for it, -1 for slots without a gradient, which no gradient kernel counts.
-"""
+"""``fused_embedding``: lookups of many features in one call, without pooling; its shape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from recfuse._codes import CODES, DTYPES
-from recfuse._storage import is_readable
+from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, NotATensorError, a_type
-from recfuse.ops.autograd import apply, eager_apply, refuse_jvp, register
-from recfuse.ops.bags import Sink, _cached_feature
+from recfuse.ops.autograd import apply, register
 from recfuse.ops.fused_embedding_bag import fused_dtype
-from recfuse.ops.gradients import Form, OutputGrad, bags_of, coalesced, dense_grad, mark_later, sparse_grads
+from recfuse.ops.gradients import bags_of
+from recfuse.ops.histories import JOINED, PADDED, SPARSE, LookedUp, looked_up
 from recfuse.ops.library import (
     below_autograd,
-    call_below_autograd,
     check_1d,
     check_tensor,
-    dtype_code,
     is_compiled,
     is_transformed,
     needs_derivatives,
     register_fake,
 )
-from recfuse.ops.pending_updates import UpdateSink, is_deferred, is_due, update_later, update_sinks
+from recfuse.ops.pending_updates import update_sinks
 from recfuse.ops.updates import check_finished, unfinished, updates_of
 
-_ops = torch.ops.recfuse
-_fused_embedding = _ops.fused_embedding.default
-_with_rows = _ops._fused_embedding_rows.default
-LAYOUTS: tuple[str, ...] = tuple(CODES["history_layout"])
-JAGGED, JOINED, PADDED = LAYOUTS
+_fused_embedding = torch.ops.recfuse.fused_embedding.default
 
 
 def fused_embedding(
@@ -138,7 +127,7 @@ def fused_embedding(
     try:
         if derivatives:
             sinks = (sparse,) * len(weights) if updates is None else update_sinks(weights, updates, sparse)
-            found: Tensor = _looked_up(call, sinks, *weights)
+            found: Tensor = looked_up(call, sinks, *weights)
             return found
         with below_autograd():
             return _fused_embedding(*call)
@@ -147,15 +136,15 @@ def fused_embedding(
         raise
 
 
-@torch.compiler.disable
+@torch._disable_dynamo
 def _outside_of_graphs(weights: Sequence[Tensor], *call: Any) -> Tensor:
     """Look up rows in a graph break of a compiled program."""
     updates = updates_of(weights)
     if unfinished:
         check_finished(weights, "a call of tables")
-    sparse = call[_SPARSE - 1]
+    sparse = call[SPARSE - 1]
     sinks = (sparse,) * len(weights) if updates is None else update_sinks(weights, updates, sparse)
-    found: Tensor = _looked_up((weights, *call), sinks, *weights)
+    found: Tensor = looked_up((weights, *call), sinks, *weights)
     return found
 
 
@@ -233,113 +222,6 @@ def _check_tensors(weights: Any, features: Any, indices: Any, offsets: Any, fill
 
 # ---- gradients
 
-_SIZES, _LAYOUT, _SPARSE = 5, 7, 10
-"""Positions among the arguments of the operator."""
-
-
-class LookedUp(torch.autograd.Function):
-    """A call that looks up rows. The last arguments are the weights."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, call: tuple[Any, ...], sinks: Sequence[Sink], *weights: Tensor
-    ) -> Tensor:
-        """Call the operator, and keep the row of each slot."""
-        output, rows = call_below_autograd(_with_rows, *call)
-        forms = [
-            (number, *weight.shape, dtype_code(weight, "fused_embedding", "weights"))
-            for number, weight in enumerate(weights)
-        ]
-        ctx.save_for_backward(rows, call[1])
-        ctx.call = forms, call[_LAYOUT], call[_SIZES], sinks
-        return output  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Return gradients of the weights, and update weights of fused optimizers."""
-        rows, features = ctx.saved_tensors
-        forms, layout, sizes, sinks = ctx.call
-        needed, count = ctx.needs_input_grad, len(sinks)
-        grads: list[Tensor | None] = [None] * len(needed)
-        for output, members in _problems(grad, rows, features, forms, layout, sizes):
-            sparse: list[tuple[int, Form]] = []
-            due: dict[int, UpdateSink] = {}
-            for number, form in members:  # the number of the weight; its form has its number in the problem
-                at, sink = number - count, sinks[number]
-                if not needed[at]:
-                    continue
-                if sink is False:
-                    grads[at] = dense_grad(output, form)
-                elif sink is True or is_deferred(sink):
-                    sparse.append((at, form))
-                elif is_due(sink, ctx.next_functions[at][0]):
-                    due[form[0]] = sink
-            if sparse:
-                of_forms = [form for _, form in sparse]
-                for (at, form), found in zip(sparse, sparse_grads(output, of_forms), strict=True):
-                    grads[at] = coalesced(form, *found)
-                    if is_readable(found[1]):
-                        mark_later(ctx, *found, at)
-            if due:
-                update_later(output, due, len(members))
-        return tuple(grads)
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        """Raise NotImplementedError."""
-        refuse_jvp("fused_embedding")
-
-
-_looked_up = eager_apply(LookedUp)
-_Problem = tuple[OutputGrad, Sequence[tuple[int, Form]]]
-
-
-def _problems(
-    grad: Tensor, rows: Tensor, features: Tensor, forms: Sequence[Form], layout: str, sizes: Sequence[int]
-) -> Iterator[_Problem]:
-    """Return the gradient as gradients of calls that pool bags of one lookup, each with its weights."""
-    if layout != JAGGED:
-        columns = grad.reshape(-1, grad.shape[-1])
-        own = features.clone()  # whole weights, since `rows` are those of a weight
-        own[:, 1] = 0
-        own[:, 2] = torch.tensor([form[1] for form in forms])[features[:, 0]]
-        own[:, 5] = -1
-        yield _bags_of_one(columns, own, rows), list(enumerate(forms))
-        return
-    pieces = _pieces(grad, rows, features, forms, sizes) if sizes else None
-    first_row = 0
-    for number, (_, n_rows, dim, code) in enumerate(forms):
-        if pieces is None:
-            own_grad, own_rows = grad, rows - first_row if first_row else rows
-            first_row += n_rows  # rows of other weights are invalid, and count as no lookup
-        elif pieces[number]:
-            own_grad, own_rows = (torch.cat(parts) for parts in zip(*pieces[number], strict=True))
-        else:
-            own_grad, own_rows = grad[:0].view(0, dim), rows[:0]
-        feature = _ops._feature if torch._C._len_torch_dispatch_stack() else _cached_feature
-        output = _bags_of_one(own_grad, feature(n_rows, dim, 0, -1), own_rows)
-        yield output, [(number, (0, n_rows, dim, code))]
-
-
-def _pieces(
-    grad: Tensor, rows: Tensor, features: Tensor, forms: Sequence[Form], sizes: Sequence[int]
-) -> list[list[tuple[Tensor, Tensor]]]:
-    """Return, for each weight, the gradients and rows of its features."""
-    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in forms]
-    element = lookup = 0
-    for number, size in zip(features[:, 0].tolist(), sizes, strict=True):
-        dim = forms[number][2]
-        if size:
-            part = grad[element : element + size * dim].view(size, dim)
-            found[number].append((part, rows[lookup : lookup + size]))
-        element, lookup = element + size * dim, lookup + size
-    return found
-
-
-def _bags_of_one(grad: Tensor, features: Tensor, rows: Tensor) -> OutputGrad:
-    offsets = torch.arange(rows.shape[0] + 1, device=rows.device)
-    return grad, features, rows, offsets, None, None, False
-
 
 def _differentiate(*call: Any) -> Tensor:
     """Call the operator for the compiler and torch.func."""
@@ -350,7 +232,7 @@ def _differentiate(*call: Any) -> Tensor:
             return _fused_embedding(*call)
     if fill is not None and fill.requires_grad:
         _refuse_fill()
-    return apply(LookedUp, given, [given[_SPARSE]] * len(weights), *weights)  # type: ignore[no-any-return]
+    return apply(LookedUp, given, [given[SPARSE]] * len(weights), *weights)  # type: ignore[no-any-return]
 
 
 _defaults = tuple(argument.default_value for argument in _fused_embedding._schema.arguments)
@@ -393,4 +275,4 @@ def _(*call: Any) -> tuple[Tensor, Tensor]:
     output = _shape(*call)
     features, indices = call[1:3]
     slots = output.shape[0] * output.shape[1] * features.shape[0] if output.dim() == 3 else indices.shape[0]
-    return output, indices.new_empty((slots,), dtype=torch.int64)
+    return output, output.new_empty((slots,), dtype=torch.int64)

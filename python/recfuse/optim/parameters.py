@@ -51,7 +51,7 @@ def dense_tables(model: torch.nn.Module) -> set[int]:
         if isinstance(module, TableHolder):
             if not module._store.layout.sparse:
                 found.update(map(id, module.parameters(recurse=False)))
-        elif isinstance(module, torch.nn.EmbeddingBag) and not (
+        elif isinstance(module, (torch.nn.EmbeddingBag, torch.nn.Embedding)) and not (
             isinstance(module, PackedTable) or module.sparse
         ):
             found.add(id(module.weight))

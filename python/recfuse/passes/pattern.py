@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+
+from recfuse.nn.packed.fusable import why_not_fusable
 
 
 class Pattern(ABC):
@@ -32,9 +34,13 @@ class Pattern(ABC):
         return type(self.owner).__name__
 
     @property
-    def tables(self) -> list[torch.nn.EmbeddingBag]:
+    def tables(self) -> list[Any]:
         """The tables, in order."""
         return list(self.holder._modules.values())
+
+    def why_not_packable(self, others: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+        """Return why the tables cannot be packed; ``others`` are tensors of their model, with names."""
+        return why_not_fusable(self.tables, others)
 
     @abstractmethod
     def why_not(self) -> str | None:

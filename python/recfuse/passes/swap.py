@@ -13,8 +13,9 @@ from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentValueError, a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
+from recfuse.nn.lookups.module import PackedLookups
 from recfuse.nn.memory import advise_huge_pages
-from recfuse.nn.packed.fusable import gradient_hooks, has_hooks, is_fake_parameter, why_not_fusable
+from recfuse.nn.packed.fusable import gradient_hooks, has_hooks, is_fake_parameter
 from recfuse.nn.packed.holders import check_optimizers
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizers import Move
@@ -26,6 +27,7 @@ from recfuse.passes.apply_emb import POOL_ALL, ApplyEmb
 from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapEntry, SwapReport
 from recfuse.passes.torchrec_collection import TorchRecCollection
+from recfuse.passes.torchrec_embeddings import TorchRecEmbeddings
 from recfuse.passes.unswap import unswap
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SwapEntry", "SwapReport", "swap", "unswap"]
 
-_PATTERNS: tuple[type[Pattern], ...] = (TorchRecCollection, ApplyEmb)
+_PATTERNS: tuple[type[Pattern], ...] = (TorchRecCollection, TorchRecEmbeddings, ApplyEmb)
+_SWAPPED = EmbeddingBag, PackedModule, PackedLookups
 _Owners = dict[int, list[tuple[str, torch.nn.Module]]]
 
 
@@ -53,7 +56,8 @@ def swap(
 
     - Every ``torch.nn.EmbeddingBag`` on the CPU or a CUDA device becomes a :class:`recfuse.nn.EmbeddingBag`.
       It stays the same object, with its Parameter, name and hooks.
-    - With ``fuse``, every unsharded ``torchrec.EmbeddingBagCollection`` pools all its tables in one call.
+    - With ``fuse``, every unsharded ``torchrec.EmbeddingBagCollection`` pools all its tables in one call, and
+      every unsharded ``torchrec.EmbeddingCollection`` looks all its tables up in one call.
     - With ``fuse``, a model like facebookresearch/dlrm's ``DLRM_Net`` does so too. It has ``emb_l``, a
       ModuleList of EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l, v_W_l)``. ``swap`` reads the
       code of the method, and replaces it only if that proves that one call gives the same result.
@@ -187,7 +191,7 @@ def _swap_modules(
 ) -> SwapReport:
     """Replace the modules of a model, and return the report."""
     report = SwapReport()
-    already = [named for named in model.named_modules() if isinstance(named[1], (EmbeddingBag, PackedModule))]
+    already = [named for named in model.named_modules() if isinstance(named[1], _SWAPPED)]
     patterns = list(_fusable_patterns(model, report)) if fuse else []
     if fuse_optimizers:
         _check_optimizers(model, patterns, optimizers)
@@ -266,7 +270,7 @@ def _why_not_packed(
     tables, holder = pattern.tables, pattern.holder
     if not tables:
         return "no table is in the list"
-    if reason := why_not_fusable(tables, tensors):
+    if reason := pattern.why_not_packable(tensors):
         return reason
     if has_hooks(holder) or len(owners.get(id(holder), ())) > 1:
         return "the list of tables has hooks, or belongs to another module too"
@@ -318,7 +322,7 @@ def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
         module.__class__ = EmbeddingBag
         advise_huge_pages(module.weight.detach())
         report.add(name, kind, "replaced", "recfuse.nn.EmbeddingBag")
-    elif isinstance(module, (EmbeddingBag, PackedModule, PackedTable)):
+    elif isinstance(module, (*_SWAPPED, PackedTable)):
         return
     elif isinstance(module, torch.nn.EmbeddingBag):
         parametrized = hasattr(module, "parametrizations")

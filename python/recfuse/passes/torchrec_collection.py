@@ -17,13 +17,13 @@ class TorchRecCollection(Pattern):
     @classmethod
     def find(cls, name: str, module: torch.nn.Module) -> TorchRecCollection | None:
         """Return the pattern if a module has exactly this class: a subclass may have another forward."""
-        found = type(module) is _class_of("torchrec.modules.embedding_modules", "EmbeddingBagCollection")
+        found = type(module) is class_of("torchrec.modules.embedding_modules", "EmbeddingBagCollection")
         return cls(name, module, module.embedding_bags) if found else None
 
     @classmethod
     def find_fused(cls, name: str, module: torch.nn.Module) -> TorchRecCollection | None:
         """Return the pattern if a module has the class that ``fuse`` sets."""
-        found = type(module) is _class_of("recfuse.nn.keyed", "FusedKeyedEmbeddingBagCollection")
+        found = type(module) is class_of("recfuse.nn.keyed", "FusedKeyedEmbeddingBagCollection")
         return cls(name, module, module.embedding_bags) if found else None
 
     def why_not(self) -> str | None:
@@ -72,6 +72,6 @@ class TorchRecCollection(Pattern):
         return "torchrec.EmbeddingBagCollection"
 
 
-def _class_of(module: str, name: str) -> type | None:
+def class_of(module: str, name: str) -> type | None:
     """Return a class, or None if its module is not imported, so that no model can contain an instance."""
     return getattr(sys.modules.get(module), name, None)

@@ -10,17 +10,22 @@ from torch.nn import Parameter
 from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.embedding_bag import EmbeddingBag
+from recfuse.nn.lookups.module import PackedLookups
 from recfuse.nn.packed.frozen_alone import check_counts
 from recfuse.nn.packed.holders import check_optimizers, with_wrapped
 from recfuse.nn.packed.layout import is_sharded, table_rows
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizer_state import Piece, Target
 from recfuse.nn.packed.optimizers import Move
+from recfuse.nn.packed.tables import PackedTables
 from recfuse.optim.adoption import release
 from recfuse.passes.apply_emb import ApplyEmb, has_fused_method
 from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapReport
 from recfuse.passes.torchrec_collection import TorchRecCollection
+from recfuse.passes.torchrec_embeddings import TorchRecEmbeddings
+
+_PATTERNS: tuple[type[Pattern], ...] = (ApplyEmb, TorchRecCollection, TorchRecEmbeddings)
 
 
 def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer] = ()) -> SwapReport:
@@ -95,9 +100,12 @@ def _fused_patterns(model: torch.nn.Module, report: SwapReport) -> list[Pattern]
     """Return the patterns that ``swap`` has packed; report packed modules that it has not made."""
     found: list[Pattern] = []
     for name, module in model.named_modules():
-        if pattern := ApplyEmb.find_fused(name, module) or TorchRecCollection.find_fused(name, module):
+        pattern = next(filter(None, (kind.find_fused(name, module) for kind in _PATTERNS)), None)
+        if pattern is not None:
             found.append(pattern)
-        elif isinstance(module, PackedModule) and not any(module is pattern.owner for pattern in found):
+        elif isinstance(module, (PackedModule, PackedLookups)) and not any(
+            module is pattern.owner for pattern in found
+        ):
             reason = (
                 "swap did not create this module, and torch has no module with its call. Read the weights "
                 "from its .tables."
@@ -106,7 +114,7 @@ def _fused_patterns(model: torch.nn.Module, report: SwapReport) -> list[Pattern]
     return found
 
 
-def _unpacked(owner: PackedModule, first_matrix: int, targets: list[Target]) -> list[torch.nn.EmbeddingBag]:
+def _unpacked(owner: PackedTables, first_matrix: int, targets: list[Target]) -> list[torch.nn.EmbeddingBag]:
     """Return torch's modules, with shared weights as before; add each Parameter's source to ``targets``."""
     matrices = owner.packed_weights()
     parameters: dict[tuple[int, int, int], Parameter] = {}

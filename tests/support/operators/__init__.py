@@ -38,6 +38,10 @@ def calls() -> dict[str, Call]:
     }
     weights = {"weights": [bag["weight"]]}
     fused = {**weights, **lookups, "output_dim": 8, "per_sample_weights": torch.rand(6)}
+    histories: Call = {
+        **weights, **lookups, "output_dim": 8, "sizes": [], "fill": torch.rand(8), "layout": "padded",
+        "length": 2,
+    }  # fmt: skip
     gradient: Call = {"grad": torch.rand(2, 8), **lookups}
     factors: Call = {"per_sample_weights": torch.rand(6), "winners": torch.zeros(2, 8, dtype=torch.int64)}
     forms = {"groups": [0], "row_counts": [9], "dims": [4], "dtypes": [FLOAT32]}
@@ -79,6 +83,8 @@ def calls() -> dict[str, Call]:
             **plain,
             **form,
         },
+        "fused_embedding": histories,
+        "_fused_embedding_rows": histories,
         "fused_embedding_bag": fused,
         "_fused_embedding_bag_with_winners": fused | {"per_sample_weights": None},
         "_fused_embedding_bag_updated": {**updater, **fused},

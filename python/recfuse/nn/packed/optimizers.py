@@ -295,6 +295,6 @@ def _renamed(old: str, name: str) -> str:
     """
     parts = old.split(".")
     parts = parts[:-2] if parts[-1] == "weight" else parts[:-1]
-    if parts and parts[-1] == "embedding_bags":
+    if parts and name.startswith(f"{parts[-1]}."):  # the submodule with the tables
         parts.pop()
     return ".".join((*parts, name))

@@ -28,6 +28,9 @@ class PackedTables(PackedParameters):
     Calls, compiled and exported programs and optimizers only read and write the packed Parameters.
     """
 
+    _table_class = PackedTable
+    """The class of the tables."""
+
     def _publish(
         self, layout: Layout, parameters: Mapping[str, Parameter], training: Sequence[bool] = ()
     ) -> None:
@@ -36,7 +39,7 @@ class PackedTables(PackedParameters):
             holder.register_parameter(name, parameter)
         store = PackedStore(layout, self, holder)
         for number, spec in enumerate(layout.tables):
-            table = holder._modules[spec.name] = PackedTable(store, number)
+            table = holder._modules[spec.name] = self._table_class(store, number)
             table.training = training[number] if training else self.training
         self._store = holder._store = store
         if self._tables_name:

@@ -118,6 +118,16 @@ def columns_of(pooled: Tensor, module: Any) -> list[Tensor]:
     return list(pooled.split(dims, dim=1))
 
 
+def lookups_of(flat: Tensor, elements: Sequence[int], module: Any) -> list[Tensor]:
+    """Return the elements of each feature from the flat result of a packed module, as views.
+
+    Features without a gradient are recorded in the node of the call.
+    """
+    if torch.compiler.is_compiling():
+        return list(flat.split(list(elements)))
+    return _split(flat, elements, module.number, 0)
+
+
 _untold: set[int] = set()
 """Numbers of modules whose tables programs of an old compiler look up, which may drop the records."""
 
@@ -132,8 +142,8 @@ def _note_compiled(module: int) -> bool:
 _note_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _split(pooled: Tensor, dims: Sequence[int], number: int) -> list[Tensor]:
-    found = list(pooled.split_with_sizes(dims, 1))
+def _split(pooled: Tensor, dims: Sequence[int], number: int, dim: int = 1) -> list[Tensor]:
+    found = list(pooled.split_with_sizes(dims, dim))
     if found and pooled.requires_grad and not torch._C._are_functorch_transforms_active():
         node, split = pooled.grad_fn, found[0].grad_fn
         if split is not None and isinstance(node, torch.autograd.function.BackwardCFunction):

@@ -1,0 +1,1 @@
+"""Modules that look up rows of packed tables, without pooling."""

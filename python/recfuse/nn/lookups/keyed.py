@@ -1,0 +1,93 @@
+"""TorchRec's ``EmbeddingCollection``, with its tables looked up in one call.
+
+Only programs with TorchRec import this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from recfuse.data.forms import of_keys
+from recfuse.nn.lookups.module import PackedLookups
+from recfuse.nn.packed.pooling import has_kernel, refuse_proxy
+from recfuse.nn.packed.table_dict import Tables
+
+
+class FusedKeyedEmbeddingCollection(EmbeddingCollection, PackedLookups):
+    """An ``EmbeddingCollection`` with packed Parameters, and the same input, output and state_dict.
+
+    :func:`recfuse.swap` creates it from a model's own collection by a change of class, which Python allows
+    only if that class comes first among the bases.
+    """
+
+    def pack_features(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+        """Pack the tables, with a feature for each feature name of each table."""
+        tables = self._modules["embeddings"]
+        table_of_feature = [number for number, names in enumerate(self._feature_names) for _ in names]
+        self._flat_feature_names = [name for names in self._feature_names for name in names]
+        self._flat_embedding_names = [name for names in self._embedding_names_by_table for name in names]
+        self._pack_embeddings(
+            list(tables._modules), list(tables._modules.values()), table_of_feature, optimizers
+        )
+
+    @property
+    def embeddings(self) -> Tables:
+        """The tables by name; each can be called."""
+        return self._modules["embeddings"]  # type: ignore[return-value]
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look up the rows of every feature.
+
+        Args:
+            features: a KeyedJaggedTensor (or TensorDict) with a key for each feature, in any order. With a
+                batch size per key it goes to TorchRec's own forward, table by table.
+
+        Returns:
+            dict: a JaggedTensor of float32 for each feature, by its name, or "feature@table" if several
+            tables have it; all are views of one buffer.
+
+        Raises:
+            ValueError: a key is missing. IndexError: an index outside its table; names feature, bag and
+                position (on a GPU, by the next call, or by :func:`recfuse.check`).
+        """
+        refuse_proxy(features)
+        features = maybe_td_to_kjt(features, None)
+        store = self.__dict__.get("_store")
+        try:
+            if features.variable_stride_per_key() or not has_kernel(self.packed_weights()):
+                return EmbeddingCollection.forward(self, features)
+            return self._fused(features)
+        except AttributeError:
+            if store is not None and self.__dict__.get("_store") is store:
+                raise
+            # Another thread is swapping or unswapping the tables.
+            return EmbeddingCollection.forward(self, features)
+
+    def _fused(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look up all tables in one call."""
+        names, keys = self._flat_feature_names, features.keys()
+        position = {key: number for number, key in enumerate(keys)}
+        indices, offsets, _ = of_keys(features, names, "recfuse: features")
+        per_key = features.length_per_key()
+        sizes = [per_key[position[name]] for name in names]
+        rows = self._look_up(indices, offsets, sizes, dtype=torch.float32)
+        lengths = features.lengths_or_none()
+        if lengths is None:
+            lengths = features.offsets().diff()
+        of_key = lengths.view(len(keys), features.stride()).unbind(0)
+        own: Sequence[Tensor] | None = indices.split(sizes) if self._need_indices else None
+        found: dict[str, Any] = {}
+        for number, name in enumerate(self._flat_embedding_names):
+            found[name] = JaggedTensor(
+                values=rows[number],
+                lengths=of_key[position[names[number]]],
+                weights=None if own is None else own[number],
+            )
+        return found
