@@ -31,12 +31,12 @@
  */
 
 #ifndef RF_DTYPE /* default specialisation, if compiled without options */
-#define RF_DTYPE 0 /* rf_dtype */
+#define RF_DTYPE RF_FLOAT32
 #define RF_DIM 128
 #define RF_STRIDE RF_DIM
 #define RF_ALIGN 16 /* alignment of all addresses of rows and outputs, in bytes */
 #define RF_ROW int /* type of a row index; rf_i64 for tables of 2^31 rows and more */
-#define RF_POOLING 0 /* rf_pooling */
+#define RF_POOLING RF_SUM
 #define RF_WEIGHTED 0
 #define RF_PADDED 0 /* the call has a padding_idx */
 #define RF_CHECK 1
@@ -47,7 +47,7 @@
 #define RF_MIN_BLOCKS 2 /* blocks per SM for which the registers must suffice */
 #endif
 #ifndef RF_STATION
-#define RF_STATION 2 /* rf_station */
+#define RF_STATION RF_STATION_REGISTER
 #define RF_DISTANCE 8
 #endif
 
@@ -299,17 +299,7 @@ RF_INLINE rf_bag part_of(const rf_bag &bag, int warp) {
     return {from, min(from + share, bag.end)};
 }
 
-#if RF_STATION == 1 || RF_STATION == 2 /* station `none` is `register` with a distance of 1 */
-typedef rf_in_thread<shape, false> station_type;
-#elif RF_STATION == 3
-typedef rf_in_shared_memory<shape> station_type;
-#elif RF_STATION == 4
-typedef rf_in_thread<shape, true> station_type;
-#elif RF_STATION == 5
-typedef rf_in_l1<shape> station_type;
-#else
-#error "RF_STATION is not one of rf_station"
-#endif
+typedef rf_station_of<shape, RF_STATION>::type station_type;
 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     rf_embedding_bag(const __grid_constant__ rf_embedding_bag_args args) {

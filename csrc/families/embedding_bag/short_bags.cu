@@ -27,12 +27,12 @@
  */
 
 #ifndef RF_DTYPE /* default specialisation, if compiled without options */
-#define RF_DTYPE 0 /* rf_dtype */
+#define RF_DTYPE RF_FLOAT32
 #define RF_DIM 128
 #define RF_STRIDE RF_DIM
 #define RF_ALIGN 16 /* alignment of all addresses of rows and outputs, in bytes */
 #define RF_ROW int /* type of a row index; rf_i64 for tables of 2^31 rows and more */
-#define RF_POOLING 0 /* rf_pooling: sum or mean */
+#define RF_POOLING RF_SUM /* or RF_MEAN */
 #define RF_PADDED 0 /* the call has a padding_idx */
 #define RF_CHECK 1
 #define RF_BAGS 8 /* bags of a warp */

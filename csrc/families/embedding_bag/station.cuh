@@ -125,4 +125,22 @@ template <class SHAPE> struct rf_in_shared_memory {
     }
 };
 
+/* The struct of a station, by its rf_station. NONE is REGISTER with a distance of 1. */
+template <class SHAPE, int STATION> struct rf_station_of;
+template <class SHAPE> struct rf_station_of<SHAPE, RF_STATION_NONE> {
+    typedef rf_in_thread<SHAPE, false> type;
+};
+template <class SHAPE> struct rf_station_of<SHAPE, RF_STATION_REGISTER> {
+    typedef rf_in_thread<SHAPE, false> type;
+};
+template <class SHAPE> struct rf_station_of<SHAPE, RF_STATION_SHARED> {
+    typedef rf_in_shared_memory<SHAPE> type;
+};
+template <class SHAPE> struct rf_station_of<SHAPE, RF_STATION_LOCAL> {
+    typedef rf_in_thread<SHAPE, true> type;
+};
+template <class SHAPE> struct rf_station_of<SHAPE, RF_STATION_L1> {
+    typedef rf_in_l1<SHAPE> type;
+};
+
 #endif

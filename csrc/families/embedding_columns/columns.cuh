@@ -13,10 +13,10 @@
 #define RF_CHECK 1
 #endif
 #ifndef RF_OUTPUT
-#define RF_OUTPUT 0 /* rf_dtype */
+#define RF_OUTPUT RF_FLOAT32
 #endif
 #ifndef RF_TABLES
-#define RF_TABLES 0 /* rf_dtype of all tables; -1: the dtypes differ */
+#define RF_TABLES RF_FLOAT32 /* of all tables; -1: the dtypes differ */
 #endif
 
 #include "families/embedding_columns/columns_args.h"

@@ -27,7 +27,7 @@
 #define RF_CHECK 1
 #endif
 #ifndef RF_OUTPUT
-#define RF_OUTPUT 0 /* rf_dtype */
+#define RF_OUTPUT RF_FLOAT32
 #endif
 #ifndef RF_WITH_STAGED
 #define RF_WITH_STAGED 0 /* runs concurrently with staged/staged.cu: launched after it, ends after it */
