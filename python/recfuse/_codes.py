@@ -70,3 +70,8 @@ SUM, MEAN, MAX = map(MODES.index, get_args(Mode))
 
 DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPE_NAMES)
 INTEGERS: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in INTEGER_NAMES)
+
+
+def row_bytes(dim: int, dtype: torch.dtype) -> int:
+    """Return the bytes of a row of ``dim`` elements."""
+    return dim * dtype.itemsize

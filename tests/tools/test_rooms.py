@@ -34,7 +34,7 @@ BELOW = {
     "ops": {*LEAVES, "_library"},
     "nn": {*LEAVES, "_library", "data", "ops"},
     "optim": {*LEAVES, "ops", "nn"},
-    "torchrec": {"errors", "nn", "optim", "ops", "perf"},
+    "torchrec": {"errors", "_codes", "nn", "optim", "ops", "perf"},
     "passes": {*LEAVES, "data", "ops", "nn", "optim", "perf"},
     "plan": {*LEAVES, "_library", "_clock", "info", "data", "ops", "nn"},
     "tuner": {*LEAVES, "_clock", "_lowering", "info", "timing", "data", "ops", "nn", "plan"},

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from recfuse._arguments import integer, real, row_indices, wrong_type
+from recfuse._codes import row_bytes
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.library import check_tensor
 from recfuse.ops.pin_rows import on_gpu, pin_rows, unpin
@@ -31,8 +32,7 @@ _CACHE_LINE = 128  # bytes
 
 def rows_that_fit(weight: Tensor, l2_fraction: float) -> int:
     """Return how many rows of a table fit in a share of its GPU's L2, each on separate cache lines."""
-    row_bytes = weight.shape[1] * weight.element_size()
-    lines = max(1, -(-row_bytes // _CACHE_LINE))
+    lines = max(1, -(-row_bytes(weight.shape[1], weight.dtype) // _CACHE_LINE))
     l2_bytes = torch.cuda.get_device_properties(weight.device).L2_cache_size
     return int(l2_fraction * l2_bytes) // (lines * _CACHE_LINE)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recfuse._codes import row_bytes
 from recfuse.perf.described import DescribedCall
 from recfuse.perf.described_training import training_calls
 from recfuse.perf.reserved import Reserving, reserve
@@ -148,13 +149,13 @@ def collection_of(
         module.set_plan(schedules, warps)
         return module
 
-    row_bytes = [
-        table.embedding_dim * table.dtype.itemsize
+    sizes = [
+        row_bytes(table.embedding_dim, table.dtype)
         for table in tables
         for _ in range(max(1, len(table.feature_names)))
     ]
     has_max = any(table.mode == "max" for table in tables)
-    return Tables(name, new, row_bytes, *integers, torch.float32 if weighted else None, has_max)
+    return Tables(name, new, sizes, *integers, torch.float32 if weighted else None, has_max)
 
 
 def collection_calls(

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 from recfuse._arguments import path_of
+from recfuse._codes import row_bytes
 from recfuse._files import parsing, write_json
 from recfuse.errors import ArgumentValueError, FileFormatError
 from recfuse.plan.device import Device
@@ -138,18 +141,13 @@ class BasePlan:
         return self.report()
 
 
-def row_bytes(dim: int, dtype: str) -> int:
-    """Return the bytes of a row of a table."""
-    return dim * (4 if dtype == "float32" else 2)
-
-
 def check_sizes(tables: Iterable[tuple[str, int, int, str]]) -> None:
     """Raise ArgumentValueError if tables (name, rows, dim, dtype) exceed any memory."""
     total = 0
     for name, rows, dim, dtype in tables:
         if dim > _MOST_COLUMNS:
             raise ArgumentValueError(f"{name}.dim is {dim}; expected {_MOST_COLUMNS} at most")
-        total += rows * row_bytes(dim, dtype)
+        total += rows * row_bytes(dim, getattr(torch, dtype))
         if total > _MOST_BYTES:
             raise ArgumentValueError(
                 f"{name}.rows is {rows}; expected {_MOST_BYTES} bytes at most in all tables"

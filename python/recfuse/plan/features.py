@@ -10,10 +10,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from recfuse._codes import DType, Integer, Mode
+from recfuse._codes import DType, Integer, Mode, row_bytes
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.collection_view import CollectionView, FeatureForm
-from recfuse.plan.base import row_bytes
 from recfuse.plan.file import MOST_ITEMS, shown
 
 _WORD = re.compile(r"\S+")
@@ -35,7 +34,7 @@ class FeatureTable:
     @property
     def row_bytes(self) -> int:
         """The bytes of a row."""
-        return row_bytes(self.dim, self.dtype)
+        return row_bytes(self.dim, getattr(torch, self.dtype))
 
     @property
     def form(self) -> FeatureForm:

@@ -16,7 +16,7 @@ import torch
 
 from recfuse import _C
 from recfuse._arguments import path_of
-from recfuse._codes import DTYPES, INTEGER_NAMES, MODES, Integer
+from recfuse._codes import DTYPES, INTEGER_NAMES, MODES, Integer, row_bytes
 from recfuse.data.table import Hotness, batches_of, hotness
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, FileFormatError, a_type
 from recfuse.nn import EmbeddingBag
@@ -190,7 +190,7 @@ class Plan(BasePlan):
 
     def _check_fit(self, module: EmbeddingBag) -> None:
         """Raise ArgumentValueError if the schedule is for a GPU and does not fit the table."""
-        weight, size = module.weight, module.weight.element_size() * module.embedding_dim
+        weight, size = module.weight, row_bytes(module.embedding_dim, module.weight.dtype)
         if weight.dtype not in DTYPES or not size or "cuda" not in (self.device.type, weight.device.type):
             return
         codes = (

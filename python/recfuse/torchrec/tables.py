@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
+from recfuse._codes import row_bytes
 from recfuse.errors import ArgumentValueError
 from recfuse.torchrec.collection import PooledTables
 from recfuse.torchrec.optimizers import in_backward
@@ -208,5 +208,6 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
     def extra_repr(self) -> str:
         """Formats sizes and optimizer."""
         rows = sum(rows for rows, *_ in self.embedding_specs)
-        size = sum(math.prod(spec[:2]) for spec in self.embedding_specs) * self.options.dtype.itemsize
+        dtype = self.options.dtype
+        size = sum(rows * row_bytes(dim, dtype) for rows, dim, *_ in self.embedding_specs)
         return f"tables={len(self.embedding_specs)}, rows={rows}, bytes={size}, {self.optimizer.name}"

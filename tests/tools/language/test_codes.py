@@ -85,3 +85,24 @@ def test_types_have_the_texts_of_the_codes() -> None:
     assert get_args(_codes.Mode) == _codes.MODES
     assert get_args(Pooling) == POOLINGS
     assert get_args(Activation) == _codes.CODES["activation"]
+
+
+# A model of a kernel takes the bytes of an element as a number, and a file of another library has its own.
+ITEM_SIZES = ("perf/models/", "perf/tracing/", "perf/placement.py", "data/traces/")
+ROWS_BY_HAND = re.compile(
+    r"(?:\bdim|_dim|shape\[1\]|stride\(0\))\)?\s*\*\s*[\w.]*(?:itemsize|element_size\(\))"
+    r"|(?:itemsize|element_size\(\))\s*\*\s*[\w.]*(?:\bdim\b|_dim\b|shape\[1\]|stride\(0\))"
+)
+
+
+def test_bytes_of_rows_come_from_one_function_in_python() -> None:
+    package = ROOT / "python" / "recfuse"
+    found = {
+        path.relative_to(package).as_posix(): ROWS_BY_HAND.findall(path.read_text())
+        for path in package.rglob("*.py")
+    }
+    hits = [path for path, by_hand in found.items() if by_hand and not path.startswith(ITEM_SIZES)]
+    assert hits == ["_codes.py"]
+    for example in "table.dim * dtype.itemsize", "weight.shape[1] * weight.element_size()":
+        assert ROWS_BY_HAND.search(example)
+    assert ROWS_BY_HAND.search("weight.element_size() * module.embedding_dim")

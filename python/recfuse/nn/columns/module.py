@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recfuse._arguments import wrong_type
-from recfuse._codes import DTYPES, MODES
+from recfuse._codes import DTYPES, MODES, row_bytes
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.columns import json
 from recfuse.nn.columns.addresses import Addresses
@@ -293,8 +293,8 @@ class EmbeddingColumns(PackedTables):
         weights = self.packed_weights()
         for spec in self.layout.tables:
             on_host = spec.matrix in self._host_matrices
-            itemsize = weights[spec.matrix].dtype.itemsize
-            sizes[on_host] += spec.num_embeddings * spec.embedding_dim * itemsize
+            size = row_bytes(spec.embedding_dim, weights[spec.matrix].dtype)
+            sizes[on_host] += spec.num_embeddings * size
             if on_host:
                 names.append(spec.name)
         home = self._home.device if self._host_matrices else weights[0].device if weights else "cpu"

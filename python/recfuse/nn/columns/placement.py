@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from recfuse._arguments import integer
+from recfuse._codes import row_bytes
 from recfuse._storage import is_readable
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.columns.programs import is_captured
@@ -80,7 +81,7 @@ def form_of(
 ) -> WeightForm:
     """Return the form of a column's table in a module on ``device``; ``dtype`` is the column's default."""
     dtype = column.dtype or dtype
-    on_host = stays(column, column.rows * column.embedding_dim * dtype.itemsize, threshold)
+    on_host = stays(column, column.rows * row_bytes(column.embedding_dim, dtype), threshold)
     own = torch.device("cpu") if on_host and device.type == "cuda" else device
     tag = Tag(column.pooling == "max", on_host)
     return WeightForm(column.rows, column.embedding_dim, dtype, own, column.trainable, tag)

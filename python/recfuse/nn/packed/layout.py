@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recfuse._codes import DTYPES, FEATURE, MODES
+from recfuse._codes import DTYPES, FEATURE, MODES, row_bytes
 from recfuse._storage import check_storages
 from recfuse.ops import fused_dtype
 
@@ -85,8 +85,8 @@ class Matrix(NamedTuple):
 
 def aligned(row: int, dim: int, dtype: torch.dtype) -> int:
     """Return the first row, at or after ``row``, that begins on a cache line."""
-    row_bytes = dim * dtype.itemsize
-    step = _TABLE_ALIGNMENT // math.gcd(_TABLE_ALIGNMENT, row_bytes) if row_bytes else 1
+    size = row_bytes(dim, dtype)
+    step = _TABLE_ALIGNMENT // math.gcd(_TABLE_ALIGNMENT, size) if size else 1
     return -(-row // step) * step
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from recfuse._codes import row_bytes
 from recfuse.errors import AllocationError, ArgumentValueError
 from recfuse.nn.memory import advise_huge_pages, redirect
 from recfuse.nn.packed.fusable import why_not_fusable
@@ -164,7 +165,7 @@ class PackedParameters(torch.nn.Module):
         sizes = [end - first for first, end in zip(firsts, [*firsts[1:], matrix.rows], strict=True)]
         rows, (number, _) = max(zip(sizes, matrix.members, strict=True))
         table = repr(names[number]) if names else f"number {number}"
-        needed = matrix.rows * form.dim * form.dtype.itemsize
+        needed = matrix.rows * row_bytes(form.dim, form.dtype)
         return AllocationError(
             f"recfuse.nn.{type(self).__name__}: {len(sizes)} tables of dim {form.dim} in {form.dtype} on "
             f"{form.device} need {needed:,} bytes of memory, which are not free, and the largest is table "

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse import _C
-from recfuse._codes import DTYPES, FEATURE, INTEGER_NAMES
+from recfuse._codes import DTYPES, FEATURE, INTEGER_NAMES, row_bytes
 from recfuse.data.collection import Jagged, jagged_batches, mean_lengths
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.collection_view import CollectionView, NativeCall, native_call, view_of
@@ -98,9 +98,10 @@ class FusedProblem:
         """
         own = self.features[feature]
         buffer = self.buffers[own[_BUFFER]]
-        size, out = buffer.element_size(), self.output_dtype.itemsize
-        row = address("weights", buffer), int(own[_WEIGHT_OFFSET]) * size, int(own[_DIM]) * size
-        return alignment(*row), alignment(int(own[_COLUMN]) * out, self.output_dim * out)
+        begin, size, column = (int(own[field]) for field in (_WEIGHT_OFFSET, _DIM, _COLUMN))
+        row = address("weights", buffer), *(row_bytes(each, buffer.dtype) for each in (begin, size))
+        out = (row_bytes(each, self.output_dtype) for each in (column, self.output_dim))
+        return alignment(*row), alignment(*out)
 
     def defaults(self) -> NDArray[np.int32]:
         """Returns the default schedules `[features, 5]`, with the expected lookups."""

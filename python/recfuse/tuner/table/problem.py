@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recfuse import _C
-from recfuse._codes import DTYPE_NAMES, DTYPES, INTEGER_NAMES, MODES, Mode
+from recfuse._codes import DTYPE_NAMES, DTYPES, INTEGER_NAMES, MODES, Mode, row_bytes
 from recfuse.data.forms import BagLookups
 from recfuse.data.table import batches_of
 from recfuse.errors import ArgumentValueError
@@ -80,13 +80,13 @@ class Problem:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row."""
-        return self.weight.shape[1] * self.weight.element_size()
+        return row_bytes(self.weight.shape[1], self.weight.dtype)
 
     @property
     def alignment(self) -> int:
         """The largest power of two up to 16 that divides the address and the size, in bytes, of every row."""
-        size = self.weight.element_size()
-        return alignment(address("weight", self.weight), self.weight.stride(0) * size, self.row_bytes)
+        pitch = row_bytes(self.weight.stride(0), self.weight.dtype)
+        return alignment(address("weight", self.weight), pitch, self.row_bytes)
 
     @property
     def lanes(self) -> int:
