@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from recfuse.nn.columns import Bucketize, EmbeddingColumns, Hash, Identity, Numeric
+from recfuse.errors import FileFormatError
+from recfuse.nn.columns import Bucketize, EmbeddingColumns, Hash, Identity, Numeric, specs
 
 
 def saved(packed):
@@ -55,3 +56,13 @@ def test_a_packed_batch_is_saved_and_loaded(way):
     other = WAYS[way](packed)
     assert (other.batch_size, other.device) == (packed.batch_size, packed.device)
     assert torch.equal(columns(other), columns(packed))
+
+
+def test_a_pickle_of_an_earlier_version_says_what_to_do():
+    """It names a feature by a class of that version."""
+    earlier = b"crecfuse.nn.columns.specs\nUse\n(S'city'\nNI00\ntR."
+    with pytest.raises(
+        FileFormatError, match=r"an earlier version\. Pack the batch again by EmbeddingColumns"
+    ):
+        pickle.loads(earlier)
+    assert not hasattr(specs, "Unknown")

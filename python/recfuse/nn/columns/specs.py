@@ -11,7 +11,7 @@ import torch
 
 from recfuse._arguments import integer, real, wrong_type
 from recfuse._codes import CODES, DTYPES
-from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, FileFormatError, a_type
 from recfuse.nn.columns.steps import Step
 
 Pooling = Literal["sum", "mean", "max", "sqrtn"]
@@ -29,6 +29,18 @@ class FeatureRef(NamedTuple):
     feature: str
     weights: str | None = None  # the entry with the weights
     weighted: bool = False  # the entry itself contains the weights
+
+
+if not TYPE_CHECKING:  # hidden from type checkers, for which every name would have type Any
+
+    def __getattr__(name: str) -> Any:
+        """Raise the error of a name that only pickles of earlier versions have."""
+        if name == "Use":  # FeatureRef, before other fields of a packed batch changed too
+            raise FileFormatError(
+                "recfuse.nn.EmbeddingColumns: the packed batch was saved by an earlier version. Pack the batch "
+                "again by EmbeddingColumns.pack."
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Source(NamedTuple):
