@@ -1,6 +1,6 @@
-"""The performance model against measured steps: python benchmarks/performance_model.py --help"""
+"""The performance model against measured steps: the benchmark in the folder performance_model."""
 
-from performance_model.__main__ import main
+from performance_model import bench
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 import recfuse
-from performance_model import traces
+from performance_model import PARTS, traces
 from performance_model.targets import (
     NAMED,
     RANDOM_SEED,
@@ -39,7 +39,6 @@ from recfuse.perf.calibrating.sizes import EXTENTS
 from recfuse.perf.known import facts_here, name_here
 from recfuse.perf.tracing.unallocated import unallocated
 
-PARTS = ("held", "memory", "named", "random", "swaps", "limits", "sizes", "compiled")
 _HELD_OUT = 3000  # begin of the held-out points of the low-discrepancy sequence
 _SHARES = {"held": 30, "memory": 12, "named": 55, "random": 75, "swaps": 65, "limits": 10, "sizes": 20,
            "compiled": 30}  # fmt: skip

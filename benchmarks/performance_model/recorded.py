@@ -149,10 +149,14 @@ def summary(values: Sequence[float], name: str) -> tuple[str, ...]:
     return name, str(len(values)), *(f"{100 * one:.1f}" for one in numbers), f"{100 * np.mean(values):+.1f}"
 
 
+COLUMNS = ("error of", "n", "GMAE, %", "MAPE, %", "P90, %", "bias, %")
+"""Of a row of `summary`."""
+
+
 def table(found: Mapping[str, Sequence[float]]) -> str:
     """Return the errors as Markdown."""
     lines = [
-        "| error of | n | GMAE, % | MAPE, % | P90, % | bias, % |",
+        f"| {' | '.join(COLUMNS)} |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [f"| {' | '.join(summary(values, name))} |" for name, values in sorted(found.items())]

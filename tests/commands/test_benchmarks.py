@@ -130,6 +130,8 @@ WRONG = [
     ("training", ["--shapes", "3x4"], "needs 3 or 4 integers"),
     ("training", ["--bag", "3xA"], "needs an integer of at least 1"),
     ("training", ["--shapes", "", "--bag-rows", ""], "both empty"),
+    ("performance_model", ["measure"], "--measure FILE is missing, which the figure measure writes"),
+    ("performance_model", ["--measure", "a.json", "--parts", "held,all"], "--parts: found 'held,all'"),
     ("show", [__file__], "not a result file"),
 ]
 IKBO_FIGURES = ["main", "batches", "small", "ratios", "shapes", "host"]
@@ -152,6 +154,14 @@ QUICK = [
     ),
     ("training", ["--quick", "--rounds", 2], {"rounds": 2, "subjects": 2}),
     ("training", ["--rounds", 2], {"rounds": 2, "subjects": 5}),
+    ("performance_model", [], {"figures": ["recorded"]}),
+    ("performance_model", ["--recorded", "--baselines"], {"figures": ["recorded", "baselines"]}),
+    (
+        "performance_model",
+        ["--measure", "held.json", "--calibrate", "new.json"],
+        {"figures": ["calibrate", "measure"], "parts": 8},
+    ),
+    ("performance_model", ["baselines", "--recorded"], {"figures": ["baselines", "recorded"]}),
 ]
 
 

@@ -32,6 +32,7 @@ TINY = [
     "--equal-pooling", "5", "--one-hot-rows", "20", "--one-hot-dims", "4,8", "--one-hot-batches", "3,5",
     "--tail-size", "20", "--mutations", "2", "--skewed", "D-zipf1.0",
 ]  # fmt: skip
+KERNEL = {"file": "fused.cu", "kernel": "rf_fused", "defines": ""}  # of a lowered call
 PEERS_ON_CPU = {"torch", "padded", "one warp a bag"}
 OURS = {"recfuse", "recfuse unstaged", "recfuse tuned", "recfuse unchecked"}
 
@@ -132,10 +133,12 @@ def install(monkeypatch):
         "describe": lambda call, schedules, warps: (call, schedules, warps),
         "map": fake_map,
         "measure": fake_measure,
-        "compile": lambda *arguments: {"registers": 40, "spill_bytes": 0, "cached": False},
+        "lower": lambda arch, *arguments: ([{"gpu": {"arch": arch}, **KERNEL}], 1),
         "candidates": lambda call, feature: [(0, 0, 0, 0, 0), (1, 4, 2, 1, 0), (1, 8, 2, 1, 0)],
     }.items():
         monkeypatch.setattr(_C, f"fused_embedding_bag_{name}", fake, raising=False)
+    report = {"registers": 40, "spill_bytes": 0, "cached": False}
+    monkeypatch.setattr(_C, "kernel_compile", lambda *kernel: dict(report))
     # The CPU's wheel of FBGEMM has no GPU module to offer.
     monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
     monkeypatch.setitem(sys.modules, "fbgemm_gpu.split_table_batched_embeddings_ops_inference", None)

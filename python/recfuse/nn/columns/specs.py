@@ -37,8 +37,8 @@ if not TYPE_CHECKING:  # hidden from type checkers, for which every name would h
         """Raise the error of a name that only pickles of earlier versions have."""
         if name == "Use":  # FeatureRef, before other fields of a packed batch changed too
             raise FileFormatError(
-                "recfuse.nn.EmbeddingColumns: the packed batch was saved by an earlier version. Pack the batch "
-                "again by EmbeddingColumns.pack."
+                "recfuse.nn.EmbeddingColumns: the packed batch was saved by an earlier version. Pack the "
+                "batch again by EmbeddingColumns.pack."
             )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
