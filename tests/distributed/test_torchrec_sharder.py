@@ -1,5 +1,7 @@
-"""recfuse's kernels inside TorchRec's DistributedModelParallel, compared with FBGEMM's: several processes,
-gloo."""
+"""recfuse's kernels inside TorchRec's DistributedModelParallel, compared with FBGEMM's: several processes.
+
+They have gloo, or with TORCHREC_TESTS=nccl in the environment a GPU each.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ from support.torchrec.models import (
     Model,
     batch,
     dense_optimizer,
+    device,
     local_state,
     loss_of,
     set_values,
@@ -69,7 +72,7 @@ def _one_process(sharding: str) -> Any:
     """Losses of a sharded model, and of the whole model trained by torch with all ranks' batches."""
     rank, world = dist.get_rank(), dist.get_world_size()
     parallel = sharded("recfuse", sharding, EmbOptimType.EXACT_SGD)
-    whole = Model()
+    whole = Model().to(device())
     set_values(whole)
     optimizer, expected = dense_optimizer(whole), []
     for step in range(FEW_STEPS):
@@ -125,7 +128,7 @@ def _half_output() -> Any:
     for kernels in ("fbgemm", "recfuse"):
         options = {"output_dtype": SparseType.FP16}
         parallel = sharded(kernels, "table", EmbOptimType.EXACT_SGD, **options)
-        found.append(parallel.module.ebc(batch(0, dist.get_rank())).values().detach())
+        found.append(parallel.module.ebc(batch(0, dist.get_rank())).values().detach().cpu())
     return found
 
 

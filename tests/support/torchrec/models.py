@@ -24,12 +24,18 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from recfuse.torchrec import EmbeddingBagCollectionSharder
+from support.torchrec.processes import ON_GPUS
 
 SHARDERS = {"fbgemm": TorchRecSharder, "recfuse": EmbeddingBagCollectionSharder}
 ROWS, DIMS = (20, 11, 33), (8, 16, 8)
 FEATURES = (("f0",), ("f1", "f2"), ("f3",))
 SHARDINGS = ("table", "row", "column", "table_row", "table_column", "grid", "data_parallel", "mixed")
 BATCH = 4
+
+
+def device() -> torch.device:
+    """Returns this rank's device."""
+    return torch.device("cuda", torch.cuda.current_device()) if ON_GPUS else torch.device("cpu")
 
 
 class Model(nn.Module):
@@ -86,7 +92,7 @@ def plan_of(model: Model, sharding: str, sharder: Any, world: int) -> ShardingPl
         sharder=sharder,
         local_size=world,
         world_size=world,
-        device_type="cpu",
+        device_type=device().type,
     )
     for parameter in plan.values():
         if parameter.sharding_type != "data_parallel":
@@ -105,7 +111,7 @@ def sharded(
     parallel = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
+        device=device(),
         plan=plan_of(model, sharding, sharder, world),
         sharders=[sharder],
     )
@@ -147,7 +153,9 @@ def batch(step: int, rank: int, weighted: bool = False, empty: bool = False) -> 
     ]
     indices = torch.cat(values)
     weights = torch.rand(len(indices), generator=generator) if weighted else None
-    return KeyedJaggedTensor(keys=["f0", "f1", "f2", "f3"], values=indices, lengths=lengths, weights=weights)
+    keys = ["f0", "f1", "f2", "f3"]
+    found = KeyedJaggedTensor(keys=keys, values=indices, lengths=lengths, weights=weights)
+    return found.to(device())
 
 
 def loss_of(model: nn.Module, features: KeyedJaggedTensor) -> Tensor:
@@ -180,9 +188,9 @@ def local_state(parallel: DistributedModelParallel) -> dict[str, Tensor]:
     found = {}
     for name, value in parallel.state_dict().items():
         for number, (tensor, _) in enumerate(parts_of(value)):
-            found[f"{name} {number}"] = tensor.detach().clone()
+            found[f"{name} {number}"] = tensor.detach().to("cpu", copy=True)
     for table, states in parallel.fused_optimizer.state_dict()["state"].items():
         for name, value in states.items():
             for number, (tensor, _) in enumerate(parts_of(value)):
-                found[f"{table} {name} {number}"] = tensor.detach().clone()
+                found[f"{table} {name} {number}"] = tensor.detach().to("cpu", copy=True)
     return found

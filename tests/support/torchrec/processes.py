@@ -12,9 +12,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+ON_GPUS = os.environ.get("TORCHREC_TESTS") == "nccl"  # a GPU for each rank
 
 
 def free_port() -> int:
@@ -30,6 +33,8 @@ def run_cases(
 
     The cases after a failing case do not run. ``wait``: the group's timeout in seconds.
     """
+    if ON_GPUS and torch.cuda.device_count() < world:
+        pytest.skip(f"needs {world} GPUs")
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_process, (world, free_port(), cases, folder, wait), world)
         ranks = [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world)]
@@ -54,7 +59,11 @@ def _process(
         LOCAL_WORLD_SIZE=str(world),
     )
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=wait))  # if another rank has failed
+    if ON_GPUS:
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if ON_GPUS else "gloo", timeout=timedelta(seconds=wait)
+    )  # if another rank has failed
     found = {}
     for name, case in cases().items():
         try:
