@@ -52,11 +52,21 @@ def plan_by(kind: str, subject: UniformSubject, setting: Ranks) -> tuple[Any, nn
     sharder, collection = sharder_of("recfuse", OPTIMIZER, RATE), collection_of(subject)
     plan = found.collective_plan(Pooled(collection, mean), [sharder], dist.group.WORLD)
     estimates: list[Any] = [[0.0] * world]
-    for option in getattr(found, "_best_plan", None) or []:  # on the first rank
-        for shard in option.shards:
-            estimates[0][shard.rank] += (shard.perf.fwd_compute + shard.perf.bwd_compute) * 1e3
+    if dist.get_rank() == 0:
+        estimates = [estimates_us(found, world)]
     dist.broadcast_object_list(estimates, device=setting.device)
     return plan, collection, sharder, estimates[0]
+
+
+def estimates_us(planner: Any, world: int) -> list[float]:
+    """Returns a planner's estimate of each rank's kernels in its plan."""
+    if hasattr(planner._perf_model, "kernels_ms"):
+        return [1e3 * ms for ms in planner._perf_model.kernels_ms(planner._best_plan)]
+    ranks = [0.0] * world
+    for option in planner._best_plan:
+        for shard in option.shards:
+            ranks[shard.rank] += (shard.perf.fwd_compute + shard.perf.bwd_compute) * 1e3
+    return ranks
 
 
 def on_device(plan: Any, device: Any) -> None:

@@ -21,6 +21,7 @@ from recfuse.perf.calibration import Calibration
 from recfuse.perf.choosing import choose
 from recfuse.perf.models.bags import Bags, States
 from recfuse.torchrec.options import KERNELS, OPTIMIZERS, WHERE, Options
+from recfuse.torchrec.plan_times import PlanTimes
 
 _KERNELS = tuple(kernel.value for kernel in KERNELS)
 _STREAM, _STREAM_BYTES = "pointwise_2", 12  # reads two float32 words, writes a word
@@ -37,9 +38,11 @@ def planner(
 ) -> EmbeddingShardingPlanner:
     """Returns TorchRec's planner with estimates of recfuse's kernels.
 
-    Only the times of lookup and of backward pass with update differ from TorchRec's estimates, each at its
-    own rates. Exchanges, with the topology's bandwidths, memory, proposals and partition are TorchRec's.
-    Tables that recfuse does not pool (sequences, kernels with a cache) keep TorchRec's estimates.
+    The times of lookup and of backward pass with update differ from TorchRec's estimates, each at its own
+    rates. The rating of a plan adds the launches and the host's work for each sharding type, so that plans of
+    few sharding types are preferred. Exchanges, with the topology's bandwidths, memory, proposals and
+    partition are TorchRec's. Tables that recfuse does not pool (sequences, kernels with a cache) keep
+    TorchRec's estimates.
 
     Args:
         topology: TorchRec's, with ``compute_device="cuda"``.
@@ -57,11 +60,13 @@ def planner(
         >>> ours = recfuse.torchrec.planner(topology, batch_size=4096)
         >>> plan = ours.collective_plan(model, [sharder])  # doctest: +SKIP
     """
+    calibrated = CalibratedEstimator(topology, constraints, calibration=calibration)
     estimators: list[ShardEstimator] = [
-        CalibratedEstimator(topology, constraints, calibration=calibration),
+        calibrated,
         EmbeddingStorageEstimator(topology=topology, constraints=constraints),
     ]
     enumerator = EmbeddingEnumerator(topology, batch_size, constraints, estimators)
+    options.setdefault("performance_model", PlanTimes(topology, calibrated.calibration.bags))
     return EmbeddingShardingPlanner(
         topology=topology, batch_size=batch_size, enumerator=enumerator, constraints=constraints, **options
     )
