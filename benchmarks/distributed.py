@@ -26,7 +26,7 @@ def main() -> None:
     """Runs the command line; see the package's docstring."""
     parser, arguments = bench.parse()
     if "RANK" not in os.environ:
-        parser.error("start it with torchrun, as in --help")
+        parser.error("the variable RANK is not set. Run this program with torchrun, as in --help.")
     if arguments.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if arguments.device == "cuda" else "gloo", timeout=WAIT)

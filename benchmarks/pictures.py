@@ -23,7 +23,7 @@ def main() -> None:
         path: draw for path, draw in PICTURES.items() if not names or any(name in path for name in names)
     }
     if not chosen:
-        parser.error(f"{' '.join(names)}: in no path; there are {', '.join(PICTURES)}")
+        parser.error(f"names are {' '.join(names)}; expected a part of {', '.join(PICTURES)}")
     for path, draw in tqdm(chosen.items(), desc="pictures", leave=False):
         draw(ROOT / path)
     print(f"drawn: {', '.join(chosen)}")

@@ -56,12 +56,12 @@ def generated(kind: str, words: list[str]) -> str:
     if kind == "overview":
         (name,) = words
         if name not in OVERVIEWS:
-            raise ValueError(f"overview {name!r}: allowed are {', '.join(OVERVIEWS)}")
+            raise ValueError(f"overview is {name!r}; expected {', '.join(OVERVIEWS)}")
         return OVERVIEWS[name]().grid(words=name in WORDED)
     options = dict(word.split("=", 1) for word in words if re.match(r"\w+=", word))
     file, title, *rest = (word for word in words if not re.match(r"\w+=", word))
     if unknown := set(options) - OPTIONS:
-        raise ValueError(f"unknown option {sorted(unknown)}")
+        raise ValueError(f"options are {sorted(unknown)}; expected {', '.join(sorted(OPTIONS))}")
     number = int(options.get("number", 1))
     table = OVERVIEWS[title]() if file == "overview" else find_table(file, title, number)
     if kind != "table":

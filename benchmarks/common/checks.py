@@ -41,7 +41,7 @@ def largest_difference(candidates: Mapping[str, Callable[[Any], Tensor]], batch:
 def check_agreement(parser: argparse.ArgumentParser, differences: Sequence[float], allowed: float) -> None:
     """End the program with status 1 where a difference exceeds `allowed` or is not a number."""
     if not all(found <= allowed for found in differences):
-        fail(parser, f"the outputs do not agree: the largest difference above exceeds {allowed}")
+        fail(parser, f"the outputs do not agree, since the largest difference above exceeds {allowed}")
 
 
 def check_error(parser: argparse.ArgumentParser, name: str, error: float, allowed: float) -> None:

@@ -86,9 +86,9 @@ class Flag:
         found = f"{self.name}: found {_shown(given)!r}"
         names = given if isinstance(given, list) else [given] if isinstance(given, str) else []
         if self.allowed is not None and (set(names) - set(self.allowed) or given == []):
-            parser.error(f"{found}, allowed are {', '.join(self.allowed)}")
+            parser.error(f"{found}; expected {', '.join(self.allowed)}")
         if given == [] and not self.may_be_empty:
-            parser.error(f"{found}, needs one at least")
+            parser.error(f"{found}; expected at least a value")
 
 
 def _shown(value: Any) -> str:
@@ -196,9 +196,9 @@ class Benchmark:
         arguments.device_found = arguments.device is None
         arguments.device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if arguments.device != "cpu" and not torch.cuda.is_available():
-            parser.error(f"--device {arguments.device}: torch finds no GPU; run with --device cpu")
+            parser.error(f"--device {arguments.device}: torch finds no GPU. Pass --device cpu.")
         if arguments.seed < 0:
-            parser.error(f"--seed: found {arguments.seed}, needs an integer of at least 0")
+            parser.error(f"--seed: found {arguments.seed}; expected an integer of at least 0")
         check_folder(parser, "--json", arguments.json)
         if self._plots is not None and arguments.plots is not None:
             check_plot(parser, arguments.plots / "figure.png", "--plots")

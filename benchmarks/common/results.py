@@ -22,7 +22,7 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
         for run in runs:
             run["environment"]["command"], [Table(**table) for table in run["tables"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not a result file of these benchmarks ({error})") from None
+        raise ValueError(f"{path}: is no result file of these benchmarks ({error})") from None
     return runs
 
 
@@ -43,7 +43,7 @@ def select(table: Table, columns: list[str] | None = None, rows: str = "") -> Ta
     `rows` is found."""
     chosen = [table.columns[0], *(columns or table.columns[1:])]
     if missing := set(chosen) - set(table.columns):
-        raise ValueError(f"{table.title!r} has no column {sorted(missing)}, but {table.columns}")
+        raise ValueError(f"{table.title!r} has columns {table.columns}; expected {sorted(missing)}")
     numbers = [table.columns.index(column) for column in chosen]
     kept = [row for row in table.rows if re.search(rows, " ".join(row[:2]))]
     return Table(table.title, chosen, [[row[number] for number in numbers] for row in kept])

@@ -22,7 +22,7 @@ def positive(text: str) -> int:
     except ValueError:
         value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, needs an integer of at least 1")
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected an integer of at least 1")
     return value
 
 
@@ -44,7 +44,7 @@ def integers(text: str) -> list[int]:
 def check_folder(parser: argparse.ArgumentParser, flag: str, path: Path | None) -> None:
     """End the program, before it measures, where a result file could not be written."""
     if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        parser.error(f"{flag} {path}: {path.parent} is not a folder that can be written to")
+        parser.error(f"{flag} {path}: {path.parent} is no folder, or cannot be written")
 
 
 def check_plot(parser: argparse.ArgumentParser, path: Path, flag: str) -> None:
@@ -53,7 +53,9 @@ def check_plot(parser: argparse.ArgumentParser, path: Path, flag: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        parser.error(f"{flag}: {error}; pip install matplotlib, which the extra recfuse[bench] brings")
+        parser.error(
+            f"{flag}: no module matplotlib ({error}). Install matplotlib, or the extra recfuse[bench]."
+        )
 
 
 def fail(parser: argparse.ArgumentParser, message: str) -> NoReturn:

@@ -31,7 +31,7 @@ class Table:
     def __post_init__(self) -> None:
         """Raises ValueError if two columns have the same name."""
         if len(set(self.columns)) != len(self.columns):
-            raise ValueError(f"{self.title!r} has two columns of one name: {list(self.columns)}")
+            raise ValueError(f"{self.title!r} has columns {list(self.columns)}; expected different names")
 
     def grid(self, words: bool = False) -> str:
         """Returns columns and rows in Markdown. `words`: cells are words and left-aligned."""

@@ -43,8 +43,8 @@ def check_rows(parser: argparse.ArgumentParser, path: Path, trace: NDArray[np.in
     """End the program where a trace reads rows that a table does not have."""
     if trace.max() >= rows:
         parser.error(
-            f"--trace {path}: holds row id {trace.max()}, but a table has {rows} rows; "
-            f"give every table at least {trace.max() + 1} rows"
+            f"--trace {path}: index {trace.max()} is outside a table of {rows} rows. "
+            f"Make every table of at least {trace.max() + 1} rows."
         )
 
 
@@ -60,7 +60,9 @@ def table_traces(
         return [traces.generate(text, rows=count, seed=seed + table) for table, count in enumerate(rows)]
     path = Path(text)
     if not path.is_file():
-        parser.error(f"--trace {text}: no such file, nor a hotness level ({', '.join(traces.HOTNESS)})")
+        parser.error(
+            f"--trace: found {text}; expected a file or a hotness level ({', '.join(traces.HOTNESS)})"
+        )
     sources = read_traces(parser, path)
     shared_by = -(-len(rows) // len(sources))
     dealt = []

@@ -57,7 +57,7 @@ def measure(name: str, models: dict[str, Any], batches: list[Any], setting: Rank
 
     device, rounds = setting.device, setting.arguments.rounds
     if [uses_recfuse(models[kernels]) for kernels in KERNELS] != [False, True]:
-        raise AssertionError(f"{name}: a model has kernels of another, or a rank has no table")
+        raise AssertionError(f"{name}: a model has the kernels of another model, or a rank has no table")
     outputs = [model(batches[0])[1] for model in models.values()]
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
     del outputs
@@ -123,7 +123,9 @@ def losses(setting: Ranks) -> Iterator[Part]:
             theirs, own = (torch.tensor(each, dtype=torch.float64) for each in found.values())
             largest = ((own - theirs).abs() / theirs).max().item()
             if not largest <= ALLOWED:
-                raise AssertionError(f"{way}, {optimizer}: losses differ by {largest}: {found}")
+                raise AssertionError(
+                    f"{way} {optimizer}: losses differ by {largest}; expected at most {ALLOWED} ({found})"
+                )
             row = [f"{theirs[0]:.5f}", f"{theirs[-1]:.5f}", f"{own[-1]:.5f}", f"{largest:.1e}"]
             table.rows.append([f"{way}, {optimizer}", *row])
             record[f"{way}, {optimizer}"] = found

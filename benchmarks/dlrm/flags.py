@@ -72,6 +72,6 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
         gpu.check_levels(parser, arguments)
     if len(arguments.arch_mlp_bot) < 2 or arguments.arch_mlp_bot[-1] != arguments.arch_sparse_feature_size:
         parser.error(
-            f"--arch-mlp-bot: found {'-'.join(map(str, arguments.arch_mlp_bot))}, needs at least two widths, "
-            f"the last equal to --arch-sparse-feature-size {arguments.arch_sparse_feature_size}"
+            f"--arch-mlp-bot: found {'-'.join(map(str, arguments.arch_mlp_bot))}; expected at least two "
+            f"widths, the last equal to --arch-sparse-feature-size {arguments.arch_sparse_feature_size}"
         )

@@ -69,7 +69,9 @@ def check_levels(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
     arguments.trace = comma_list(arguments.trace)
     Flag("--trace", comma_list, None, "", allowed=LEVELS).check(parser, arguments.trace)
     if len(set(arguments.arch_embedding_size)) > 1:
-        parser.error("--arch-embedding-size: tables of different sizes, --device cuda takes equal ones")
+        parser.error(
+            "--arch-embedding-size: tables differ in their rows; expected equal tables with --device cuda"
+        )
 
 
 def make_model(arguments: argparse.Namespace) -> DLRM:

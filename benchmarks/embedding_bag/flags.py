@@ -36,8 +36,8 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
     if arguments.device == "cpu":
         return
     if NAMES[0] not in arguments.candidates or "recfuse" not in arguments.candidates:
-        parser.error(f"--candidates: needs {NAMES[0]} and recfuse among them")
+        parser.error(f"--candidates: {NAMES[0]} or recfuse is missing")
     if len(arguments.dims) > 1 or arguments.dims[0] < 8 or arguments.dims[0].bit_count() > 1:
         # The gather also reads rows of fp16, in whole loads of 16 bytes.
         found = ",".join(map(str, arguments.dims))
-        parser.error(f"--dims: found {found}, --device cuda takes one power of two from 8 on")
+        parser.error(f"--dims: found {found}; expected a single power of two from 8 on with --device cuda")

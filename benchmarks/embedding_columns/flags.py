@@ -42,7 +42,7 @@ flag("--strings", positive, 1_000_000, "of the figure strings", quick=2000)
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Adds the contestants that every figure needs, in the order of tables."""
     if RECFUSE not in arguments.contestants or not set(PEERS) & set(arguments.contestants):
-        parser.error(f"--contestants: needs {RECFUSE} and one of {'; '.join(PEERS)}")
+        parser.error(f"--contestants: {RECFUSE} is missing, or a peer of {', '.join(PEERS)}")
     arguments.contestants = [name for name in NAMES if name in arguments.contestants]
     # Each size and subject recompiles once, as intended.
     torch._dynamo.config.recompile_limit = 1000

@@ -112,7 +112,7 @@ def _check(subject: Subject, runs: dict[str, Run], batch: Batch) -> float:
     right = first(batch).double()
     error = max([relative_error(run(batch), right) for run in others], default=0.0)
     if not error <= _TOLERANCE:
-        fail(subject.setting.parser, f"{subject.name}, end to end: outputs differ by {error:.1e}")
+        fail(subject.setting.parser, f"{subject.name}: outputs differ by {error:.1e}, end to end")
     return error
 
 

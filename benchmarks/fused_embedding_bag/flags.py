@@ -64,11 +64,11 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
     if arguments.device == "cpu":
         return
     if DEFAULT not in arguments.candidates:
-        parser.error(f"--candidates: needs {DEFAULT} among them")
+        parser.error(f"--candidates: {DEFAULT} is missing")
     if TUNED not in arguments.candidates and NEED_PLAN & set(arguments.figures):
-        parser.error(f"--candidates: figures {', '.join(sorted(NEED_PLAN))} need {TUNED} among them")
+        parser.error(f"--candidates: {TUNED} is missing, which {', '.join(sorted(NEED_PLAN))} need")
     if arguments.cache != "warm":
-        parser.error("--cache cold: not with --device cuda, which has warm caches")
+        parser.error("--cache: cold is for --device cpu; expected warm")
     if arguments.plans is not None:
         with contextlib.suppress(OSError):  # reported below
             arguments.plans.mkdir(exist_ok=True)

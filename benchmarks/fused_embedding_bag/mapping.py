@@ -42,9 +42,9 @@ def rescaled(mapping: Tensor, bags: int) -> Tensor:
     """
     tasks, before = int(mapping[0, _TASKS]), int(mapping[0, _BAGS])
     if mapping[0, _GROUPS]:
-        raise ValueError("blocks that share bags cannot be given others")
+        raise ValueError("blocks share bags; expected blocks of whole bags")
     if len(mapping) > rows_before_lists(mapping):
-        raise ValueError("blocks of staged tables cannot be given others")
+        raise ValueError("tables are staged; expected a mapping without staged tables")
     changed = mapping.clone()
     changed[0, _BAGS] = bags
     for column in (_FIRST_BAG, _LAST_BAG):

@@ -33,7 +33,7 @@ def group_bounds(group: str) -> tuple[int, int]:
         low, more = map(int, group.split("+")) if "+" in group else (int(group), 0)
         high = low + more
     if not 1 <= low <= high:
-        raise ValueError(f"found {group!r}, needs N, N+M or N..M with N of at least 1")
+        raise ValueError(f"found {group!r}; expected N, N+M or N..M with N of at least 1")
     return low, high
 
 

@@ -138,11 +138,15 @@ def prepared(i: Inputs) -> tuple[Tensor, Tensor]:
 def check(problem: Problem) -> None:
     """NotImplementedError where the kernel does not fit."""
     if problem.dtype not in (torch.float16, torch.bfloat16):
-        raise NotImplementedError("the Triton kernel takes float16 and bfloat16")
+        raise NotImplementedError(
+            f"the Triton kernel: dtype is {problem.dtype}; expected float16 or bfloat16"
+        )
     if problem.device.type != "cuda" or torch.cuda.get_device_capability(problem.device)[0] < 9:
-        raise NotImplementedError("the Triton kernel reads by tensor descriptors, which need sm_90")
+        raise NotImplementedError("the Triton kernel reads by tensor descriptors, which need a GPU of sm_90")
     if problem.shape.dim & (problem.shape.dim - 1) or problem.shape.dim < 16:
-        raise NotImplementedError("the Triton kernel takes powers of two of at least 16 as the dim of a head")
+        raise NotImplementedError(
+            f"the Triton kernel: dim is {problem.shape.dim}; expected a power of two of at least 16"
+        )
 
 
 def triton_run(problem: Problem) -> Callable[[Inputs], Tensor]:

@@ -23,7 +23,7 @@ def shapes(text: str) -> list[tuple[int, ...]]:
     """An argparse type: shapes M x N x K of users x K of candidates."""
     found = [tuple(positive(part) for part in shape.split("x")) for shape in comma_list(text)]
     if any(len(shape) != 4 for shape in found):
-        raise argparse.ArgumentTypeError(f"found {text!r}, needs shapes of four integers joined by x")
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected shapes of four integers joined by x")
     return found
 
 
@@ -62,6 +62,6 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
     for name in ("contestants", "in_sweeps"):
         given = getattr(arguments, name)
         if RECFUSE not in given or not set(DECOMPOSITIONS) & set(given):
-            needs = f"needs {RECFUSE} and one of {', '.join(DECOMPOSITIONS)}"
+            needs = f"{RECFUSE} is missing, or a peer of {', '.join(DECOMPOSITIONS)}"
             parser.error(f"--{name.replace('_', '-')}: {needs}")
         setattr(arguments, name, [each for each in NAMES if each in given])

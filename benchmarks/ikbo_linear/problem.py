@@ -143,7 +143,9 @@ class Problem:
         """Returns all values of an output in one row; ValueError for another shape."""
         shape = self.shape
         if output.shape != (shape.candidates, shape.m, shape.n):
-            raise ValueError(f"the output has shape {tuple(output.shape)}")
+            raise ValueError(
+                f"the output has shape {tuple(output.shape)}; expected {shape.candidates, shape.m, shape.n}"
+            )
         return output.flatten()
 
     def sampled(self, output: Tensor) -> Tensor:

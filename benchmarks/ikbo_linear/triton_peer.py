@@ -108,11 +108,15 @@ def launch(config: Config, w: Tensor, x: Tensor, base: Tensor, users: Tensor, pr
 def check(problem: Problem) -> None:
     """NotImplementedError where the kernel does not fit."""
     if problem.dtype not in (torch.float16, torch.bfloat16):
-        raise NotImplementedError("the Triton kernel takes float16 and bfloat16")
+        raise NotImplementedError(
+            f"the Triton kernel: dtype is {problem.dtype}; expected float16 or bfloat16"
+        )
     if problem.device.type != "cuda" or torch.cuda.get_device_capability(problem.device)[0] < 9:
-        raise NotImplementedError("the Triton kernel reads by tensor descriptors, which need sm_90")
+        raise NotImplementedError("the Triton kernel reads by tensor descriptors, which need a GPU of sm_90")
     if problem.shape.n % ALIGNED:
-        raise NotImplementedError(f"the Triton kernel takes N in multiples of {ALIGNED}")
+        raise NotImplementedError(
+            f"the Triton kernel: n is {problem.shape.n}; expected a multiple of {ALIGNED}"
+        )
 
 
 def triton_run(problem: Problem) -> Callable[[Inputs], Tensor]:

@@ -31,7 +31,7 @@ def sizes(text: str, counts: tuple[int, ...]) -> tuple[int, ...]:
     found = tuple(positive(part) for part in text.split("x"))
     if len(found) not in counts:
         needed = " or ".join(map(str, counts))
-        raise argparse.ArgumentTypeError(f"found {text!r}, needs {needed} integers joined by x")
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected {needed} integers joined by x")
     return found
 
 
@@ -65,13 +65,13 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
     """Shapes on the CPU, sides on a GPU."""
     if arguments.device == "cuda":
         if RECFUSE not in arguments.sides:
-            parser.error(f"--sides: needs {RECFUSE} among them")
+            parser.error(f"--sides: {RECFUSE} is missing")
         return
     try:
         arguments.shapes = [shape_of(shape, arguments.rows, arguments.dim) for shape in arguments.shapes]
         alone = sizes(arguments.bag, (2,))
         arguments.alone = [Shape(1, *alone, positive(rows), arguments.dim) for rows in arguments.bag_rows]
     except argparse.ArgumentTypeError as error:
-        parser.error(f"--shapes, --bag, --bag-rows: {error}")
+        parser.error(f"--shapes --bag --bag-rows: {error}")
     if not arguments.shapes + arguments.alone:
-        parser.error("--shapes and --bag-rows are both empty; one shape is needed")
+        parser.error("--shapes and --bag-rows are both empty; expected at least a shape")

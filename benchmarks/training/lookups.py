@@ -118,7 +118,7 @@ def make_subject(text: str, seed: int, rows_cap: int, dynamicemb_rows: int) -> S
     name, _, size = text.rpartition("-")
     if not (size.isascii() and size.isdigit() and int(size) > 0):
         raise ValueError(
-            f"subject is {text!r}, must be NAME-SIZE, such as A-512, mlperf-2048, dynamicemb-104857"
+            f"subject is {text!r}; expected NAME-SIZE, such as A-512, mlperf-2048, dynamicemb-104857"
         )
     if name == "mlperf":
         return MlperfSubject(int(size), rows_cap)

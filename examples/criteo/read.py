@@ -47,7 +47,7 @@ def read(paths: Iterable[str | Path], rows: Sequence[int], batch: int) -> Iterat
     """
     moduli = np.asarray(rows, np.int64)
     if moduli.shape != (TABLES,) or moduli.min() < 1:
-        raise ValueError(f"rows are {list(rows)}; required are {TABLES} positive numbers")
+        raise ValueError(f"rows are {list(rows)}; expected {TABLES} positive numbers")
     rest = Batch(np.empty((0, DENSE), np.float32), np.empty((0, TABLES), np.int64), np.empty(0, np.float32))
     for path in (file for given in paths for file in files_of(Path(given))):
         chunks = read_arrays(path, moduli, batch) if path.suffix == ".npy" else read_text(path, moduli)
@@ -81,7 +81,9 @@ def read_text(path: Path, rows: Array, chunk_bytes: int = CHUNK_BYTES) -> Iterat
                 yield parse(lines + newline, rows, path, line)
                 line += lines.count(b"\n") + 1
             if len(rest) > MOST_LINE_BYTES:
-                raise ValueError(f"{path}, line {line}: has more than {MOST_LINE_BYTES:,} bytes")
+                raise ValueError(
+                    f"{path}: line {line}: more than {MOST_LINE_BYTES:,} bytes were read without a newline"
+                )
     if rest:
         yield parse(rest + b"\n", rows, path, line)
 
@@ -91,7 +93,7 @@ def read_piece(file: BinaryIO | gzip.GzipFile, size: int, path: Path, line: int)
     try:
         return file.read(size)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}, after line {line - 1}: {error}") from error
+        raise ValueError(f"{path}: after line {line - 1}: {error}") from error
 
 
 def parse(text: bytes, rows: Array, path: Path, first_line: int) -> Batch:
@@ -103,8 +105,8 @@ def parse(text: bytes, rows: Array, path: Path, first_line: int) -> Batch:
         if at:  # a line before this one may have a bad value
             parse(text[: ends[fields[:at].sum() - 1] + 1], rows, path, first_line)
         raise ValueError(
-            f"{path}, line {first_line + at}: has {fields[at]} fields; required are {FIELDS}: a label, "
-            f"{DENSE} integers and {TABLES} categories, with a tab between them"
+            f"{path}: line {first_line + at}: found {fields[at]} fields; expected {FIELDS} (a label, "
+            f"{DENSE} integers and {TABLES} categories, with a tab between them)"
         )
     begins = np.concatenate([[0], ends[:-1] + 1]).reshape(-1, FIELDS)
     ends = ends.reshape(-1, FIELDS)
@@ -122,7 +124,7 @@ def parse(text: bytes, rows: Array, path: Path, first_line: int) -> Batch:
     for at in np.flatnonzero(~np.hstack([label_ok, integers_ok, categories_ok]))[:1]:
         row, field = divmod(int(at), FIELDS)
         value = text[begins[row, field] : ends[row, field]].decode("latin-1")
-        raise ValueError(f"{path}, line {first_line + row}: {wrong_value(field, value)}")
+        raise ValueError(f"{path}: line {first_line + row}: {wrong_value(field, value)}")
     dense = np.log1p(np.where(negative, 0, integers)).astype(np.float32)
     return Batch(dense, categories % rows, labels[:, 0].astype(np.float32))
 
@@ -146,11 +148,11 @@ def wrong_value(field: int, value: str) -> str:
     """Returns the text of an error for the value of a field, numbered from 0."""
     shown = repr(value if len(value) <= 40 else f"{value[:40]}...")
     if field == 0:
-        return f"the label is {shown}; allowed are 0 and 1"
+        return f"the label is {shown}; expected 0 or 1"
     if field <= DENSE:
-        return f"integer {field} is {shown}; allowed are an integer of up to 18 digits and an empty field"
-    allowed = "up to 8 hexadecimal digits and an empty field"
-    return f"category {field - DENSE} is {shown}; allowed are {allowed}"
+        return f"integer {field} is {shown}; expected an integer of up to 18 digits or an empty field"
+    allowed = "up to 8 hexadecimal digits or an empty field"
+    return f"category {field - DENSE} is {shown}; expected {allowed}"
 
 
 def read_arrays(path: Path, rows: Array, batch: int) -> Iterator[Batch]:
@@ -159,25 +161,33 @@ def read_arrays(path: Path, rows: Array, batch: int) -> Iterator[Batch]:
     Dense values are used as they are: the files hold their logarithm. A category is 32 bits, signed or not.
     """
     if not path.name.endswith("_dense.npy"):
-        raise ValueError(f"{path}: the name must end in _dense.npy, beside X_sparse.npy and X_labels.npy")
+        raise ValueError(
+            f"{path}: the name has another end; expected _dense.npy. Put X_sparse.npy and X_labels.npy into "
+            "the same folder."
+        )
     files = {part: path.with_name(path.name.replace("_dense.npy", f"_{part}.npy")) for part in PARTS}
     dense, sparse, labels = (open_array(file) for file in files.values())
     expected = {"dense": (len(dense), DENSE), "sparse": (len(dense), TABLES), "labels": (len(dense), 1)}
     kinds = {"dense": "f", "sparse": "iu", "labels": "iuf"}
     for (part, file), array in zip(files.items(), (dense, sparse, labels), strict=True):
         if array.shape != expected[part] and array.shape != expected[part][: 1 + (part != "labels")]:
-            raise ValueError(f"{file}: has shape {list(array.shape)}; required is {list(expected[part])}")
+            raise ValueError(f"{file}: shape is {list(array.shape)}; expected {list(expected[part])}")
         if array.dtype.kind not in kinds[part]:
-            raise ValueError(f"{file}: has dtype {array.dtype}, which no {part} have")
+            raise ValueError(f"{file}: dtype is {array.dtype}; expected a kind of {kinds[part]}")
     for begin in range(0, len(dense), batch):
         chunk = slice(begin, begin + batch)
         values = dense[chunk].astype(np.float32)
         bits = sparse[chunk].astype(np.int64) & 0xFFFFFFFF
         clicks = labels[chunk].reshape(-1).astype(np.float32)
         for row, column in np.argwhere(~np.isfinite(values))[:1]:
-            raise ValueError(f"{files['dense']}, row {begin + row}: column {column} is {values[row, column]}")
+            raise ValueError(
+                f"{files['dense']}: row {begin + row}: column {column} is {values[row, column]}; expected a "
+                "finite number"
+            )
         for row in np.flatnonzero((clicks != 0) & (clicks != 1))[:1]:
-            raise ValueError(f"{files['labels']}, row {begin + row}: is {clicks[row]}; allowed are 0 and 1")
+            raise ValueError(
+                f"{files['labels']}: row {begin + row}: the label is {clicks[row]}; expected 0 or 1"
+            )
         yield Batch(values, bits % rows, clicks)
 
 

@@ -133,9 +133,11 @@ def auc(labels: NDArray[Any], scores: NDArray[Any]) -> float:
     clicks = int(np.count_nonzero(labels))
     others = len(labels) - clicks
     if not np.isfinite(scores).all():
-        raise ValueError("AUC: a score is not finite; try a smaller --lr")
+        raise ValueError("AUC: a score is not finite. Try a smaller --lr.")
     if not clicks or not others:
-        raise ValueError(f"AUC: {clicks} clicks and {others} other samples; required is at least one of each")
+        raise ValueError(
+            f"AUC: found {clicks} clicks and {others} other samples; expected at least one of both"
+        )
     _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
     mean_ranks = np.cumsum(sizes) - (sizes - 1) / 2
     return float((mean_ranks[group][labels != 0].sum() - clicks * (clicks + 1) / 2) / (clicks * others))
@@ -213,10 +215,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if (arguments.train is None) != (arguments.test is None):
-        parser.error("--train and --test go together")
+        parser.error("--train and --test: found a single value; expected both or neither")
     for name in ("samples", "rows", "dim", "batch", "report"):
         if getattr(arguments, name) < 1:
-            parser.error(f"--{name} must be positive")
+            parser.error(f"--{name}: found {getattr(arguments, name)}; expected a positive integer")
     return arguments
 
 

@@ -96,27 +96,27 @@ def changed(field: int, value: str) -> str:
 @pytest.mark.parametrize(
     "line, message",
     [
-        (GOOD.rpartition("\t")[0], "has 39 fields; required are 40"),
-        (GOOD.partition("\t")[2], "has 39 fields"),  # as in a file without labels
-        (GOOD + "\t", "has 41 fields"),
-        ("", "has 1 fields"),
-        ("\r", "has 1 fields"),
-        (changed(0, ""), "the label is ''; allowed are 0 and 1"),
+        (GOOD.rpartition("\t")[0], "found 39 fields; expected 40"),
+        (GOOD.partition("\t")[2], "found 39 fields"),  # as in a file without labels
+        (GOOD + "\t", "found 41 fields"),
+        ("", "found 1 fields"),
+        ("\r", "found 1 fields"),
+        (changed(0, ""), "the label is ''; expected 0 or 1"),
         (changed(0, "2"), "the label is '2'"),
         (changed(0, "\ufeff1"), "the label is "),
         (changed(0, "01"), "the label is '01'"),
         (changed(1, "-"), "integer 1 is '-'"),
         (changed(13, "1.5"), "integer 13 is '1.5'"),
         (changed(3, " 1"), "integer 3 is ' 1'"),
-        (changed(3, "1" * 19), "integer 3 is '1111111111111111111'; allowed are an integer of up to 18"),
+        (changed(3, "1" * 19), "integer 3 is '1111111111111111111'; expected an integer of up to 18"),
         (changed(3, "a"), "integer 3 is 'a'"),
-        (changed(14, "xyz"), "category 1 is 'xyz'; allowed are up to 8 hexadecimal digits"),
+        (changed(14, "xyz"), "category 1 is 'xyz'; expected up to 8 hexadecimal digits"),
         (changed(39, "123456789"), "category 26 is '123456789'"),
         (changed(39, "-1"), "category 26 is '-1'"),
         (changed(39, "0x1"), "category 26 is '0x1'"),
         (changed(38, "a\r"), r"category 25 is 'a\\r'"),
         (changed(20, "z" * 1000), r"category 7 is 'z{40}\.\.\.'"),
-        (changed(20, "1" * 70_000), "has more than 65,536 bytes"),
+        (changed(20, "1" * 70_000), "more than 65,536 bytes"),
     ],
 )
 @pytest.mark.parametrize("before", (0, 3))
@@ -125,7 +125,7 @@ def test_a_bad_line_raises_with_file_and_line(read, tmp_path, line, message, bef
     path = tmp_path / "day_3.txt"
     path.write_bytes(end.join([*[GOOD] * before, line, GOOD, "bad", ""]).encode())
     for size in (100, 1 << 20):
-        pattern = f"day_3.txt, line {before + 1}: "
+        pattern = f"day_3.txt: line {before + 1}: "
         if "bytes" in message and size == 1 << 20:  # the whole file is one chunk
             message = "category 7 is"
         with pytest.raises(ValueError, match=pattern + message):
@@ -135,14 +135,14 @@ def test_a_bad_line_raises_with_file_and_line(read, tmp_path, line, message, bef
 def test_a_damaged_archive_raises_with_file_and_line(read, tmp_path):
     path = tmp_path / "day.gz"
     path.write_bytes(gzip.compress(f"{GOOD}\n".encode())[:-9])
-    with pytest.raises(ValueError, match=r"day\.gz, after line 0: "):
+    with pytest.raises(ValueError, match=r"day\.gz: after line 0: "):
         list(read.read([path], ROWS, 4))
 
 
 def test_rows_and_empty_folders_are_refused(read, tmp_path):
-    with pytest.raises(ValueError, match="required are 26 positive numbers"):
+    with pytest.raises(ValueError, match="expected 26 positive numbers"):
         next(read.read([], ROWS[1:], 4))
-    with pytest.raises(ValueError, match="required are 26 positive numbers"):
+    with pytest.raises(ValueError, match="expected 26 positive numbers"):
         next(read.read([], [0, *ROWS[1:]], 4))
     with pytest.raises(FileNotFoundError, match=r"no \*_dense\.npy"):
         next(read.read([tmp_path], ROWS, 4))
@@ -167,11 +167,11 @@ def test_both_forms_of_a_sample_are_equal(modules, tmp_path):
 @pytest.mark.parametrize(
     "part, array, message",
     [
-        ("sparse", np.zeros((4, 26), np.int32), r"has shape \[4, 26\]; required is \[5, 26\]"),
-        ("sparse", np.zeros((5, 26), np.float32), "dtype float32, which no sparse have"),
-        ("dense", np.zeros((5, 12), np.float32), r"required is \[5, 13\]"),
+        ("sparse", np.zeros((4, 26), np.int32), r"shape is \[4, 26\]; expected \[5, 26\]"),
+        ("sparse", np.zeros((5, 26), np.float32), "dtype is float32; expected a kind of iu"),
+        ("dense", np.zeros((5, 12), np.float32), r"expected \[5, 13\]"),
         ("dense", np.full((5, 13), np.nan, np.float32), "row 0: column 0 is nan"),
-        ("labels", np.array([0, 1, 0, 2, 3]), r"row 3: is 2\.0; allowed are 0 and 1"),
+        ("labels", np.array([0, 1, 0, 2, 3]), r"row 3: the label is 2\.0; expected 0 or 1"),
         ("labels", np.array([[None]] * 5), "Array can't be memory-mapped"),
     ],
 )

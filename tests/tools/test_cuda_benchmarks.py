@@ -328,7 +328,7 @@ def test_a_model_that_computes_something_else_ends_the_run(dlrm, monkeypatch, tm
     [
         (
             ["--trace", "low,lukewarm"],
-            "--trace: found 'low,lukewarm', allowed are one_item",
+            "--trace: found 'low,lukewarm'; expected one_item",
         ),
         (["--arch-embedding-size", "50-60"], "tables of different sizes"),
     ],

@@ -63,7 +63,7 @@ def test_columns_of_a_table_have_different_names(page):
 
 
 def test_a_table_with_two_columns_of_one_name_is_refused(tables):
-    with pytest.raises(ValueError, match=r"'E' has two columns of one name: \['', 'us', 'us'\]"):
+    with pytest.raises(ValueError, match=r"'E' has columns \['', 'us', 'us'\]; expected different names"):
         tables.Table("E", ["", "us", "us"])
 
 
@@ -80,12 +80,12 @@ def test_a_figure_that_differs_is_found_and_written_anew(tables, run, monkeypatc
 @pytest.mark.parametrize(
     "mark, message",
     [
-        ("overview fast", "overview 'fast': allowed are first, fused"),
-        ("table nothing.json Any", "nothing.json: not a result file"),
+        ("overview fast", "overview is 'fast'; expected first, fused"),
+        ("table nothing.json Any", "nothing.json: is no result file"),
         ('table dlrm.json "No such table"', "has no table 1 whose title begins with 'No such table'"),
-        ("table dlrm.json DLRM columns=speed", "has no column ['speed']"),
-        ("table dlrm.json DLRM color=red", "unknown option ['color']"),
-        ("runs ../README.md", "README.md: not a result file"),
+        ("table dlrm.json DLRM columns=speed", "expected ['speed']"),
+        ("table dlrm.json DLRM color=red", "options are ['color']"),
+        ("runs ../README.md", "README.md: is no result file"),
     ],
 )
 def test_a_mark_that_names_nothing_is_said(tables, mark, message):

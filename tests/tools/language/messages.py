@@ -51,6 +51,8 @@ _HELPERS = {
     "refuse": ("{where} ", 1),
     "_Wrong": ("{where} ", 0),
     "error_msgs.append": ("", 0),
+    "parser.error": ("", 0),
+    "argparse.ArgumentTypeError": ("", 0),
     "torch._check": ("", 1),
     "torch._assert_async": ("", 1),
 }
@@ -176,6 +178,8 @@ def _form(name: str, node: ast.Call) -> list[str | ast.expr] | None:
         return None
     if last == "wrong_type" and len(node.args) == 3:
         return [node.args[0], " is {a_type(value)}; expected ", node.args[2]]
+    if name == "fail" and len(node.args) == 2:  # of benchmarks: the parser, then the text
+        return [node.args[1]]
     if name in _HELPERS and len(node.args) > _HELPERS[name][1]:
         before, at = _HELPERS[name]
         return [before, node.args[at]]

@@ -122,6 +122,11 @@ def c_messages() -> list[Any]:
     return [m for path in paths for m in READER["c_messages"](path) if is_text(m.text)]
 
 
+def messages_of_programs() -> list[Any]:
+    paths = [path for folder in ("benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [m for path in paths for m in READER["python_messages"](path) if is_text(m.text)]
+
+
 def reasons() -> list[Any]:
     folder = ROOT / "python" / "recfuse"
     paths = [
@@ -142,7 +147,9 @@ def is_prefixed(path: str) -> bool:
     return path.startswith("python/") and not path.startswith(tuple(PREFIXED_LATER))
 
 
-@pytest.mark.parametrize("read, least", [(python_messages, 500), (c_messages, 450)])
+@pytest.mark.parametrize(
+    "read, least", [(python_messages, 500), (c_messages, 450), (messages_of_programs, 60)]
+)
 def test_messages_have_one_form(read, least):
     messages = read()
     assert len(messages) > least
