@@ -21,6 +21,7 @@
 #include "recfuse/ikbo.h"
 #include "recfuse/ikbo_attention.h"
 #include "recfuse/pin_rows.h"
+#include "recfuse/quantize_rows.h"
 #include "recfuse/status.h"
 #include "recfuse/types.h"
 

@@ -9,12 +9,12 @@
 
 /* Returns the bytes of `count` adjacent elements. A packed dtype rounds up here. */
 static inline int64_t rf__elements_bytes(rf_dtype dtype, int64_t count) {
-    return count * rf_element_bytes((int)dtype);
+    return (count * rf_element_bits((int)dtype) + 7) / 8;
 }
 
 /* Returns the number of elements in `bytes`. */
 static inline int64_t rf__elements_in(rf_dtype dtype, int64_t bytes) {
-    return bytes / rf_element_bytes((int)dtype);
+    return bytes * 8 / rf_element_bits((int)dtype);
 }
 
 /* Returns true if one aligned instruction can move `count` adjacent elements at an address. */
@@ -37,18 +37,29 @@ static inline int32_t rf__alignment_of(uint64_t bits, int32_t most) {
     return (int32_t)(bits & -bits);
 }
 
-/* The rows of a table, output or gradient. A dtype with parameters must add here where those of a row are: an
- * offset in bytes within the row, or the pitch of a separate array. */
+/* The rows of a table, output or gradient. The codes of a quantised table have two parameters a row, its scale and
+ * its bias, side by side. They are in an array of their own or between the codes: their first address and
+ * their pitch tell both. */
 typedef struct rf__row_format {
     rf_dtype dtype; /* of its elements */
     int64_t dim; /* elements of a row */
     int64_t bytes; /* of the elements of a row */
     int64_t pitch; /* bytes from a row to the next; parameters in the row are part of it */
+    rf_dtype parameters_dtype; /* RF_FLOAT16 or RF_FLOAT32; only of quantised rows, as the next */
+    int64_t parameters_pitch; /* bytes from the parameters of a row to those of the next */
 } rf__row_format;
+
+/* Returns the bytes of a row's scale and bias. */
+static inline int64_t rf__parameters_bytes(rf_dtype parameters_dtype) {
+    return rf__elements_bytes(parameters_dtype, 2);
+}
 
 /* Returns the format of rows with a stride of `stride` elements. */
 static inline rf__row_format rf__row_format_of(rf_dtype dtype, int64_t dim, int64_t stride) {
-    return (rf__row_format){dtype, dim, rf__elements_bytes(dtype, dim), rf__elements_bytes(dtype, stride)};
+    return (rf__row_format){.dtype = dtype,
+                            .dim = dim,
+                            .bytes = rf__elements_bytes(dtype, dim),
+                            .pitch = rf__elements_bytes(dtype, stride)};
 }
 
 /* Returns the format of contiguous rows. */

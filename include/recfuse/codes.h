@@ -12,12 +12,15 @@
  * order, so that an array of integers [n, fields] is an array of records. */
 #define RF_FIELD(type, name) type name;
 
-/* Tables have one of the first three. */
+/* Tables have one of the first three; quantised tables have one of the last two: codes of 8 or 4 bits without a sign, which a
+ * scale and a bias of their row turn into values. */
 #define RF_DTYPE_LIST(X)       \
     X(RF_FLOAT32, "float32")   \
     X(RF_FLOAT16, "float16")   \
     X(RF_BFLOAT16, "bfloat16") \
-    X(RF_FLOAT64, "float64")
+    X(RF_FLOAT64, "float64")   \
+    X(RF_INT8_ROWS, "int8")    \
+    X(RF_INT4_ROWS, "int4")
 typedef enum rf_dtype { RF_DTYPE_LIST(RF_CODE_NAME) } rf_dtype;
 
 #define RF_INT_TYPE_LIST(X) \

@@ -6,11 +6,17 @@
 
 RF_BEGIN_DECLARATIONS
 
-/* A buffer that tables are packed into. */
+/* A buffer that tables are packed into. Of RF_INT8_ROWS and RF_INT4_ROWS it has codes of rows of one dim, numel / dim rows:
+ * the codes of row r begin at data + r * pitch, of int4 the first in the low half of a byte; its scale and its bias are at
+ * parameters + r * parameters_pitch. A value is scale * code + bias. Parameters lie between the codes, or elsewhere. */
 typedef struct rf_buffer {
-    const void *data; /* [numel] of dtype, aligned to its element */
+    const void *data; /* [numel] of dtype, aligned to its element; codes need no alignment */
     int64_t numel;
     rf_dtype dtype;
+    /* Only of codes, else zeros. */
+    rf_dtype parameters_dtype; /* RF_FLOAT16; on the CPU RF_FLOAT32 too */
+    const void *parameters; /* [rows][2]; on a GPU aligned to 4 bytes, and parameters_pitch too */
+    int64_t pitch, parameters_pitch; /* bytes */
 } rf_buffer;
 
 /* A feature: a table inside a buffer, and the position of its bags in the output. Several features may share
@@ -104,7 +110,7 @@ RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_p
  * that captured it. `workspace`: workspace_bytes of device memory, at least as many as returned above,
  * aligned to 16 bytes, reusable for later work on the stream; NULL: plan->allocator's, if there is one.
  *
- * Descriptions of features and tasks stay on the device, for repeated calls on the stream: 48 bytes per
+ * Descriptions of features and tasks stay on the device, for repeated calls on the stream: 64 bytes per
  * feature and 32 per task. The 256 most recently used descriptions of all operators stay on each device, and
  * at most 128 MiB; a call has two. They come from plan->allocator. Descriptions of a captured call are
  * separate from these and stay until the process ends, in memory of the driver, because graphs may be

@@ -4,7 +4,8 @@
 
 rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_executor *executor) {
     RF_CHECK(rf__check_embedding_bag(params));
-    const rf_buffer table = {params->weight, params->rows * params->weight_stride, params->dtype};
+    const rf_buffer table = {
+        .data = params->weight, .numel = params->rows * params->weight_stride, .dtype = params->dtype};
     const rf_feature feature = {.rows = params->rows,
                                 .dim = params->dim,
                                 .pooling = params->pooling,

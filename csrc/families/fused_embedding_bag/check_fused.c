@@ -3,7 +3,28 @@
 
 #include <stddef.h>
 
+#include "families/fused_embedding_bag/feature_rows.h"
+
 static const char operator_name[] = "fused_embedding_bag";
+
+static rf_status check_quantized_feature(const rf_fused_embedding_bag_params *params, int64_t at) {
+    const rf_feature *feature = &params->features[at];
+    const rf_buffer *buffer = &params->buffers[feature->buffer];
+    const int64_t bytes = rf__feature_row(params->buffers, feature).bytes;
+    RF__REFUSE_IF(!rf__is_multiple(feature->weight_offset, feature->dim), RF_ERR_VALUE,
+                  "features[" RF__I64 "] begins at element " RF__I64 "; expected a multiple of its " RF__I64
+                  " columns, because weights[" RF__I64 "] is quantised",
+                  at, feature->weight_offset, feature->dim, feature->buffer);
+    RF__REFUSE_IF(rf__elements_in(buffer->dtype, bytes) != feature->dim, RF_ERR_VALUE,
+                  "features[" RF__I64 "] has " RF__I64
+                  " columns of int4; expected whole bytes, so an even number",
+                  at, feature->dim);
+    RF__REFUSE_IF(feature->rows > 1 && buffer->pitch < bytes, RF_ERR_VALUE,
+                  "weights[" RF__I64 "] has a pitch of " RF__I64 " bytes; expected at least the " RF__I64
+                  " bytes of codes of a row",
+                  feature->buffer, buffer->pitch, bytes);
+    return RF_OK;
+}
 
 /* Buffers of the C API are the operator's `weights`. */
 static rf_status check_fused_feature(const rf_fused_embedding_bag_params *params, int64_t at,
@@ -21,6 +42,8 @@ static rf_status check_fused_feature(const rf_fused_embedding_bag_params *params
                   "features[" RF__I64 "] is a table of " RF__I64 " x " RF__I64 " at element " RF__I64
                   "; expected a table within weights[" RF__I64 "], which has " RF__I64 " elements",
                   at, feature->rows, feature->dim, feature->weight_offset, feature->buffer, numel);
+    if (rf_is_quantized((int)params->buffers[feature->buffer].dtype))
+        RF_CHECK(check_quantized_feature(params, at));
     RF__REFUSE_IF(feature->output_column != column, RF_ERR_VALUE,
                   "features[" RF__I64 "] has output_column " RF__I64 "; expected " RF__I64
                   ", the end of the feature before",
@@ -59,21 +82,48 @@ rf_status rf__check_fused_rows(const rf_fused_embedding_bag_params *params, cons
     return RF_OK;
 }
 
+rf_status rf__check_fused_floats(const char *operator_name, const rf_fused_embedding_bag_params *params) {
+    for (int64_t i = 0; i < params->n_buffers; i++)
+        RF__REFUSE_IF(rf_is_quantized((int)params->buffers[i].dtype), RF_ERR_UNSUPPORTED,
+                      "weights[" RF__I64 "] is quantised; expected floats, of which gradients exist", i);
+    return RF_OK;
+}
+
 rf_status rf__check_fused_warps(int32_t warps) {
     RF__REFUSE_IF(warps != 0 && (warps < 2 || warps > 64), RF_ERR_VALUE,
                   "warps is %d; expected 2 to 64, or 0 for a good default", (int)warps);
     return RF_OK;
 }
 
+/* Codes: rows and parameters must not overlap with those of the next row. */
+static rf_status check_quantized_buffer(int64_t at, const rf_buffer *buffer) {
+    RF__REFUSE_IF(buffer->parameters_dtype != RF_FLOAT16 && buffer->parameters_dtype != RF_FLOAT32,
+                  RF_ERR_TYPE,
+                  "parameters_dtype of weights[" RF__I64 "] is %d; expected RF_FLOAT16 or RF_FLOAT32", at,
+                  (int)buffer->parameters_dtype);
+    RF__REFUSE_IF(buffer->parameters == NULL && buffer->numel > 0, RF_ERR_VALUE,
+                  "parameters of weights[" RF__I64 "] is NULL, for " RF__I64 " codes", at, buffer->numel);
+    RF__REFUSE_IF(buffer->pitch < 0 ||
+                      buffer->parameters_pitch < rf__parameters_bytes(buffer->parameters_dtype),
+                  RF_ERR_VALUE,
+                  "weights[" RF__I64 "] has a pitch of " RF__I64 " bytes, and its parameters of " RF__I64
+                  "; expected at least the bytes of a row and of its parameters",
+                  at, buffer->pitch, buffer->parameters_pitch);
+    return RF_OK;
+}
+
+static rf_status check_buffer(int64_t at, const rf_buffer *buffer) {
+    const bool is_quantized = rf_is_quantized((int)buffer->dtype);
+    if (!is_quantized) RF_CHECK(rf__check_dtype(operator_name, "dtype of weights", buffer->dtype));
+    RF__REFUSE_IF(buffer->data == NULL && buffer->numel > 0, RF_ERR_VALUE,
+                  "weights[" RF__I64 "] is NULL, for " RF__I64 " elements", at, buffer->numel);
+    return is_quantized ? check_quantized_buffer(at, buffer) : RF_OK;
+}
+
 rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params) {
     int64_t column = 0;
     RF_CHECK(rf__check_dtype(operator_name, "output_dtype", params->output_dtype));
-    for (int64_t i = 0; i < params->n_buffers; i++) {
-        const rf_buffer *buffer = &params->buffers[i];
-        RF_CHECK(rf__check_dtype(operator_name, "dtype of weights", buffer->dtype));
-        RF__REFUSE_IF(buffer->data == NULL && buffer->numel > 0, RF_ERR_VALUE,
-                      "weights[" RF__I64 "] is NULL, for " RF__I64 " elements", i, buffer->numel);
-    }
+    for (int64_t i = 0; i < params->n_buffers; i++) RF_CHECK(check_buffer(i, &params->buffers[i]));
     for (int64_t i = 0; i < params->n_features; i++) {
         RF_CHECK(check_fused_feature(params, i, column));
         column += params->features[i].dim;

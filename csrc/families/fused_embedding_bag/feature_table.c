@@ -31,8 +31,7 @@ static scalars scalars_of(const rf_fused_embedding_bag_params *params) {
 
 static int32_t shape_code(const rf__fused_geometry *shape) {
     return rf_fused_shape_code((int32_t)shape->row.dtype, shape->align, shape->store, shape->lanes,
-                               shape->vectors, shape->columns == shape->lanes, shape->pooling,
-                               shape->is_padded);
+                               shape->vectors, rf__fused_is_whole(shape), shape->pooling, shape->is_padded);
 }
 
 static rf_fused_descriptor descriptor_of(const rf_fused_embedding_bag_params *params, int64_t number,
@@ -46,7 +45,9 @@ static rf_fused_descriptor descriptor_of(const rf_fused_embedding_bag_params *pa
                                  .pitch = (uint32_t)shape->row.pitch,
                                  .columns = shape->columns,
                                  .pooling = (int32_t)feature->pooling,
-                                 .shape = shape_code(shape)};
+                                 .shape = shape_code(shape),
+                                 .parameters = (uintptr_t)rf__feature_parameters(params->buffers, feature),
+                                 .parameters_pitch = (uint32_t)shape->row.parameters_pitch};
 }
 
 static void table_free(void *data) {
@@ -90,7 +91,8 @@ out:
 
 rf_status rf__fused_table_acquire(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
                                   const rf_fused_schedule *schedules, rf__described *described) {
-    enum { COMPARED = offsetof(rf_buffer, dtype) + sizeof(rf_dtype) };
+    _Static_assert(sizeof(rf_buffer) == 4 * sizeof(int64_t) + 2 * sizeof(rf_dtype) + sizeof(void *),
+                   "compared bytewise");
     const problem of = {params, schedules};
     const scalars key_scalars = scalars_of(params);
     const size_t n = (size_t)params->n_features, n_buffers = (size_t)params->n_buffers;
@@ -100,7 +102,7 @@ rf_status rf__fused_table_acquire(const rf__cuda_store *store, const rf_fused_em
                   {.data = params->buffers,
                    .bytes = n_buffers * sizeof *params->buffers,
                    .item_bytes = sizeof *params->buffers,
-                   .compared_bytes = COMPARED},
+                   .compared_bytes = sizeof *params->buffers},
                   {.data = params->features, .bytes = n * sizeof *params->features},
                   {.data = schedules, .bytes = schedules != NULL ? n * sizeof *schedules : 0}}};
     return rf__description_acquire(store, &key, &of, described);

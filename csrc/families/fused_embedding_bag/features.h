@@ -17,6 +17,11 @@ typedef struct rf__fused_geometry {
     int32_t pooling, is_padded;
 } rf__fused_geometry;
 
+/* Returns true if the lanes read whole rows that follow each other. */
+static inline bool rf__fused_is_whole(const rf__fused_geometry *shape) {
+    return shape->columns == shape->lanes && shape->row.pitch == shape->row.bytes;
+}
+
 /* The geometry of one feature. Of the weight's and the output's addresses only the alignment matters. */
 RF__SHARED rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int64_t feature,
                                            rf__fused_geometry *shape);
@@ -27,7 +32,7 @@ rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params);
  * bits that its value takes), in the order of the entry. */
 #define RF__FUSED_CLASS_FIELDS(X) \
     X(kind, 2)                    \
-    X(dtype, 2)                   \
+    X(dtype, 3)                   \
     X(align, 5)                   \
     X(store, 5)                   \
     X(lanes, 6)                   \

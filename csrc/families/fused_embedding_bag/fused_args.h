@@ -53,10 +53,10 @@ RF_FUSED_FUNCTION int rf_fused_bucket(rf_fused_number mean) {
 /* The properties of a feature that a schedule must match. */
 RF_FUSED_FUNCTION int rf_fused_shape_code(int dtype, int align, int store, int lanes, int vectors, int whole,
                                           int pooling, int padded) {
-    return dtype | align << 2 | store << 7 | lanes << 12 | vectors << 18 | whole << 20 | pooling << 21 |
-           padded << 23;
+    return dtype | align << 3 | store << 8 | lanes << 13 | vectors << 19 | whole << 21 | pooling << 22 |
+           padded << 24;
 }
-enum { RF_FUSED_COLUMN_CODE = (1 << 12) - 1 }; /* the bits of it that matter to columns */
+enum { RF_FUSED_COLUMN_CODE = (1 << 13) - 1 }; /* the bits of it that matter to columns */
 
 /* Lookups of a bag whose indices a slot loads at once. */
 RF_FUSED_FUNCTION int rf_fused_indices_at_once(int distance) { return distance < 4 ? 4 : distance; }
@@ -70,8 +70,11 @@ typedef struct RF_FUSED_ALIGN(16) rf_fused_descriptor {
     rf_i32 columns; /* vectors of a row */
     rf_i32 pooling; /* rf_pooling */
     rf_i32 shape; /* rf_fused_shape_code */
+    RF_FUSED_ADDRESS(const rf_u8) parameters; /* scale and bias of row 0, of a quantised table */
+    rf_u32 parameters_pitch; /* bytes from row to row */
+    rf_i32 unused;
 } rf_fused_descriptor;
-RF_SIZE_IS(rf_fused_descriptor, 48);
+RF_SIZE_IS(rf_fused_descriptor, 64);
 
 /* The task of a block: bags [first_bag, last_bag) of a feature, or of the 32 lanes of a tile. */
 typedef struct RF_FUSED_ALIGN(16) rf_fused_task {

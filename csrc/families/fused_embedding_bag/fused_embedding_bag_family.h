@@ -1,5 +1,8 @@
 /* The entries of this family in the lists of the core: see families.h. */
 RF__TORCH_OPERATOR(fused_embedding_bag)
+RF__TORCH_OPERATOR(fused_embedding_bag_quantized)
+RF__TORCH_OPERATOR(quantize_rows)
+RF__TORCH_OPERATOR(dequantize_rows)
 RF__PYTHON_FUNCTION(fused_embedding_bag_candidates)
 RF__PYTHON_FUNCTION(fused_embedding_bag_lower)
 RF__PYTHON_FUNCTION(fused_embedding_bag_measure)

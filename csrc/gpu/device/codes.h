@@ -2,15 +2,30 @@
 #ifndef RECFUSE_CUDA_DEVICE_CODES_H
 #define RECFUSE_CUDA_DEVICE_CODES_H
 
+#ifndef __CUDACC__
+#include <stdbool.h>
+#endif
+
 #include "recfuse/codes.h"
 
-/* Returns the bytes of an element of an rf_dtype: core/row_format.h and element.cuh have them from here. */
 #ifdef __CUDACC__
-static constexpr __device__ __forceinline__ int rf_element_bytes(int dtype) {
+#define RF_CODES_FUNCTION static constexpr __device__ __forceinline__
 #else
-static inline int rf_element_bytes(int dtype) {
+#define RF_CODES_FUNCTION static inline
 #endif
-    return dtype == RF_FLOAT32 ? 4 : dtype == RF_FLOAT64 ? 8 : 2;
+
+/* Returns true for codes with a scale and a bias a row. */
+RF_CODES_FUNCTION bool rf_is_quantized(int dtype) { return dtype == RF_INT8_ROWS || dtype == RF_INT4_ROWS; }
+/* Returns the bits of an element of an rf_dtype: core/row_format.h and element.cuh have them from here. */
+RF_CODES_FUNCTION int rf_element_bits(int dtype) {
+    return dtype == RF_FLOAT32     ? 32
+           : dtype == RF_FLOAT64   ? 64
+           : dtype == RF_INT8_ROWS ? 8
+           : dtype == RF_INT4_ROWS ? 4
+                                   : 16;
 }
+/* Returns the bytes of an element of any dtype but int4. */
+RF_CODES_FUNCTION int rf_element_bytes(int dtype) { return rf_element_bits(dtype) / 8; }
+#undef RF_CODES_FUNCTION
 
 #endif

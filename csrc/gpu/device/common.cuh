@@ -12,15 +12,23 @@
 #define RF_INLINE __device__ __forceinline__
 #define RF_FULL_WARP 0xffffffffu
 
-/* 2, 4, 8 or 16 bytes, moved by one instruction. */
+/* 1, 2, 4, 8 or 16 bytes, moved by one instruction. */
 template <int BYTES> struct __align__(BYTES) rf_bytes {
     rf_u32 word[BYTES / 4];
 };
 template <> struct __align__(2) rf_bytes<2> {
     rf_u16 word[1];
 };
+template <> struct rf_bytes<1> {
+    rf_u8 word[1];
+};
 
 /* A read through the cache for constant data: tables do not change while a kernel runs. */
+RF_INLINE rf_bytes<1> rf_load(const rf_bytes<1> *from) {
+    rf_u16 word;
+    asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(word) : "l"(from));
+    return {(rf_u8)word};
+}
 RF_INLINE rf_bytes<2> rf_load(const rf_bytes<2> *from) {
     rf_bytes<2> to;
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(to.word[0]) : "l"(from));

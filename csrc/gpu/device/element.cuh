@@ -8,7 +8,7 @@
 
 template <int DTYPE, typename NUMBER = float> struct rf_element_size {
     typedef NUMBER number;
-    enum { BYTES = rf_element_bytes(DTYPE) };
+    enum { BYTES = rf_element_bytes(DTYPE), BITS = rf_element_bits(DTYPE) };
 };
 
 /* Elements of a dtype. get(from, i) returns element i of a vector as a number, set(to, i, number) rounds to
@@ -59,6 +59,25 @@ template <> struct rf_element<RF_BFLOAT16> : rf_element_size<RF_BFLOAT16> {
     }
     template <int SIZE> static RF_INLINE void set(rf_bytes<SIZE> &to, int i, float value) {
         rf_half_bits_set(to, i, rf_bfloat16_of(value));
+    }
+};
+
+/* Returns a byte of a word as a number: a float of 2^23 and more counts units in its last byte. */
+RF_INLINE float rf_byte_number(rf_u32 word, int byte) {
+    return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7650u | (rf_u32)byte)) - 8388608.0f;
+}
+
+/* Codes, as numbers without their scale and bias. */
+template <> struct rf_element<RF_INT8_ROWS> : rf_element_size<RF_INT8_ROWS> {
+    template <int SIZE> static RF_INLINE float get(const rf_bytes<SIZE> &from, int i) {
+        return rf_byte_number(from.word[i / 4], i % 4);
+    }
+};
+
+template <> struct rf_element<RF_INT4_ROWS> : rf_element_size<RF_INT4_ROWS> {
+    template <int SIZE> static RF_INLINE float get(const rf_bytes<SIZE> &from, int i) {
+        const rf_u32 word = from.word[i / 8];
+        return rf_byte_number((i % 2 ? word >> 4 : word) & 0x0f0f0f0fu, i % 8 / 2);
     }
 };
 

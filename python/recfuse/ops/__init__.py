@@ -13,15 +13,22 @@ from recfuse.ops.ikbo_linear import (
 )
 from recfuse.ops.library import HAS_CUDA_KERNELS, check
 from recfuse.ops.pin_rows import pin_rows, unpin
+from recfuse.ops.quantized.fused_embedding_bag_quantized import (
+    dequantize_rows,
+    fused_embedding_bag_quantized,
+    quantize_rows,
+)
 
 __all__ = [
     "HAS_CUDA_KERNELS",
     "check",
+    "dequantize_rows",
     "device_threads",
     "embedding_bag",
     "fused_dtype",
     "fused_embedding",
     "fused_embedding_bag",
+    "fused_embedding_bag_quantized",
     "history_mask",
     "ikbo_attention",
     "ikbo_attention_path",
@@ -30,5 +37,6 @@ __all__ = [
     "ikbo_linear_chain_path",
     "ikbo_linear_path",
     "pin_rows",
+    "quantize_rows",
     "unpin",
 ]

@@ -124,21 +124,31 @@ void test_executor_failure(void) {
     expect(rf_embedding_bag_cpu(&call, &executor_threads), RF_OK, "", "a working executor", __LINE__);
 }
 
-#define FUSED(want, words, change)                                                           \
-    do {                                                                                     \
-        int64_t indices[] = {0, 1, 2, 3, 0, 1};                                              \
-        int64_t offsets[] = {0, 2, 3, 4, 4, 5, 6};                                           \
-        rf_buffer buffers[] = {{weight, 2 * ROWS * DIM, RF_FLOAT32}};                        \
-        rf_feature features[] = {{0, 0, ROWS, DIM, RF_SUM, -1, 0},                           \
-                                 {0, ROWS * DIM, ROWS, DIM, RF_SUM, -1, DIM}};               \
-        rf_fused_embedding_bag_params                                                        \
-            call = {buffers, 1,          features, FEATURES,       indices,       LOOKUPS,   \
-                    offsets, BAGS,       RF_INT64, RF_INT64,       true,          NULL,      \
-                    -1,      RF_FLOAT32, output,   FEATURES * DIM, FEATURES * DIM};          \
-        const rf_executor *executor = NULL;                                                  \
-        change;                                                                              \
-        expect(rf_fused_embedding_bag_cpu(&call, executor), want, words, #change, __LINE__); \
+#define FUSED(want, words, change)                                                              \
+    do {                                                                                        \
+        int64_t indices[] = {0, 1, 2, 3, 0, 1};                                                 \
+        int64_t offsets[] = {0, 2, 3, 4, 4, 5, 6};                                              \
+        rf_buffer buffers[] = {{.data = weight, .numel = 2 * ROWS * DIM, .dtype = RF_FLOAT32}}; \
+        rf_feature features[] = {{0, 0, ROWS, DIM, RF_SUM, -1, 0},                              \
+                                 {0, ROWS * DIM, ROWS, DIM, RF_SUM, -1, DIM}};                  \
+        rf_fused_embedding_bag_params                                                           \
+            call = {buffers, 1,          features, FEATURES,       indices,       LOOKUPS,      \
+                    offsets, BAGS,       RF_INT64, RF_INT64,       true,          NULL,         \
+                    -1,      RF_FLOAT32, output,   FEATURES * DIM, FEATURES * DIM};             \
+        const rf_executor *executor = NULL;                                                     \
+        change;                                                                                 \
+        expect(rf_fused_embedding_bag_cpu(&call, executor), want, words, #change, __LINE__);    \
     } while (0)
+
+/* The table as codes; its memory has enough bytes for them and for their parameters. */
+#define CODES(of, bytes)                                     \
+    buffers[0] = (rf_buffer){.data = weight,                 \
+                             .numel = 2 * ROWS * DIM,        \
+                             .dtype = of,                    \
+                             .parameters_dtype = RF_FLOAT16, \
+                             .parameters = weight,           \
+                             .pitch = bytes,                 \
+                             .parameters_pitch = 4}
 
 void test_fused_embedding_bag_errors(void) {
     FUSED(RF_OK, "", (void)indices);
@@ -167,9 +177,24 @@ void test_fused_embedding_bag_errors(void) {
     FUSED(RF_ERR_VALUE, "offsets|NULL", call.offsets = NULL);
     FUSED(RF_ERR_VALUE, "output|NULL", call.output = NULL);
     FUSED(RF_ERR_VALUE, "weights[0]|NULL", buffers[0].data = NULL);
-    FUSED(RF_ERR_TYPE, "dtype|5", buffers[0].dtype = (rf_dtype)5);
+    FUSED(RF_ERR_TYPE, "dtype|9", buffers[0].dtype = (rf_dtype)9);
+    FUSED(RF_ERR_TYPE, "dtype|3", buffers[0].dtype = RF_FLOAT64);
     FUSED(RF_ERR_TYPE, "output_dtype|5", call.output_dtype = (rf_dtype)5);
     FUSED(RF_ERR_TYPE, "index_type|2", call.index_type = (rf_int_type)2);
+
+    /* Codes. */
+    FUSED(RF_OK, "", CODES(RF_INT8_ROWS, 2));
+    FUSED(RF_OK, "", CODES(RF_INT4_ROWS, 1));
+    FUSED(RF_ERR_INDEX, "indices[2] is 4|feature 0", CODES(RF_INT4_ROWS, 1); indices[2] = 4);
+    FUSED(RF_ERR_TYPE, "parameters_dtype|2", CODES(RF_INT8_ROWS, 2);
+          buffers[0].parameters_dtype = RF_BFLOAT16);
+    FUSED(RF_ERR_VALUE, "parameters|NULL", CODES(RF_INT8_ROWS, 2); buffers[0].parameters = NULL);
+    FUSED(RF_ERR_VALUE, "pitch of 1", CODES(RF_INT8_ROWS, 1));
+    FUSED(RF_ERR_VALUE, "3|pitch", CODES(RF_INT8_ROWS, 2); buffers[0].parameters_pitch = 3);
+    FUSED(RF_ERR_VALUE, "features[1]|element 7", CODES(RF_INT8_ROWS, 2); features[1].weight_offset = 7);
+    FUSED(RF_ERR_VALUE, "1 columns of int4", CODES(RF_INT4_ROWS, 1); features[0].dim = 1);
+    FUSED(RF_ERR_UNSUPPORTED, "pooling|mean", CODES(RF_INT8_ROWS, 2); call.sample_weights = samples;
+          features[0].pooling = RF_MEAN);
 
     /* Features. */
     FUSED(RF_ERR_VALUE, "features[1]|weights[1]", features[1].buffer = 1);

@@ -21,7 +21,7 @@ void test_fused_embedding_bag_reuse(void) {
     for (int i = 0; i < LOOKUPS; i++) indices[i] = (int32_t)random_between(&random, 0, ROWS - 1);
     for (int b = 0; b < BAGS; b++) offsets[b] = b * LENGTH, offsets[BAGS + b] = BAGS * LENGTH + b;
     offsets[2 * BAGS] = LOOKUPS;
-    const rf_buffer buffer = {weight, ROWS * (WIDE + NARROW), RF_FLOAT32};
+    const rf_buffer buffer = {.data = weight, .numel = ROWS * (WIDE + NARROW), .dtype = RF_FLOAT32};
     const rf_feature features[] = {{0, 0, ROWS, WIDE, RF_SUM, -1, 0},
                                    {0, ROWS * WIDE, ROWS, NARROW, RF_MEAN, 3, WIDE}};
     const rf_fused_embedding_bag_params call = {.buffers = &buffer,

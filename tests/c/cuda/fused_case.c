@@ -19,8 +19,10 @@ static void columns_set(fused_case *made) {
 
 static void case_begin(fused_case *made, int number) {
     memset(made, 0, sizeof *made);
-    made->buffers[0] = (rf_buffer){&memory[(size_t)number % PLACES * STEP], NUMEL, RF_FLOAT32};
-    made->buffers[1] = (rf_buffer){&memory[(size_t)number % PLACES * STEP + 512], NUMEL, RF_FLOAT16};
+    made->buffers[0] =
+        (rf_buffer){.data = &memory[(size_t)number % PLACES * STEP], .numel = NUMEL, .dtype = RF_FLOAT32};
+    made->buffers[1] = (rf_buffer){
+        .data = &memory[(size_t)number % PLACES * STEP + 512], .numel = NUMEL, .dtype = RF_FLOAT16};
     made->params = (rf_fused_embedding_bag_params){.buffers = made->buffers,
                                                    .n_buffers = 2,
                                                    .features = made->features,

@@ -48,7 +48,8 @@ static columns_case *case_new(int n_columns, int64_t batch) {
     CHECK(rf_embedding_columns_program(&columns, &of->program, &of->words) == RF_OK, "%s", rf_last_error());
     of->memory = aligned_alloc(64, 64); /* no kernel runs */
     of->on_device = aligned_alloc(64, (size_t)(of->words * 8 + 63) / 64 * 64);
-    of->buffer = (rf_buffer){of->memory, (int64_t)COLUMNS * (BOUNDARIES + 1) * DIM, RF_FLOAT32};
+    of->buffer = (rf_buffer){
+        .data = of->memory, .numel = (int64_t)COLUMNS * (BOUNDARIES + 1) * DIM, .dtype = RF_FLOAT32};
     of->input = (rf_column_input){
         .values = of->memory, .width = n_columns + 1, .sample_stride = n_columns, .value_stride = 1};
     of->params = (rf_embedding_columns_params){.program = of->program,

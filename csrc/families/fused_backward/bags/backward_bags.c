@@ -181,6 +181,7 @@ rf_status rf_fused_embedding_bag_winners_cuda(const rf_fused_embedding_bag_param
     checked.output_stride = params->output_dim;
     RF_CHECK(rf__check_fused_call(&checked));
     RF_CHECK(rf__check_fused_features(&checked));
+    RF_CHECK(rf__check_fused_floats("fused_embedding_bag_winners", &checked));
     if (params->bags == 0) return RF_OK;
     const bags_problem problem = {.params = params, .kernel = WINNERS, .output = winners};
     return run("fused_embedding_bag_winners", &problem, allocator, stream);
@@ -197,6 +198,7 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cuda(const rf_fused_emb
     checked.output_stride = params->output_dim;
     checked.sample_weights = output; /* this check allows only sums */
     RF_CHECK(rf__check_fused_call(&checked));
+    RF_CHECK(rf__check_fused_floats(operator_name, &checked));
     if (params->lookups == 0) return RF_OK;
     RF_CHECK(rf__check_fused_features(&checked));
     RF_CHECK(rf__check_dtype(operator_name, "grad_dtype", grad_dtype));

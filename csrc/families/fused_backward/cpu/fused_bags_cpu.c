@@ -64,6 +64,7 @@ rf_status rf_fused_embedding_bag_winners_cpu(const rf_fused_embedding_bag_params
     bags_call call = {.params = params, .winners = winners};
     RF_CHECK(rf__check_fused_call(&checked));
     RF_CHECK(rf__check_fused_features(&checked));
+    RF_CHECK(rf__check_fused_floats("fused_embedding_bag_winners", &checked));
     return run("fused_embedding_bag_winners", &call, find_winners, executor);
 }
 
@@ -104,6 +105,7 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cpu(const rf_fused_embe
     RF_TRY(rf__check_fused_call(&checked));
     if (params->lookups == 0) goto out;
     RF_TRY(rf__check_fused_features(&checked));
+    RF_TRY(rf__check_fused_floats(name, &checked));
     RF_TRY(rf__check_dtype(name, "grad_dtype", grad_dtype));
     RF_FAIL_IF(output == NULL || (grad == NULL && params->bags * params->output_dim > 0), RF_ERR_VALUE,
                "recfuse.%s: %s is NULL; expected a pointer to its elements", name,

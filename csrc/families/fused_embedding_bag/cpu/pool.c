@@ -50,6 +50,7 @@ static rf__table table_of(const rf__pool_call *call, int64_t at) {
     const rf_feature *feature = &call->features[at];
     rf__table table = {
         .weight = rf__feature_weight(call->buffers, feature),
+        .parameters = rf__feature_parameters(call->buffers, feature),
         .row = rf__feature_row(call->buffers, feature),
         .limit = call->check_bounds ? (uint64_t)feature->rows : UINT64_MAX,
         .pooling = (rf_pooling)feature->pooling,
@@ -92,8 +93,16 @@ bool rf__ahead_next(rf__ahead *ahead) {
         bool whole = (uintptr_t)table.weight % 64 == 0 && pitch % 64 == 0;
         bool inside = bytes <= 64 && bytes > 0 && 64 % bytes == 0 && pitch == bytes &&
                       (uintptr_t)table.weight % (uintptr_t)bytes == 0;
-        *ahead =
-            (rf__ahead){table.weight, pitch, bytes, whole ? (bytes + 63) / 64 : inside ? 1 : 0, begin, end};
+        *ahead = (rf__ahead){table.weight,
+                             pitch,
+                             bytes,
+                             whole    ? (bytes + 63) / 64
+                             : inside ? 1
+                                      : 0,
+                             begin,
+                             end,
+                             table.parameters,
+                             table.row.parameters_pitch};
         return true;
     }
 }
@@ -110,6 +119,9 @@ static void catch_up(worker *self, int64_t distance) {
         int64_t row = rf__load_int(call->indices, call->index_type, ahead->position++);
         rf__ask_for((const char *)((uintptr_t)ahead->weight + (uintptr_t)row * (uintptr_t)ahead->pitch),
                     ahead->row_bytes);
+        if (ahead->parameters != NULL)
+            rf__ask_for_line((uintptr_t)ahead->parameters +
+                             (uintptr_t)row * (uintptr_t)ahead->parameters_pitch);
     }
 }
 

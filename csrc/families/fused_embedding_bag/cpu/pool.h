@@ -61,6 +61,7 @@ typedef struct rf__pool_call {
 /* One feature with its pointers resolved. */
 typedef struct rf__table {
     const char *weight; /* row r starts at weight + r * row.pitch */
+    const char *parameters; /* of row 0, if the table is quantised */
     rf__row_format row;
     uint64_t limit; /* valid indices are less; unsigned, so that negative ones are not */
     rf_pooling pooling;
@@ -77,6 +78,8 @@ typedef struct rf__ahead {
     int64_t row_bytes;
     int64_t lines; /* cache lines per row, if each row begins with a line; 0: rows cross lines */
     int64_t position, end; /* lookups; all before `end` are of this table */
+    const char *parameters; /* of row 0; NULL: the table is not quantised */
+    int64_t parameters_pitch;
 } rf__ahead;
 
 /* Moves to the next span with lookups; false if there is none yet. */
@@ -131,7 +134,7 @@ typedef void (*rf__load_kernel)(const char *from, rf_dtype dtype, int64_t count,
 typedef void (*rf__store_kernel)(char *to, rf_dtype dtype, int64_t count, const float *from);
 
 typedef struct rf__pool_kernels {
-    rf__pool_kernel pool[3][2][RF__POOL_OPS]; /* [rf_dtype][rf_int_type][op] */
+    rf__pool_kernel pool[RF_INT4_ROWS + 1][2][RF__POOL_OPS]; /* [rf_dtype][rf_int_type][op] */
     rf__row_kernel sum_row[3]; /* [rf_dtype of grad] */
     rf__rows_kernel sum_rows[3];
     rf__mixed_row_kernel mixed_row;

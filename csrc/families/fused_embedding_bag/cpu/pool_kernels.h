@@ -21,12 +21,14 @@ typedef struct rf__look {
     const char *weight;
     int64_t pitch, row_bytes, lines, position, end;
     rf__ahead *ahead; /* NULL: off */
+    const char *parameters; /* as in rf__ahead */
+    int64_t parameters_pitch;
 } rf__look;
 
 static RF__INLINE rf__look rf__look_open(rf__ahead *ahead) {
     if (ahead == NULL) return (rf__look){0};
-    return (rf__look){ahead->weight, ahead->pitch, ahead->row_bytes, ahead->lines, ahead->position,
-                      ahead->end,    ahead};
+    return (rf__look){ahead->weight, ahead->pitch, ahead->row_bytes,  ahead->lines,           ahead->position,
+                      ahead->end,    ahead,        ahead->parameters, ahead->parameters_pitch};
 }
 
 static RF__INLINE void rf__look_close(const rf__look *look, rf__ahead *ahead) {
@@ -53,19 +55,55 @@ static RF__INLINE void rf__look_ahead(rf__look *look, const void *indices, const
     }
 }
 
+/* As above, and prefetches the scale and the bias of the row. */
+static RF__INLINE void rf__look_ahead_quantized(rf__look *look, const void *indices,
+                                                const rf_int_type index_type, const int lines) {
+    if (look->parameters != NULL && look->position < look->end) {
+        const int64_t row = rf__load_int(indices, index_type, look->position);
+        rf__ask_for_line((uintptr_t)look->parameters + (uintptr_t)row * (uintptr_t)look->parameters_pitch);
+    }
+    rf__look_ahead(look, indices, index_type, lines);
+}
+
+/* The scale and the bias of a quantised row. */
+typedef struct rf__row_parameters {
+    float scale, bias;
+} rf__row_parameters;
+
+static RF__INLINE rf__row_parameters rf__row_parameters_at(const char *from, rf_dtype dtype) {
+    rf__row_parameters parameters;
+    if (dtype == RF_FLOAT32) {
+        memcpy(&parameters, from, sizeof parameters);
+        return parameters;
+    }
+#if defined(__F16C__)
+    int bits;
+    memcpy(&bits, from, sizeof bits);
+    const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(bits));
+    return (rf__row_parameters){_mm_cvtss_f32(both), _mm_cvtss_f32(_mm_movehdup_ps(both))};
+#else
+    uint16_t halves[2];
+    memcpy(halves, from, sizeof halves);
+    return (rf__row_parameters){rf__f16_to_f32(halves[0]), rf__f16_to_f32(halves[1])};
+#endif
+}
+
 #if RF__WIDEST >= 4
 #define RF__W 4
 #include "core/vector.h"
+#include "families/fused_embedding_bag/cpu/quantized_width.h"
 #include "families/fused_embedding_bag/cpu/pool_width.h"
 #endif
 #if RF__WIDEST >= 8
 #define RF__W 8
 #include "core/vector.h"
+#include "families/fused_embedding_bag/cpu/quantized_width.h"
 #include "families/fused_embedding_bag/cpu/pool_width.h"
 #endif
 #if RF__WIDEST >= 16
 #define RF__W 16
 #include "core/vector.h"
+#include "families/fused_embedding_bag/cpu/quantized_width.h"
 #include "families/fused_embedding_bag/cpu/pool_width.h"
 #endif
 
@@ -160,14 +198,20 @@ RF__KERNELS(f16, RF_FLOAT16, i32, RF_INT32)
 RF__KERNELS(f16, RF_FLOAT16, i64, RF_INT64)
 RF__KERNELS(bf16, RF_BFLOAT16, i32, RF_INT32)
 RF__KERNELS(bf16, RF_BFLOAT16, i64, RF_INT64)
+RF__KERNELS(int8, RF_INT8_ROWS, i32, RF_INT32)
+RF__KERNELS(int8, RF_INT8_ROWS, i64, RF_INT64)
+RF__KERNELS(int4, RF_INT4_ROWS, i32, RF_INT32)
+RF__KERNELS(int4, RF_INT4_ROWS, i64, RF_INT64)
 
 #include "families/fused_embedding_bag/cpu/gradient_kernels.h"
 #include "families/fused_embedding_bag/cpu/update_kernels.h"
 
 #define RF__ENTRY(name) {pool_sum_##name, pool_weighted_##name, pool_max_##name}
-const rf__pool_kernels RF__TABLE = {.pool = {{RF__ENTRY(f32_i32), RF__ENTRY(f32_i64)},
-                                             {RF__ENTRY(f16_i32), RF__ENTRY(f16_i64)},
-                                             {RF__ENTRY(bf16_i32), RF__ENTRY(bf16_i64)}},
+const rf__pool_kernels RF__TABLE = {.pool = {[RF_FLOAT32] = {RF__ENTRY(f32_i32), RF__ENTRY(f32_i64)},
+                                             [RF_FLOAT16] = {RF__ENTRY(f16_i32), RF__ENTRY(f16_i64)},
+                                             [RF_BFLOAT16] = {RF__ENTRY(bf16_i32), RF__ENTRY(bf16_i64)},
+                                             [RF_INT8_ROWS] = {RF__ENTRY(int8_i32), RF__ENTRY(int8_i64)},
+                                             [RF_INT4_ROWS] = {RF__ENTRY(int4_i32), RF__ENTRY(int4_i64)}},
                                     .sum_row = {sum_row_f32, sum_row_f16, sum_row_bf16},
                                     .sum_rows = {sum_rows_f32, sum_rows_f16, sum_rows_bf16},
                                     .mixed_row = mixed_row,

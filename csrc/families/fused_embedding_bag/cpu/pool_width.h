@@ -12,6 +12,9 @@ static RF__INLINE bool RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
                                          int64_t last, int64_t column, int64_t columns, rf__ahead *ahead,
                                          const int vectors, const bool part, const rf_dtype dtype,
                                          const rf_int_type index_type, const int op) {
+    if (rf_is_quantized((int)dtype))
+        return RF__N(quantized_chunk)(call, table, first, last, column, columns, ahead, vectors, part, dtype,
+                                      index_type, op);
     const int chains = op != RF__SUM || vectors > 2 ? 1 : vectors == 2 ? 2 : 4;
     const rf_dtype output_dtype = call->output_row.dtype;
     const int64_t vector_bytes = rf__elements_bytes(dtype, RF__W);

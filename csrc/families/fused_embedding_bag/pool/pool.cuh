@@ -26,7 +26,8 @@ struct rf_fused_shape {
     static constexpr int POOLING = POOLING_, PADDED = PADDED_, DISTANCE = DISTANCE_;
     static constexpr bool SPLIT = SPLIT_ > 1; /* blocks share bags */
     static constexpr bool WHOLE = WHOLE_; /* LANES lanes read the whole row at once */
-    static constexpr int ELEMENTS = ALIGN_ / element::BYTES; /* per vector */
+    static constexpr bool QUANTIZED = rf_is_quantized(DTYPE); /* codes, with a scale and a bias a row */
+    static constexpr int ELEMENTS = ALIGN_ * 8 / element::BITS; /* per vector */
     static constexpr int GROUP = THREADS_ < 32 ? THREADS_ : 32; /* lanes of a warp that share a bag */
     static constexpr int WARPS = THREADS_ / GROUP;              /* warps that share a bag */
     static constexpr int SLOTS = GROUP / LANES_;                /* slots of a bag in a warp */
@@ -74,12 +75,14 @@ template <class S> struct rf_pooled {
     float sum[S::VECTORS * S::ELEMENTS];
     int counted; /* lookups that are valid and not padding */
     bool any; /* a row was added, for a maximum */
+    float bias; /* of quantised rows: the sum of their biases, each once, in all lanes of the slot */
 };
 
 /* The rows in flight of a lane. */
 template <class S> struct rf_flight {
     typename S::vector row[S::DISTANCE][S::VECTORS];
     bool there[S::DISTANCE];
+    rf_bytes<4> parameters[S::QUANTIZED ? S::DISTANCE : 1]; /* halves: scale, bias */
 };
 
 /* The feature of a thread, and its position in the bag's group of threads. */
@@ -90,6 +93,8 @@ template <class S> struct rf_pool_place {
     RF_INDEX padding = 0;
     rf_u8 *output; /* this lane's first vector of the output of bag 0 */
     int second; /* bytes from a lane's first vector to its second */
+    const rf_u8 *of_parameters; /* of a quantised table: scale and bias of row 0 */
+    rf_u32 parameters_pitch;
 
     RF_INLINE rf_pool_place(const rf_fused_args &args, const rf_fused_task &task) {
         const rf_fused_descriptor &feature = args.features[task.feature];
@@ -108,6 +113,10 @@ template <class S> struct rf_pool_place {
             given_pitch = rf_load(&feature.pitch);
         }
         if (S::PADDED) padding = (RF_INDEX)rf_load(&feature.padding_idx);
+        if (S::QUANTIZED) {
+            of_parameters = rf_load(&feature.parameters);
+            parameters_pitch = rf_load(&feature.parameters_pitch);
+        }
         /* One base address, to which one instruction adds the offset of a row. */
         asm volatile("" : "+l"(table));
     }
@@ -115,6 +124,10 @@ template <class S> struct rf_pool_place {
     /* Returns vector `i` of this lane in a row. */
     RF_INLINE typename S::vector row(rf_row_number number, int i) const {
         return rf_load((const typename S::vector *)(rf_row(table, number, pitch()) + i * second));
+    }
+    /* Returns the scale and the bias of a row. */
+    RF_INLINE rf_bytes<4> parameters(rf_row_number number) const {
+        return rf_load((const rf_bytes<4> *)rf_row(of_parameters, number, parameters_pitch));
     }
     static RF_INLINE int slot() { return threadIdx.x % S::GROUP / S::LANES; }
     /* Returns the lane's first vector of a row. */
@@ -132,6 +145,10 @@ RF_INLINE void rf_fetch(const rf_pool_place<S> &from, int round, const rf_four_r
         const int place = round * S::DISTANCE + k;
         const rf_row_number number = numbers[place / 4].number[place % 4];
         flight.there[k] = number != RF_NO_ROW;
+        if (S::QUANTIZED) {
+            flight.parameters[k] = {};
+            if (flight.there[k]) flight.parameters[k] = from.parameters(number);
+        }
 #pragma unroll
         for (int i = 0; i < S::VECTORS; i++) {
             flight.row[k][i] = {};
@@ -149,16 +166,24 @@ RF_INLINE void rf_add_flight(const float *sample_weights, RF_POSITION position, 
         const int place = round * S::DISTANCE + k;
         const RF_POSITION at = position + place / S::CHUNK * S::APART + place % S::CHUNK;
         const bool there = flight.there[k];
-        const float scale = RF_WEIGHTED && there ? rf_load(sample_weights + at) : 0.0f;
+        float scale = RF_WEIGHTED && there ? rf_load(sample_weights + at) : 0.0f, bias = 0.0f;
+        if (S::QUANTIZED) {
+            const rf_element<RF_FLOAT16> half;
+            const float of_row = half.get(flight.parameters[k], 0);
+            bias = half.get(flight.parameters[k], 1) * (RF_WEIGHTED ? scale : 1.0f);
+            scale = of_row * (RF_WEIGHTED ? scale : 1.0f);
+            to.bias += bias;
+        }
 #pragma unroll
         for (int i = 0; i < S::VECTORS; i++) {
 #pragma unroll
             for (int e = 0; e < S::ELEMENTS; e++) {
                 float &sum = to.sum[i * S::ELEMENTS + e];
-                const float value = S::element::get(flight.row[k][i], e);
+                float value = S::element::get(flight.row[k][i], e);
                 if (S::POOLING == RF_MAX) {
+                    if (S::QUANTIZED) value = fmaf(scale, value, bias);
                     if (there && (!to.any || value > sum)) sum = value;
-                } else if (RF_WEIGHTED) {
+                } else if (RF_WEIGHTED || S::QUANTIZED) {
                     sum = fmaf(scale, value, sum);
                 } else {
                     sum += value;
@@ -206,6 +231,10 @@ RF_INLINE void rf_finish_bag(const rf_fused_args &args, const rf_fused_task &tas
     constexpr int FLOATS = S::VECTORS * S::ELEMENTS, PIECES = S::ELEMENTS / S::KEPT;
     int first = 0;
     rf_i64 count = 0;
+    if (S::QUANTIZED && S::POOLING != RF_MAX) {
+#pragma unroll
+        for (int i = 0; i < FLOATS; i++) pooled.sum[i] += pooled.bias;
+    }
     if constexpr (S::SLOTS > 1) rf_merge_slots<S, S::ELEMENTS, S::LANES>(pooled.sum, first);
     if (S::PADDED) {
         pooled.counted = rf_sum_of_group<S>(pooled.counted);

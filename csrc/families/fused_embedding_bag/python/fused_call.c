@@ -18,16 +18,25 @@ static int buffers_read(PyObject *list, rf__py_fused_call *call) {
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        unsigned long long data;
-        long long numel;
+        unsigned long long data, parameters = 0;
+        long long numel, pitch = 0, parameters_pitch = 0;
         int dtype;
         PyObject *tuple = PyList_GetItem(list, i);
         RF__PY_REFUSE_IF(!PyTuple_Check(tuple), PyExc_TypeError,
-                         "call: a buffer has another form; expected a tuple (address, numel, dtype)");
-        if (!PyArg_ParseTuple(tuple, "KLi:call", &data, &numel, &dtype)) return -1;
-        RF__PY_REFUSE_IF(dtype < RF_FLOAT32 || dtype > RF_BFLOAT16, PyExc_ValueError,
-                         "call: dtype is %d; expected 0 to 2", dtype);
-        call->buffers[i] = (rf_buffer){rf__py_pointer(data), numel, (rf_dtype)dtype};
+                         "call: a buffer has another form; expected a tuple (address, numel, dtype) or, of "
+                         "codes, (address, numel, dtype, address of parameters, pitch, their pitch)");
+        if (!PyArg_ParseTuple(tuple, "KLi|KLL:call", &data, &numel, &dtype, &parameters, &pitch,
+                              &parameters_pitch))
+            return -1;
+        RF__PY_REFUSE_IF((dtype < RF_FLOAT32 || dtype > RF_BFLOAT16) && !rf_is_quantized(dtype),
+                         PyExc_ValueError, "call: dtype is %d; expected 0 to 2, 4 or 5", dtype);
+        call->buffers[i] =
+            (rf_buffer){.data = rf__py_pointer(data), .numel = numel, .dtype = (rf_dtype)dtype};
+        if (!rf_is_quantized(dtype)) continue;
+        call->buffers[i].parameters_dtype = RF_FLOAT16;
+        call->buffers[i].parameters = rf__py_pointer(parameters);
+        call->buffers[i].pitch = pitch;
+        call->buffers[i].parameters_pitch = parameters_pitch;
     }
     call->params.buffers = call->buffers;
     call->params.n_buffers = count;

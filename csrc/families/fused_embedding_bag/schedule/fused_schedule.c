@@ -57,8 +57,12 @@ static int32_t busy_threads(const rf__fused_geometry *shape, int32_t bucket) {
  * two warps share it. RF_ERR_VALUE: it does not fit the feature. */
 static rf_status complete(const rf__fused_geometry *shape, int32_t bucket, bool few,
                           rf_fused_schedule *schedule) {
+    const bool is_quantized = rf_is_quantized((int)shape->row.dtype);
     if (schedule->kind == RF_FUSED_KIND_DEFAULT)
-        schedule->kind = bucket == 0 && schedule->threads == 0 ? RF_FUSED_KIND_COLUMNS : RF_FUSED_KIND_POOL;
+        schedule->kind = bucket == 0 && schedule->threads == 0 && !is_quantized ? RF_FUSED_KIND_COLUMNS
+                                                                                : RF_FUSED_KIND_POOL;
+    if (is_quantized && schedule->kind != RF_FUSED_KIND_POOL)
+        return fail_field("kind", schedule->kind, "0 (default) or 1 (pool) for a quantised table");
     if (schedule->kind < RF_FUSED_KIND_POOL || schedule->kind > RF_FUSED_KIND_STAGED)
         return fail_field("kind", schedule->kind, "0 (default), 1 (pool), 2 (columns) or 3 (staged)");
     if (schedule->kind == RF_FUSED_KIND_COLUMNS) {
@@ -102,7 +106,7 @@ static rf__fused_class class_from(const rf__fused_geometry *shape, const rf_fuse
                              .store = shape->store,
                              .lanes = staged ? 1 : shape->lanes,
                              .vectors = staged ? (int32_t)shape->row.bytes / whole_align : shape->vectors,
-                             .whole = shape->columns == shape->lanes,
+                             .whole = rf__fused_is_whole(shape),
                              .pooling = shape->pooling,
                              .padded = shape->is_padded,
                              .threads = schedule->threads,
@@ -182,7 +186,8 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         rf_fused_schedule schedule = *given;
         /* A staged table also has a class for GPUs that cannot stage. */
         if (feature->staging == RF__STAGE_ALWAYS) schedule = (rf_fused_schedule){.kind = RF_FUSED_KIND_POOL};
-        if (is_default && level == COLUMNS_ALONE) schedule.kind = RF_FUSED_KIND_COLUMNS;
+        if (is_default && level == COLUMNS_ALONE && !rf_is_quantized((int)shape->row.dtype))
+            schedule.kind = RF_FUSED_KIND_COLUMNS;
         if (is_default && level == ONE_A_SHAPE) schedule.kind = RF_FUSED_KIND_POOL;
         RF_CHECK(class_find(shape, schedule, bucket, false, classes, &feature->classes[b]));
         RF_CHECK(
@@ -261,7 +266,8 @@ rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const 
 
 int32_t rf__fused_candidates(const rf__fused_geometry *shape, rf_fused_schedule *candidates, int32_t most) {
     int32_t count = 0;
-    if (most > 0) candidates[count++] = (rf_fused_schedule){.kind = RF_FUSED_KIND_COLUMNS};
+    if (most > 0 && !rf_is_quantized((int)shape->row.dtype))
+        candidates[count++] = (rf_fused_schedule){.kind = RF_FUSED_KIND_COLUMNS};
     const int32_t most_threads = shape->pooling == RF_MAX ? shape->lanes : RF_FUSED_BLOCK;
     for (int32_t threads = shape->lanes; threads <= most_threads; threads *= 2) {
         for (int32_t distance = 1; distance <= MOST_DISTANCE; distance *= 2) {

@@ -12,8 +12,9 @@ static const double NEARLY_ALL = 0.75;
 static const double a_lookup = 0.92, a_bag = 2, a_byte = 1.0 / 40, a_table = 3000;
 
 bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows) {
-    return shape->columns == shape->lanes && shape->row.bytes <= MOST_ROW_BYTES && shape->align >= 4 &&
-           rows > 0 && rows <= RF_FUSED_STAGED_RING / shape->row.bytes && weight % COPY_ALIGNMENT == 0 &&
+    return !rf_is_quantized((int)shape->row.dtype) && rf__fused_is_whole(shape) &&
+           shape->row.bytes <= MOST_ROW_BYTES && shape->align >= 4 && rows > 0 &&
+           rows <= RF_FUSED_STAGED_RING / shape->row.bytes && weight % COPY_ALIGNMENT == 0 &&
            rows * shape->row.bytes % COPY_ALIGNMENT == 0 && shape->pooling != RF_MAX;
 }
 

@@ -22,10 +22,9 @@ rf_status rf__fused_features_read(rf__call *call, int argument, const rf_feature
     return RF_OK;
 }
 
-/* Weights are whole models: a copy per call would cost more than it helps, so they are not copied. *dim:
- * columns, -1 for a weight of one dimension. */
-static rf_status weight_read(const char *argument, AtenTensorHandle handle, rf__torch_device device,
-                             rf_buffer *buffer, int64_t *dim) {
+/* Weights are whole models: a copy per call would cost more than it helps, so they are not copied. */
+rf_status rf__fused_weight_read(const char *argument, AtenTensorHandle handle, rf__torch_device device,
+                                rf_buffer *buffer, int64_t *dim) {
     rf__tensor tensor;
     RF_CHECK(rf__tensor_read(argument, handle, RF__ANY_DIM, device, &tensor));
     const int64_t dims = tensor.dim;
@@ -54,8 +53,8 @@ rf_status rf__fused_weights_read(rf__call *call, int argument, const int64_t **c
     for (size_t i = 0; i < count; i++) {
         rf__value item = {0};
         RF__TORCH_CHECK(torch_list_get_item(list, i, &item.bits));
-        RF_CHECK(weight_read(call->registered->signature.names[argument], item.tensor, call->device,
-                             &buffers[i], &dims[i]));
+        RF_CHECK(rf__fused_weight_read(call->registered->signature.names[argument], item.tensor, call->device,
+                                       &buffers[i], &dims[i]));
         if (i == 0) params->output_dtype = buffers[0].dtype;
         if (buffers[i].dtype != params->output_dtype) params->output_dtype = RF_FLOAT32;
     }

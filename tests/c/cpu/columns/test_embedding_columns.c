@@ -253,7 +253,7 @@ static rf_status long_bag(int64_t bad, int64_t invalid, int64_t buckets, float o
                               .n_dims = 2,
                               .scale = one};
     const rf_columns written = {.columns = &column, .n_columns = 1, .sources = sources, .n_sources = 2};
-    const rf_buffer buffer = {table, 6, RF_FLOAT32};
+    const rf_buffer buffer = {.data = table, .numel = 6, .dtype = RF_FLOAT32};
     const rf_column_input inputs[] = {{.values = values,
                                        .type = RF_COLUMN_INT64,
                                        .features = 1,
@@ -318,7 +318,7 @@ void test_embedding_columns_long_bags(void) {
         rf_column columns[] = {{0, -1, 0, 0, 0, 0, 4, 3, RF_COLUMN_MEAN, 0, -2, -1, 0, 0, 3, one, 0},        \
                                {1, -1, 0, 0, 0, 0, 4, 3, RF_COLUMN_SUM, 0, -2, -1, 0, 0, 3, one, 3}};        \
         rf_columns written = {columns, 2, sources, 2, steps, 2, boundaries, 2, vocabulary, 2};               \
-        rf_buffer buffers[] = {{table, 12, RF_FLOAT32}};                                                     \
+        rf_buffer buffers[] = {{.data = table, .numel = 12, .dtype = RF_FLOAT32}};                           \
         rf_column_input inputs[] = {{.values = numbers, .width = 1, .sample_stride = 1, .value_stride = 1},  \
                                     {.values = ids,                                                          \
                                      .type = RF_COLUMN_INT64,                                                \
