@@ -32,6 +32,7 @@ from recfuse.ops import (
     pin_rows,
     unpin,
 )
+from recfuse.passes.quantize import QuantizeReport, dequantize, quantize
 from recfuse.passes.swap import SwapReport, swap, unswap
 
 if TYPE_CHECKING:
@@ -48,11 +49,13 @@ __all__ = [
     "CollectionPlan",
     "PinnedRows",
     "Plan",
+    "QuantizeReport",
     "SwapReport",
     "__version__",
     "backend",
     "check",
     "cli",
+    "dequantize",
     "embedding_bag",
     "explain",
     "fused_embedding",
@@ -71,6 +74,7 @@ __all__ = [
     "optim",
     "pin_rows",
     "predict",
+    "quantize",
     "swap",
     "timing",
     "traces",

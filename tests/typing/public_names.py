@@ -16,6 +16,7 @@ from recfuse import (
     CollectionPlan,
     PinnedRows,
     Plan,
+    QuantizeReport,
     SwapReport,
     info,
     nn,
@@ -106,6 +107,11 @@ def passes(model: torch.nn.Module, bag: nn.EmbeddingBag) -> None:
     assert_type(report, SwapReport)
     assert_type(recfuse.backend("eager").reports, list[SwapReport])
     recfuse.unswap(model)
+    quantized = recfuse.quantize(model, {"t0": "int8"}, output_dtype=torch.float16)
+    assert_type(quantized, QuantizeReport)
+    assert_type(quantized.bytes_after, int)
+    recfuse.dequantize(model)
+    assert_type(nn.QuantizedEmbeddingBagCollection([(3, 4)], "int4").output_dtype, torch.dtype)
     recfuse.pin_rows(bag.weight, torch.tensor([1]))
     assert_type(PinnedRows(bag.weight, rows=torch.tensor([1]), l2_fraction=0.5).rows, Tensor)
 

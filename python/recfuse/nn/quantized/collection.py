@@ -1,0 +1,348 @@
+"""``QuantizedEmbeddingBagCollection``: tables of codes and of floats, pooled in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse._arguments import wrong_type
+from recfuse.data.forms import is_keyed, of_keys
+from recfuse.errors import ArgumentValueError, refuse_scripting
+from recfuse.nn.collection import FusedEmbeddingBagCollection
+from recfuse.nn.memory import own_storage
+from recfuse.nn.packed.layout import Layout, TableSpec, WeightForm, arrange, layout_of
+from recfuse.nn.packed.pooling import is_planned, refuse_proxy
+from recfuse.nn.quantized.rows import CODES, Rows, floats_of, kinds_of, new_rows, part_of, write_floats
+from recfuse.nn.tuning import Tuning
+from recfuse.ops import fused_dtype, fused_embedding_bag_quantized
+from recfuse.ops.quantized.fused_embedding_bag_quantized import dtype_name
+
+_WHERE = "recfuse.nn.QuantizedEmbeddingBagCollection"
+
+
+class QuantizedTable:
+    """A table of a :class:`QuantizedEmbeddingBagCollection`; a view of the collection.
+
+    Attributes:
+        name, num_embeddings, embedding_dim, mode, padding_idx: as of a table of floats.
+        dtype: "int8" or "int4", or the name of a dtype of floats.
+
+    Example:
+        >>> collection = recfuse.nn.FusedEmbeddingBagCollection([(1000, 16)])
+        >>> report = recfuse.quantize(collection, "int8")
+        >>> collection.tables["t0"].weight.shape
+        torch.Size([1000, 16])
+    """
+
+    def __init__(self, owner: QuantizedEmbeddingBagCollection, number: int) -> None:
+        """Create the view of a table."""
+        spec = owner.layout.tables[number]
+        self._owner, self._number = owner, number
+        self.name, self.mode, self.padding_idx = spec.name, spec.mode, spec.padding_idx
+        self.num_embeddings, self.embedding_dim = spec.num_embeddings, spec.embedding_dim
+        self.dtype = owner.kinds[spec.matrix]
+
+    @property
+    def rows(self) -> Rows:
+        """The rows, views of the collection's buffers."""
+        return self._owner.rows_of(self._number)
+
+    @property
+    def codes(self) -> Tensor:
+        """The codes, uint8 ``[rows, bytes]``; of a table of floats its rows."""
+        return self.rows.data
+
+    @property
+    def parameters(self) -> Tensor:
+        """The scale and the bias of each row, float16 ``[rows, 2]``; empty for a table of floats."""
+        return self.rows.parameters
+
+    @property
+    def weight(self) -> Tensor:
+        """The values, float32 ``[rows, dim]``: a new tensor, computed at each access."""
+        return floats_of(self.rows, torch.float32)
+
+    def __repr__(self) -> str:
+        """Return name, shape and dtype."""
+        return f"QuantizedTable({self.name!r}, {self.num_embeddings}, {self.embedding_dim}, {self.dtype})"
+
+
+class QuantizedEmbeddingBagCollection(torch.nn.Module):
+    """Pool tables of int8 and int4 rows, and of floats, in one call.
+
+    :func:`recfuse.quantize` makes it from a trained collection. Rows are codes of 8 or 4 bits, with a scale
+    and a bias a row in float16; the values are ``scale * code + bias``. All are buffers: the collection has
+    no Parameters and no gradients. It keeps its dtypes if the model is moved to another (``model.half()``).
+
+    The ``state_dict`` has two entries for a quantised table, ``embedding_bags.<table>.weight`` (the codes)
+    and ``embedding_bags.<table>.parameters``. Entries of floats, from a collection before its quantisation,
+    are quantised when they are loaded.
+
+    Args:
+        tables: as :class:`FusedEmbeddingBagCollection`. New tables are zeros, to be loaded.
+        dtype: "int8" or "int4" for all tables, or a dict of them by table; other tables stay floats.
+        output_dtype: torch.float32, torch.float16 or torch.bfloat16. Default: torch.float32.
+        device: the device of the tables.
+
+    Attributes:
+        tables: the tables by name, in order, each a :class:`QuantizedTable`. Also ``embedding_bags``.
+        feature_names: the names of the features, in the order of the input and the output.
+        feature_dims: the columns of each feature in the output.
+        output_dtype: the dtype of the output.
+
+    Shape:
+        - indices: ``[lookups]``, feature by feature, bag by bag.
+        - offsets: ``[features * bags + 1]``.
+        - output: ``[bags, sum(feature_dims)]``.
+
+    Raises:
+        TypeError: a bad argument.
+        ValueError: a bad argument; a row of int4 that is not a whole number of bytes.
+
+    Example:
+        >>> collection = recfuse.nn.QuantizedEmbeddingBagCollection([(1000, 16), (50, 8)], "int8")
+        >>> indices, offsets = torch.tensor([3, 999, 7, 49]), torch.tensor([0, 1, 2, 3, 4])
+        >>> collection(indices, offsets).shape
+        torch.Size([2, 24])
+
+    Note:
+        Tables are on the CPU, or on one CUDA device. A bad index or offset on a GPU is left out; the next
+        call with these tables, or :func:`recfuse.check`, raises the error.
+
+    Source: Guan et al., Post-Training 4-bit Quantization on Embedding Tables, 2019 (a scale and a bias a
+    row).
+    """
+
+    layout: Layout
+    kinds: list[str]  # of each matrix
+    feature_names: list[str]
+    feature_dims: list[int]
+    output_dtype: torch.dtype
+
+    def __init__(
+        self,
+        tables: Iterable[Any],
+        dtype: str | Mapping[str, str] = "int8",
+        *,
+        output_dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Create tables of zeros; see the class."""
+        super().__init__()
+        described = FusedEmbeddingBagCollection(tables, device="meta")
+        where = torch.empty(0, device=device).device
+        self._create(described, described.feature_names, dtype, output_dtype, where)
+
+    def _create(
+        self,
+        of: Any,
+        feature_names: Sequence[str],
+        dtype: Any,
+        output_dtype: torch.dtype | None,
+        device: torch.device,
+    ) -> None:
+        """Create zeros for the tables of a packed module of floats."""
+        layout, matrices = of.layout, of.packed_weights()
+        names = [spec.name for spec in layout.tables]
+        dims = [spec.embedding_dim for spec in layout.tables]
+        floats = [matrices[spec.matrix].dtype for spec in layout.tables]
+        kinds = kinds_of(dtype, names, floats, dims, "recfuse.quantize")
+        self.output_dtype = fused_dtype(floats) if output_dtype is None else output_dtype
+        self._output_name = dtype_name(self.output_dtype, _WHERE)
+        self.feature_names = list(feature_names)
+        self._place(layout.tables, kinds, layout.table_of_feature, device)
+
+    def _place(
+        self, specs: Sequence[TableSpec], kinds: Sequence[str], features: Sequence[int], device: torch.device
+    ) -> None:
+        """Create the buffers: tables of a kind and dim share one."""
+        forms = []
+        for spec, kind in zip(specs, kinds, strict=True):
+            row = new_rows(kind, 0, spec.embedding_dim, device).data
+            forms.append(
+                WeightForm(
+                    spec.num_embeddings, row.shape[1], row.dtype, device, tag=(kind, spec.embedding_dim)
+                )
+            )
+        matrices = arrange(forms)
+        self.layout = layout_of(specs, range(len(specs)), features, matrices)
+        self.feature_dims = list(self.layout.dims)
+        self.kinds, self._dims, self._names = [], [], []
+        for matrix in matrices:
+            number = matrix.members[0][0]
+            kind, dim = kinds[number], specs[number].embedding_dim
+            rows = new_rows(kind, matrix.rows, dim, device)
+            self.kinds.append(kind)
+            self._dims.append(dim)
+            self._names.append((f"{kind}_dim{dim}", f"{kind}_dim{dim}_parameters"))
+            self.register_buffer(self._names[-1][0], rows.data, persistent=False)
+            self.register_buffer(self._names[-1][1], rows.parameters, persistent=False)
+        self._tuning = Tuning(len(self.layout.dims))
+
+    @property
+    def tables(self) -> dict[str, QuantizedTable]:
+        """The tables by name, in order."""
+        return {spec.name: QuantizedTable(self, number) for number, spec in enumerate(self.layout.tables)}
+
+    @property
+    def embedding_bags(self) -> dict[str, QuantizedTable]:
+        """The tables, under their name in TorchRec and in the ``state_dict``."""
+        return self.tables
+
+    def rows_of(self, number: int) -> Rows:
+        """Return the rows of a table, as views."""
+        spec = self.layout.tables[number]
+        data, parameters = (self.get_buffer(name) for name in self._names[spec.matrix])
+        rows = Rows(self.kinds[spec.matrix], self._dims[spec.matrix], data, parameters)
+        return part_of(rows, spec.first_row, spec.num_embeddings)
+
+    def forward(
+        self, indices: Any, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Pool every feature.
+
+        Args:
+            indices: int32 or int64 ``[lookups]``, feature by feature; or only a TorchRec KeyedJaggedTensor,
+                with a key for each feature, in any order.
+            offsets: int32 or int64 ``[features * bags + 1]``, as :class:`FusedEmbeddingBagCollection` takes
+                it.
+            per_sample_weights: floating ``[lookups]``, without a gradient; every table must have mode "sum".
+
+        Returns:
+            Tensor: ``[bags, sum(feature_dims)]`` of ``output_dtype``, features side by side.
+
+        Raises:
+            TypeError: a bad argument.
+            ValueError: a bad argument.
+            IndexError: an index outside its table; names feature and bag. On a GPU the next call, or
+                :func:`recfuse.check`, raises it.
+            NotImplementedError: ``per_sample_weights`` requires a gradient.
+        """
+        if not isinstance(indices, Tensor):
+            refuse_proxy(indices)
+            if not is_keyed(indices):
+                raise wrong_type(f"{_WHERE}: indices", indices, "a torch.Tensor or a KeyedJaggedTensor")
+            if offsets is not None or per_sample_weights is not None:
+                raise ArgumentValueError(
+                    f"{_WHERE}: offsets or per_sample_weights is given with a KeyedJaggedTensor, which has "
+                    "its own; expected None"
+                )
+            indices, offsets, per_sample_weights = of_keys(indices, self.feature_names)
+        elif offsets is None:
+            raise ArgumentValueError(
+                f"{_WHERE}: offsets is None; expected a 1-D tensor of features * bags + 1 elements when "
+                "indices is a tensor"
+            )
+        return self._pool(indices, offsets, per_sample_weights)
+
+    def _pool(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None) -> Tensor:
+        buffers, layout = self._buffers, self.layout
+        weights: list[Tensor] = [buffers[data] for data, _ in self._names]  # type: ignore[misc]
+        parameters: list[Tensor] = [buffers[name] for _, name in self._names]  # type: ignore[misc]
+        if torch.compiler.is_dynamo_compiling():
+            torch._dynamo.mark_static(layout.features)  # their number does not depend on the batch
+        schedules = None
+        if is_planned(weights):
+            if (
+                self._tuning.schedules is None
+                and type(offsets) is Tensor
+                and not torch.compiler.is_compiling()
+            ):
+                self._tuning.learn(offsets)
+            schedules = self._tuning.schedules
+        return fused_embedding_bag_quantized(
+            weights,
+            parameters,
+            layout.features,
+            indices,
+            offsets,
+            layout.output_dim,
+            per_sample_weights,
+            output_dtype=self.output_dtype,
+            schedules=schedules,
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedEmbeddingBagCollection:
+        """Move the buffers; their dtypes are a part of the format, so they stay."""
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = fn(buffer.view(torch.uint8)).view(buffer.dtype)
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for number, spec in enumerate(self.layout.tables):
+            rows = self.rows_of(number)
+            key = f"{prefix}embedding_bags.{spec.name}."
+            destination[f"{key}weight"] = rows.data if keep_vars else own_storage(rows.data)
+            if rows.kind in CODES:
+                destination[f"{key}parameters"] = (
+                    rows.parameters if keep_vars else own_storage(rows.parameters)
+                )
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Copy entries into the tables; floats are quantised."""
+        own = set()
+        for number, spec in enumerate(self.layout.tables):
+            key = f"{prefix}embedding_bags.{spec.name}."
+            weight, parameters = state_dict.get(f"{key}weight"), state_dict.get(f"{key}parameters")
+            own |= {f"{key}weight", f"{key}parameters"}
+            if weight is None:
+                missing_keys.append(f"{key}weight")
+                continue
+            if message := self._load_table(f"{key}weight", self.rows_of(number), weight, parameters):
+                error_msgs.append(message)
+        if strict:
+            found = (key for key in state_dict if key.startswith(prefix))
+            unexpected_keys += [key for key in found if key not in own]
+
+    @staticmethod
+    def _load_table(key: str, rows: Rows, weight: Any, parameters: Any) -> str | None:
+        """Copy an entry into rows; return the reason if it has another format."""
+        expected = f"{rows.data.dtype} {list(rows.data.shape)}"
+        if not isinstance(weight, Tensor):
+            return f"recfuse: {key} is {type(weight).__name__}; expected {expected}"
+        found = f"{weight.dtype} {list(weight.shape)}"
+        if weight.is_floating_point() and weight.shape == (rows.data.shape[0], rows.dim):
+            try:
+                with torch.no_grad():
+                    write_floats(weight, rows)
+            except (TypeError, ValueError) as error:
+                return f"recfuse: {key} cannot be quantised: {error}"
+            return None
+        if rows.kind not in CODES:
+            return f"recfuse: {key} is {found}; expected {expected}"
+        if weight.dtype != torch.uint8 or weight.shape != rows.data.shape:
+            return f"recfuse: {key} is {found}; expected {expected}, or floats of {rows.dim} columns"
+        if not isinstance(parameters, Tensor) or parameters.shape != rows.parameters.shape:
+            shape = list(parameters.shape) if isinstance(parameters, Tensor) else "no tensor"
+            return f"recfuse: {key} has parameters {shape}; expected {list(rows.parameters.shape)}"
+        with torch.no_grad():
+            rows.data.copy_(weight)
+            rows.parameters.copy_(parameters)
+        return None
+
+    def __prepare_scriptable__(self) -> None:
+        """Raise NotImplementedError for torch.jit.script."""
+        refuse_scripting(self)
+
+    def extra_repr(self) -> str:
+        """Return the numbers of features, rows, columns and bytes."""
+        rows = sum(table.num_embeddings for table in self.layout.tables)
+        size = sum(
+            buffer.numel() * buffer.itemsize for buffer in self._buffers.values() if buffer is not None
+        )
+        columns = self.layout.output_dim
+        return f"features={len(self.feature_names)}, rows={rows}, output_dim={columns}, bytes={size}"
