@@ -45,7 +45,7 @@ def of_target(target: Target, gpu: str | None) -> dict[str, Any]:
         model = target.sizes.model()
         step = step_of(target, model, [batch])
     made = time.perf_counter() - begin
-    operators, memory = run_traced(Tracer(gpu, target.training, KeptState()), step, model)
+    operators, memory = run_traced(Tracer(gpu, target.training, KeptState(gpu is not None)), step, model)
     seconds = time.perf_counter() - begin - made
     return {"ops": listed(operators), "peak": memory.peak, "resident": memory.resident,
             "trace_seconds": round(seconds, 4)}  # fmt: skip

@@ -111,7 +111,7 @@ def operators_of(
     """
     call, module = _call_of(model, inputs, training)
     lowered = calibration.gpu if calibration.gpu in gpu_names() else None
-    tracer = Tracer(lowered, training, KeptState())
+    tracer = Tracer(lowered, training, KeptState(foreach=not calibration.is_cpu))
     tracer.recorder = recorder
     operators, memory = run_traced(tracer, call, module)
     if not any(one.kind for one in operators):

@@ -145,10 +145,13 @@ class Calibrator:
             for training in modes:
                 name = optimizer if training else None
                 traced = Step(described, [sizes.batch(batch)], name)
-                operators, _ = run_traced(Tracer(None, training, KeptState()), traced, described)
+                operators, _ = run_traced(Tracer(None, training, self._state()), traced, described)
                 yield Step(model, batches, name), operators, training
             if len(modes) > 1 and number % 3 == 0:
                 yield self._pooled(sizes, batch)
+
+    def _state(self) -> KeptState:
+        return KeptState(foreach=self.clock.is_cuda)
 
     def _pooled(self, sizes: Dlrm, batch: int) -> tuple[Step, list[Operator], bool]:
         """Returns the inference of a small model whose tables recfuse pools in one call."""
@@ -156,7 +159,7 @@ class Calibrator:
         own, described = (PooledDlrmModel(sizes.model(where)) for where in (device, "cpu"))
         gpu = self.calibration.gpu if self.clock.is_cuda and self.calibration.gpu in gpu_names() else None
         traced = Step(described, [sizes.batch(batch)])
-        operators, _ = run_traced(Tracer(gpu, False, KeptState()), traced, described)
+        operators, _ = run_traced(Tracer(gpu, False, self._state()), traced, described)
         return Step(own, [sizes.batch(batch, seed, device) for seed in range(2)]), operators, False
 
     def _probes(self) -> None:

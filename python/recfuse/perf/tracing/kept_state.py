@@ -22,8 +22,9 @@ class KeptState:
     choice open are set to ``foreach``.
     """
 
-    def __init__(self) -> None:
-        """Create an empty record."""
+    def __init__(self, foreach: bool = True) -> None:
+        """Create an empty record; ``foreach`` False: leave the choice, as for a step on the CPU."""
+        self._foreach = foreach
         self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._states: dict[int, tuple[torch.optim.Optimizer, dict[Any, Any], list[dict[str, Any]]]] = {}
 
@@ -47,7 +48,7 @@ class KeptState:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self.keep_grad(parameter)
-            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            if self._foreach and "foreach" in group and group["foreach"] is None and not group.get("fused"):
                 group["foreach"] = True
 
     def has_new_states(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -24,7 +26,10 @@ class MemoryCount:
     def __init__(self) -> None:
         """Start from zero bytes."""
         self.bytes = self.peak = self.resident = 0
-        self._live: dict[object, int] = {}
+        self._held: dict[object, tuple[int, ...]] = {}  # numbers of the counted memory of each tensor
+        self._sizes: dict[int, int] = {}
+        self._holders: dict[int, int] = {}
+        self._numbers = itertools.count()
         self._met: set[int] = set()
 
     def restart(self) -> None:
@@ -40,24 +45,38 @@ class MemoryCount:
     def note(self, tensor: Tensor) -> None:
         """Count a tensor that existed before the trace, once."""
         key, holder = self._key(tensor)
-        if key in self._live or tensor.is_sparse:
-            return
-        size = _rounded(holder.nbytes())  # type: ignore[attr-defined]
-        self._live[key] = size
-        self.bytes += size
-        self.resident += size
-        self.peak = max(self.peak, self.bytes)
-        weakref.finalize(holder, self._free, key)
+        if key not in self._held and not tensor.is_sparse:
+            self.resident += self._count(key, holder, holder.nbytes())  # type: ignore[attr-defined]
 
     def add(self, tensor: Tensor, sparse_bytes: int = 0) -> None:
         """Count a new tensor until it is freed."""
         key, holder = self._key(tensor)
-        if key in self._live:
-            return
-        nbytes = sparse_bytes if tensor.is_sparse else holder.nbytes()  # type: ignore[attr-defined]
-        self._live[key] = _rounded(nbytes)
-        self.bytes += self._live[key]
-        self.peak = max(self.peak, self.bytes)
+        if key not in self._held:
+            nbytes = sparse_bytes if tensor.is_sparse else holder.nbytes()  # type: ignore[attr-defined]
+            self._count(key, holder, nbytes)
+
+    def share(self, tensor: Tensor, sources: Iterable[Tensor]) -> None:
+        """Count a new tensor as holder of the memory of others, such as the values of a sparse tensor."""
+        key, holder = self._key(tensor)
+        if key not in self._held:
+            self._hold(key, holder, [one for source in sources for one in self._held_by(source)])
+
+    def _held_by(self, tensor: Tensor) -> tuple[int, ...]:
+        return self._held.get(self._key(tensor)[0], ())
+
+    def _count(self, key: object, holder: object, nbytes: int) -> int:
+        """Count new memory; returns its rounded bytes."""
+        number, size = next(self._numbers), _rounded(nbytes)
+        self._sizes[number], self._holders[number] = size, 0
+        self._hold(key, holder, [number])
+        self.use(size)
+        self.bytes += size
+        return size
+
+    def _hold(self, key: object, holder: object, numbers: Iterable[int]) -> None:
+        self._held[key] = tuple(numbers)
+        for number in self._held[key]:
+            self._holders[number] += 1
         weakref.finalize(holder, self._free, key)
 
     def used(self, tensor: Tensor) -> bool:
@@ -74,13 +93,12 @@ class MemoryCount:
         """Count bytes that live during a single operator."""
         self.peak = max(self.peak, self.bytes + nbytes)
 
-    def size(self, tensor: Tensor) -> int:
-        """Return the bytes counted for a tensor."""
-        return self._live.get(self._key(tensor)[0], 0)
-
     def _free(self, key: object) -> None:
-        size = self._live.pop(key, 0)
-        self.bytes -= size
+        for number in self._held.pop(key):
+            self._holders[number] -= 1
+            if not self._holders[number]:
+                del self._holders[number]
+                self.bytes -= self._sizes.pop(number)
 
 
 def _rounded(nbytes: int) -> int:

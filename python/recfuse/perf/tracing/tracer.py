@@ -34,6 +34,7 @@ from recfuse.perf.tracing.sparse_rows import SparseRows
 # Operators that a dispatch mode adds itself, or that are too small to count.
 _UNCOUNTED = frozenset(("device", "_record_function_enter_new", "_record_function_exit", "detach", "_indices",
                         "_values", "_nnz", "lift_fresh"))  # fmt: skip
+_OF_SPARSE = frozenset(("_values", "_indices", "values", "indices"))  # parts of a sparse tensor
 _DEVICE = torch.ops.prim.device.default
 _CREATE = frozenset(("empty", "zeros", "ones", "full", "rand", "randn", "empty_strided", "scalar_tensor",
                      "arange", "normal", "randperm", "linspace"))  # fmt: skip
@@ -163,7 +164,7 @@ class Tracer(TorchDispatchMode):
         out = self._run(func, name, args, kwargs, is_fake)
         results = [one for one in pytree.tree_leaves(out) if isinstance(one, Tensor)]
         self.rows.note(name, lookups, tensors, results)
-        self._note_created(tensors, results)
+        self._note_created(tensors if name != "lift_fresh" else (), results)
         self._count_memory(name, lookups, tensors, [one for one in results if one.dim() or is_fake])
         if name not in _UNCOUNTED and not (name == "clone" and facts and facts[0].sparse):
             name = _canonical(name, self._phase)
@@ -242,6 +243,7 @@ class Tracer(TorchDispatchMode):
         trace is copied.
         """
         own = args and isinstance(args[0], Tensor) and args[0].untyped_storage()._cdata not in self._created
+        own = own and not (self._optimizing and not args[0].dim())  # `KeptState` restores counts of steps
         if not own:
             return func(*args, **kwargs)
         first, *rest = args
@@ -259,15 +261,35 @@ class Tracer(TorchDispatchMode):
     def _count_memory(
         self, name: str, lookups: Lookups | None, tensors: Sequence[Tensor], results: Sequence[Tensor]
     ) -> None:
-        size = 0
-        if lookups is not None and any(one.is_sparse for one in (*tensors, *results)):
-            size = int(lookups.count * (lookups.dim * lookups.itemsize + 8))
-            if name == "add_":  # values times the learning rate
-                self.memory.use(size)
+        if name in _OF_SPARSE or name.startswith("_sparse_coo_tensor"):
+            for one in results:
+                self.memory.share(one, tensors)
+            return
         for one in results:
-            if name == "clone" and one.is_sparse:
-                size = self.memory.size(tensors[0])
-            self.memory.add(one, size)
+            if name == "clone" and one.is_sparse:  # a real step takes the gradient over
+                self.memory.share(one, tensors)
+            self.memory.add(one, self._sparse_bytes(name, lookups) if one.is_sparse else 0)
+        if lookups is not None and any(one.is_sparse for one in (*tensors, *results)):
+            self.memory.use(self._sparse_temporary(name, lookups))
+
+    def _sparse_temporary(self, name: str, lookups: Lookups) -> int:
+        """Returns the bytes that live during an operator on a sparse tensor."""
+        row = lookups.dim * lookups.itemsize
+        if name == "add_" and self.native.gpu is not None:  # values times the learning rate
+            return lookups.count * row
+        if name == "sparse_mask":  # rows before they are multiplied by the mask
+            return int(lookups.unique * row)
+        if name == "_coalesce":  # sorted indices and their positions
+            return 3 * lookups.count * 8
+        return 0
+
+    def _sparse_bytes(self, name: str, lookups: Lookups | None) -> int:
+        """Returns the bytes of a new sparse tensor: its values and indices."""
+        if lookups is None:
+            return 0
+        distinct = name == "sparse_mask" or (name == "_coalesce" and self.native.gpu is not None)
+        rows = lookups.unique if distinct else lookups.count
+        return int(rows * (lookups.dim * lookups.itemsize + 8))
 
     def _number(self, tensor: Tensor) -> int:
         """Returns a number of the tensor's storage, for the dependencies of operators."""
