@@ -10,10 +10,8 @@ rf_status rf__embedding_bag_run(const rf__cuda_device *device, const rf_embeddin
                                 const rf_embedding_bag_schedule *schedule, void *stream) {
     rf__launches launches;
     rf__launches_init(&launches, operator_name);
-    rf_status status = rf__embedding_bag_lower(&device->gpu, params, schedule, &launches);
-    if (status == RF_OK) status = rf__launches_run(device, &launches, NULL, NULL, stream);
-    rf__launches_free(&launches);
-    return status;
+    return rf__launches_finish(rf__embedding_bag_lower(&device->gpu, params, schedule, &launches), device,
+                               &launches, NULL, stream);
 }
 
 rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,

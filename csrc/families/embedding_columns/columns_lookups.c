@@ -95,10 +95,9 @@ rf_status rf_embedding_columns_lookups_cuda(const rf_embedding_columns_params *p
     rf__launches launches;
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     rf__launches_init(&launches, "embedding_columns_lookups");
-    rf_status status = rf__columns_lookups_lower(&device->gpu, params, program_on_device, lookups, &launches);
-    if (status == RF_OK) status = rf__launches_run(device, &launches, NULL, allocator, stream->stream);
-    rf__launches_free(&launches);
-    return status;
+    return rf__launches_finish(
+        rf__columns_lookups_lower(&device->gpu, params, program_on_device, lookups, &launches), device,
+        &launches, allocator, stream->stream);
 }
 
 rf_status rf__columns_lookups_count(const rf_cuda_stream *stream, const int64_t *last_offset,

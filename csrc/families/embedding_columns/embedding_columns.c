@@ -66,8 +66,7 @@ rf_status rf_embedding_columns_cuda(const rf_embedding_columns_params *params,
     rf__launches launches;
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     rf__launches_init(&launches, "embedding_columns");
-    rf_status status = rf__embedding_columns_lower(&device->gpu, params, program_on_device, &launches);
-    if (status == RF_OK) status = rf__launches_run(device, &launches, NULL, NULL, stream->stream);
-    rf__launches_free(&launches);
-    return status;
+    return rf__launches_finish(
+        rf__embedding_columns_lower(&device->gpu, params, program_on_device, &launches), device, &launches,
+        NULL, stream->stream);
 }

@@ -135,15 +135,11 @@ rf_status rf__rows_update_lower(const rf_rows_update_params *params, rf__launche
 
 rf_status rf_rows_update_cuda(const rf_rows_update_params *params, const rf_cuda_stream *stream) {
     static const char operator_name[] = "rows_update";
-    rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
     rf__launches launches;
     RF_CHECK(rf__check_rows_update(operator_name, params));
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     rf__launches_init(&launches, operator_name);
-    RF_TRY(rf__rows_update_lower(params, &launches));
-    RF_TRY(rf__launches_run(device, &launches, NULL, NULL, stream->stream));
-out:
-    rf__launches_free(&launches);
-    return status;
+    return rf__launches_finish(rf__rows_update_lower(params, &launches), device, &launches, NULL,
+                               stream->stream);
 }

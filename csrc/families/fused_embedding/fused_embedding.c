@@ -12,8 +12,6 @@ rf_status rf_fused_embedding_cuda(const rf_fused_embedding_params *params, const
                RF_ERR_VALUE, "recfuse.fused_embedding: output is NULL");
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     rf__launches_init(&launches, "fused_embedding");
-    rf_status status = rf__fused_embedding_lower(params, &launches);
-    if (status == RF_OK) status = rf__launches_run(device, &launches, NULL, NULL, stream->stream);
-    rf__launches_free(&launches);
-    return status;
+    return rf__launches_finish(rf__fused_embedding_lower(params, &launches), device, &launches, NULL,
+                               stream->stream);
 }

@@ -65,10 +65,8 @@ bool rf_ikbo_attention_takes(const rf_ikbo_attention_params *params, int32_t ord
 static rf_status run(const rf__cuda_device *device, const rf_ikbo_attention_params *params, void *stream) {
     rf__launches launches;
     rf__launches_init(&launches, "ikbo_attention");
-    rf_status status = rf__ikbo_attention_lower(&device->gpu, params, &launches);
-    if (status == RF_OK) status = rf__launches_run(device, &launches, NULL, params->allocator, stream);
-    rf__launches_free(&launches);
-    return status;
+    return rf__launches_finish(rf__ikbo_attention_lower(&device->gpu, params, &launches), device, &launches,
+                               params->allocator, stream);
 }
 
 rf_status rf_ikbo_attention_cuda(const rf_ikbo_attention_params *params, const rf_cuda_stream *stream) {

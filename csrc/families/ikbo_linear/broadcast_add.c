@@ -109,10 +109,8 @@ static rf_status run(const rf_ikbo_add_params *params, const rf__ikbo_tail *tail
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     rf__launches_init(&launches, "ikbo_linear");
     launches.checks = checks;
-    rf_status status = rf__ikbo_add_lower(params, tail, &launches);
-    if (status == RF_OK) status = rf__launches_run(device, &launches, NULL, NULL, stream->stream);
-    rf__launches_free(&launches);
-    return status;
+    return rf__launches_finish(rf__ikbo_add_lower(params, tail, &launches), device, &launches, NULL,
+                               stream->stream);
 }
 
 rf_status rf__ikbo_linear_check(const void *weight, int64_t m, const rf_cuda_stream *stream) {

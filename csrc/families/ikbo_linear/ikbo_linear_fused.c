@@ -88,12 +88,9 @@ rf_status rf__ikbo_linear_run(const rf_ikbo_linear_params *params, const rf__ikb
     rf__launches launches;
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     rf__launches_init(&launches, "ikbo_linear");
-    rf_status status = rf__ikbo_linear_lower(&device->gpu, params, shape, &launches);
     launches.checks = true;
-    if (status == RF_OK)
-        status = rf__launches_run(device, &launches, NULL, params->allocator, stream->stream);
-    rf__launches_free(&launches);
-    return status;
+    return rf__launches_finish(rf__ikbo_linear_lower(&device->gpu, params, shape, &launches), device,
+                               &launches, params->allocator, stream->stream);
 }
 
 rf_status rf_ikbo_linear_cuda(const rf_ikbo_linear_params *params, const rf_cuda_stream *stream) {

@@ -71,10 +71,8 @@ rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     rf__launches launches;
     rf__launches_init(&launches, "pin_rows");
-    rf_status status = rf__pin_rows_lower(params, keep, &launches);
-    if (status == RF_OK) status = rf__launches_run(device, &launches, NULL, NULL, stream->stream);
-    rf__launches_free(&launches);
-    return status;
+    return rf__launches_finish(rf__pin_rows_lower(params, keep, &launches), device, &launches, NULL,
+                               stream->stream);
 }
 
 rf_status rf_unpin_all_cuda(int32_t device_ordinal) {

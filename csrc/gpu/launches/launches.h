@@ -120,7 +120,11 @@ rf_status rf__launches_pending(const rf__cuda_device *device, const rf__launches
  * uploads. On a described device nothing runs. Only once, because it binds. */
 rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,
                            const rf_cuda_allocator *allocator, void *stream);
-/* As above, with the caller's workspace of launches->workspace_bytes, and without a check of earlier
+/* Runs launches as above, without uploads, if `lowered` is RF_OK, and frees them. Returns the first failure:
+ * return rf__launches_finish(rf__X_lower(params, &launches), device, &launches, NULL, stream->stream). */
+rf_status rf__launches_finish(rf_status lowered, const rf__cuda_device *device, rf__launches *launches,
+                              const rf_cuda_allocator *allocator, void *stream);
+/* As rf__launches_run, with the caller's workspace of launches->workspace_bytes, and without a check of earlier
  * errors. */
 rf_status rf__launches_run_in(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,
                               uint64_t workspace, void *stream);

@@ -168,3 +168,11 @@ rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches
     if (takes) rf__cuda_room_free(&store, &workspace);
     return status;
 }
+
+rf_status rf__launches_finish(rf_status lowered, const rf__cuda_device *device, rf__launches *launches,
+                              const rf_cuda_allocator *allocator, void *stream) {
+    rf_status status = lowered;
+    if (status == RF_OK) status = rf__launches_run(device, launches, NULL, allocator, stream);
+    rf__launches_free(launches);
+    return status;
+}
