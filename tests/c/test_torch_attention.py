@@ -26,7 +26,9 @@ SOURCES = ["tests/c/torch/attention.c"]
 FAMILY = "csrc/families/ikbo_attention"
 SOURCES += ["csrc/core/status.c", "csrc/families/embedding_columns/tensors/columns_inputs.c"]
 SOURCES += [f"csrc/torch/{name}.c" for name in ("call", "arguments", "values", "dispatch")]
-SOURCES += [f"{FAMILY}/torch/attention_{name}.c" for name in ("arguments", "packed", "kernels")]
+SOURCES += [
+    f"{FAMILY}/torch/attention_{name}.c" for name in ("arguments", "packed", "packed_inputs", "kernels")
+]
 SOURCES += [f"{FAMILY}/{name}.c" for name in ("check_ikbo_attention", "common", "packed/packed")]
 SOURCES += ["csrc/gpu/launches/launches.c"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -10,9 +10,7 @@
  */
 #include "families/ikbo_attention/check_ikbo_attention.h"
 #include "families/ikbo_attention/ikbo_attention.h"
-#include "families/ikbo_attention/packed/packed.h"
-#include "torch/dispatch.h"
-#include "families/ikbo_attention/torch/ikbo_attention_torch.h"
+#include "families/ikbo_attention/torch/attention_packed.h"
 
 #ifndef RF__MOST_SEQUENCES
 #define RF__MOST_SEQUENCES 65535 /* of a launch: a grid's dimension; tests use fewer */
@@ -22,45 +20,12 @@ enum {
     CHUNK_ROWS = 1024, /* about as many in a chunk: some tiles of each kernel, and few of them empty */
     MOST_HEADS = 65535,
     MOST_FLASH_DIM = 256,
-    PADDED = 8, /* elements: heads that the kernels take are multiples of it */
-    ALIGNED = 16 /* bytes: of addresses and pitches that they read by */
+    PADDED = 8 /* elements: heads that the kernels take are multiples of it */
 };
-
-/* Keys and values as torch's kernels read them: [rows, kv_heads, padded] each. */
-typedef struct packed_keys {
-    AtenTensorHandle k, v;
-    int64_t k_pitch[2], v_pitch[2]; /* elements from row to row and head to head */
-    int64_t rows;
-    int64_t user_pitch; /* rows from user to user */
-} packed_keys;
-
-typedef struct packed_call {
-    rf__call *call;
-    const rf__attention *attention;
-    const rf_ikbo_attention_params *params;
-    const rf__cuda_device *device;
-    rf_cuda_stream stream;
-    rf__launches launches; /* that are not in the stream yet */
-    int32_t dtype; /* torch's code */
-    int64_t padded, group;
-    bool flash;
-    packed_keys keys;
-} packed_call;
-
-/* One set of queries. */
-typedef struct packed_set {
-    const rf_ikbo_queries *queries;
-    rf_attention_items items;
-    const int64_t *order; /* [count] on the device, or NULL */
-    AtenTensorHandle q; /* rows of kv_heads heads of `padded` */
-    int64_t q_pitch[2];
-    AtenTensorHandle chunks;
-    int32_t *chunks_data; /* of rf__attention_cut_lower */
-} packed_set;
 
 /* Puts the launches into the stream: before torch's kernels that read their results, and before memory that
  * they read is released. */
-static rf_status launch(packed_call *packed) {
+static rf_status launch(rf__packed_call *packed) {
     const rf_status status =
         rf__launches_run(packed->device, &packed->launches, NULL, NULL, packed->stream.stream);
     rf__launches_free(&packed->launches);
@@ -68,108 +33,15 @@ static rf_status launch(packed_call *packed) {
     return status;
 }
 
-/* Returns true if torch's kernels can read heads with these pitches [2], of rows and heads. */
-static bool is_readable(const packed_call *packed, const void *data, const int64_t pitch[2]) {
-    const rf_dtype dtype = packed->params->dtype;
-    const uint64_t all = (uintptr_t)data | (uint64_t)rf__elements_bytes(dtype, pitch[0]) |
-                         (uint64_t)rf__elements_bytes(dtype, pitch[1]);
-    return packed->params->dim == packed->padded && all % ALIGNED == 0 && pitch[0] < INT32_MAX &&
-           pitch[1] < INT32_MAX;
-}
-
-/* Returns the rows between users, if keys and values can be read in place; else -1. */
-static int64_t user_pitch_of(const packed_call *packed) {
-    const rf_ikbo_attention_params *params = packed->params;
-    const int64_t *k = params->k_pitch, *v = params->v_pitch;
-    if (!is_readable(packed, params->k, k + 1) || !is_readable(packed, params->v, v + 1)) return -1;
-    if (params->kv_offsets != NULL || params->n_users == 1) return 0;
-    if (k[1] == 0 || v[1] == 0 || k[0] % k[1] != 0 || v[0] % v[1] != 0 || k[0] / k[1] != v[0] / v[1])
-        return -1;
-    return k[0] / k[1];
-}
-
-static rf_status keys_copy(packed_call *packed, const void *data, const int64_t pitch[3],
-                           AtenTensorHandle *copy) {
-    const rf_ikbo_attention_params *params = packed->params;
-    const bool jagged = params->kv_offsets != NULL; /* then an item of the copy is a position, else a user */
-    const int64_t sizes[3] = {packed->keys.rows, params->kv_heads, packed->padded};
-    void *to = NULL;
-    RF_CHECK(rf__call_temporary(packed->call, 3, sizes, packed->dtype, copy, &to));
-    const rf__attention_rows rows = {.data = data,
-                                     .pitch = {jagged ? pitch[1] : pitch[0], jagged ? 0 : pitch[1], pitch[2]},
-                                     .count = jagged ? params->positions : params->n_users,
-                                     .queries = jagged ? 1 : params->positions,
-                                     .heads = params->kv_heads,
-                                     .group = 1,
-                                     .dim = params->dim,
-                                     .dtype = params->dtype};
-    return rf__attention_pack_lower(&rows, NULL, to, packed->padded, &packed->launches);
-}
-
-static rf_status keys_find(packed_call *packed) {
-    const rf_ikbo_attention_params *params = packed->params;
-    packed_keys *keys = &packed->keys;
-    const bool jagged = params->kv_offsets != NULL;
-    const int64_t user_pitch = user_pitch_of(packed);
-    *keys = (packed_keys){.k = packed->attention->k.handle,
-                          .v = packed->attention->v.handle,
-                          .k_pitch = {params->k_pitch[1], params->k_pitch[2]},
-                          .v_pitch = {params->v_pitch[1], params->v_pitch[2]},
-                          .user_pitch = user_pitch >= 0 ? user_pitch : params->positions};
-    RF_FAIL_IF(
-        !jagged && (__builtin_mul_overflow(params->n_users - 1, keys->user_pitch, &keys->rows) ||
-                    keys->rows > INT32_MAX),
-        RF_ERR_UNSUPPORTED,
-        "recfuse.ikbo_attention: path \"packed\" counts positions of all users in 32 bits. Cut the batch.");
-    keys->rows = (jagged ? 0 : keys->rows) + params->positions;
-    RF_FAIL_IF(
-        keys->rows > INT32_MAX, RF_ERR_UNSUPPORTED,
-        "recfuse.ikbo_attention: path \"packed\" counts positions of all users in 32 bits. Cut the batch.");
-    if (user_pitch >= 0) return RF_OK;
-    for (int i = 0; i < 2; i++)
-        keys->k_pitch[i] = keys->v_pitch[i] = i == 0 ? params->kv_heads * packed->padded : packed->padded;
-    RF_CHECK(keys_copy(packed, params->k, params->k_pitch, &keys->k));
-    return keys_copy(packed, params->v, params->v_pitch, &keys->v);
-}
-
-/* Sets q to the queries in place if torch's kernels can read them, else to an ordered copy. */
-static rf_status queries_pack(packed_call *packed, AtenTensorHandle handle, packed_set *set) {
-    const rf_ikbo_attention_params *params = packed->params;
-    const rf_ikbo_queries *queries = set->queries;
-    const int64_t *pitch = queries->q_pitch, group = packed->group;
-    const bool by_query = group == 1, by_head = params->kv_heads == 1; /* the parts of a row */
-    const int64_t row = by_query ? pitch[1] : pitch[2];
-    const bool is_even =
-        (by_query || (by_head && pitch[1] == group * pitch[2])) && pitch[0] == queries->queries * pitch[1];
-    set->q = handle;
-    set->q_pitch[0] = row;
-    set->q_pitch[1] = by_query ? pitch[2] : packed->padded;
-    if (set->order == NULL && is_even && is_readable(packed, queries->q, set->q_pitch)) return RF_OK;
-    const int64_t sizes[3] = {set->items.count * set->items.rows, params->kv_heads, packed->padded};
-    void *to = NULL;
-    RF_CHECK(rf__call_temporary(packed->call, 3, sizes, packed->dtype, &set->q, &to));
-    set->q_pitch[0] = params->kv_heads * packed->padded;
-    set->q_pitch[1] = packed->padded;
-    const rf__attention_rows rows = {.data = queries->q,
-                                     .pitch = {pitch[0], pitch[1], pitch[2]},
-                                     .count = queries->count,
-                                     .queries = queries->queries,
-                                     .heads = params->heads,
-                                     .group = group,
-                                     .dim = params->dim,
-                                     .dtype = params->dtype};
-    return rf__attention_pack_lower(&rows, set->order, to, packed->padded, &packed->launches);
-}
-
-static int64_t most_rows(const packed_set *set) {
+static int64_t most_rows(const rf__packed_set *set) {
     const int64_t items = set->items.most == 0 ? 1 : set->items.most;
     return (items < set->items.count ? items : set->items.count) * set->items.rows;
 }
 
 /* torch's attention of the chunks from `first` to before `end`; its results are the call's. */
-static rf_status attend(const packed_call *packed, const packed_set *set, int64_t first, int64_t end,
+static rf_status attend(const rf__packed_call *packed, const rf__packed_set *set, int64_t first, int64_t end,
                         rf__dispatch *call) {
-    const packed_keys *keys = &packed->keys;
+    const rf__packed_keys *keys = &packed->keys;
     const int64_t chunks = rf_attention_chunks(&set->items);
     const rf__attention_sequences sequences = {.q = set->q,
                                                .k = keys->k,
@@ -195,7 +67,7 @@ static rf_status attend(const packed_call *packed, const packed_set *set, int64_
 }
 
 /* Reads torch's results, and writes outputs from them. */
-static rf_status results_write(packed_call *packed, const packed_set *set, int64_t first, int64_t end,
+static rf_status results_write(rf__packed_call *packed, const rf__packed_set *set, int64_t first, int64_t end,
                                const rf__dispatch *call) {
     const int64_t rows = set->items.count * set->items.rows, heads = packed->params->kv_heads;
     const int more = packed->flash ? 0 : 1; /* dimensions before the rows */
@@ -226,16 +98,16 @@ static rf_status results_write(packed_call *packed, const packed_set *set, int64
 
 /* Returns the chunks that a launch takes at once, and whose log-sum-exps the memory-efficient kernel counts
  * in 32 bits. */
-static int64_t chunks_at_once(const packed_call *packed, const packed_set *set) {
+static int64_t chunks_at_once(const rf__packed_call *packed, const rf__packed_set *set) {
     const int64_t most = INT32_MAX / (rf__round_up(most_rows(set), 32) * packed->params->kv_heads);
     return packed->flash || most >= RF__MOST_SEQUENCES ? RF__MOST_SEQUENCES : most > 0 ? most : 1;
 }
 
-static rf_status chunks_run(packed_call *packed, AtenTensorHandle handle, packed_set *set) {
+static rf_status chunks_run(rf__packed_call *packed, AtenTensorHandle handle, rf__packed_set *set) {
     const int64_t chunks = rf_attention_chunks(&set->items), sizes[1] = {3 * chunks + 2};
     const rf_attention_users keys = rf__attention_users_of(packed->params, packed->keys.user_pitch);
     void *data = NULL;
-    RF_CHECK(queries_pack(packed, handle, set));
+    RF_CHECK(rf__packed_queries_find(packed, handle, set));
     RF_CHECK(rf__call_temporary(packed->call, 1, sizes, aoti_torch_dtype_int32(), &set->chunks, &data));
     set->chunks_data = data;
     RF_CHECK(rf__attention_cut_lower(&set->items, &keys, set->chunks_data, &packed->launches));
@@ -269,7 +141,7 @@ static bool has_work(const rf_ikbo_attention_params *params, const rf_ikbo_queri
     return queries->count > 0 && queries->queries > 0 && params->heads > 0;
 }
 
-static rf_status set_run(packed_call *packed, AtenTensorHandle handle, packed_set *set) {
+static rf_status set_run(rf__packed_call *packed, AtenTensorHandle handle, rf__packed_set *set) {
     const rf_ikbo_attention_params *params = packed->params;
     RF_FAIL_IF(__builtin_mul_overflow(set->queries->queries, packed->group, &set->items.rows) ||
                    set->items.rows > INT32_MAX / set->items.count,
@@ -286,11 +158,12 @@ static rf_status set_run(packed_call *packed, AtenTensorHandle handle, packed_se
 
 /* Candidates, grouped by user if it pays: each is separate if users have at most one on average, or if one
  * fills a chunk. */
-static rf_status candidates_run(packed_call *packed, const int32_t *users, AtenTensorHandle users_tensor) {
+static rf_status candidates_run(rf__packed_call *packed, const int32_t *users,
+                                AtenTensorHandle users_tensor) {
     const rf_ikbo_attention_params *params = packed->params;
     const rf_ikbo_queries *queries = &params->candidates;
-    packed_set set = {.queries = queries,
-                      .items = {.users = users, .count = queries->count, .n_users = params->n_users}};
+    rf__packed_set set = {.queries = queries,
+                          .items = {.users = users, .count = queries->count, .n_users = params->n_users}};
     const int64_t most = CHUNK_ROWS / packed->group / queries->queries;
     const bool sorts = most > 1 && params->n_users + 1 < queries->count && params->positions > 0 &&
                        params->dim > 0 && params->n_users > 0;
@@ -315,7 +188,7 @@ out:
 }
 
 /* Chooses the kernel, by the device and the type. */
-static rf_status kernel_choose(packed_call *packed) {
+static rf_status kernel_choose(rf__packed_call *packed) {
     const rf_dtype dtype = packed->params->dtype;
     RF_FAIL_IF(dtype == RF_FLOAT64, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_attention: q is float64, which torch's attention kernels of GPUs do not take. "
@@ -331,7 +204,7 @@ static rf_status kernel_choose(packed_call *packed) {
     return RF_OK;
 }
 
-static rf_status run(packed_call *packed) {
+static rf_status run(rf__packed_call *packed) {
     const rf__attention *attention = packed->attention;
     const rf_ikbo_attention_params *params = packed->params;
     const int64_t count[1] = {params->candidates.count};
@@ -346,17 +219,18 @@ static rf_status run(packed_call *packed) {
     RF_CHECK(launch(packed));
     const bool self = attention->self && has_work(params, &params->users);
     if (!self && !has_work(params, &params->candidates)) return RF_OK;
-    if (params->positions > 0 && params->dim > 0 && params->n_users > 0) RF_CHECK(keys_find(packed));
+    if (params->positions > 0 && params->dim > 0 && params->n_users > 0)
+        RF_CHECK(rf__packed_keys_find(packed));
     if (has_work(params, &params->candidates)) RF_CHECK(candidates_run(packed, users, users_tensor));
     if (!self) return RF_OK;
-    packed_set set = {.queries = &params->users,
-                      .items = {.count = params->n_users, .n_users = params->n_users}};
+    rf__packed_set set = {.queries = &params->users,
+                          .items = {.count = params->n_users, .n_users = params->n_users}};
     return set_run(packed, attention->q_user.handle, &set);
 }
 
 rf_status rf__attention_packed_cuda(rf__call *call, const rf__attention *attention) {
     const rf_ikbo_attention_params *params = &attention->params;
-    packed_call packed;
+    rf__packed_call packed;
     RF_CHECK(rf__check_ikbo_attention(params));
     packed.call = call;
     packed.attention = attention;
