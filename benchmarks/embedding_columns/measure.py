@@ -19,7 +19,7 @@ from common.settings import Setting
 from embedding_columns import bench
 from embedding_columns.forms import BY_HAND, COMPILED_BY_HAND, HASHED, PEERS, RECFUSE, SLOW, Runs
 from embedding_columns.models import Batch, Kind, Model, Subject, rows_of
-from recfuse.nn.columns.reference import hash_integers, scaled
+from recfuse.nn.columns.reference_values import hash_integers, scaled
 
 _WHOLE_TOLERANCE = 1e-4
 """Of whole models: sums of 9,700 products in float32."""

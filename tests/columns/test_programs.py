@@ -26,7 +26,7 @@ from recfuse.nn.columns import (
     programs,
 )
 from recfuse.nn.columns import batch as batches
-from recfuse.nn.columns.reference import hash_integers, scaled, stepped
+from recfuse.nn.columns.reference_values import hash_integers, scaled, stepped
 from support.columns.compare import check_case
 from support.columns.random_programs import (
     BOUNDARIES,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfuse.data import hash_string_lists, hash_strings
-from recfuse.nn.columns.reference import hash_integers
+from recfuse.nn.columns.reference_values import hash_integers
 
 try:
     import xxhash

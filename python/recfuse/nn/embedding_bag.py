@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recfuse.errors import refuse_scripting
 from recfuse.nn.memory import advise_huge_pages
-from recfuse.nn.quantizers import RefusedQconfig
+from recfuse.nn.refusals import RefusedQconfig
 from recfuse.ops import embedding_bag
 from recfuse.ops.updates import check_finished, unfinished
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from recfuse.nn.columns.reference import hash_integers, scaled
+from recfuse.nn.columns.reference_values import hash_integers, scaled
 from support.graphs import assert_same, passed
 
 

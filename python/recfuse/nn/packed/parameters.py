@@ -24,7 +24,7 @@ from recfuse.nn.packed.layout import (
 from recfuse.nn.packed.optimizer_state import Piece
 from recfuse.nn.packed.optimizers import Move, Target
 from recfuse.nn.packed.store import PackedStore, matrices_of
-from recfuse.nn.quantizers import RefusedQconfig
+from recfuse.nn.refusals import RefusedQconfig
 from recfuse.ops.embedding_bag_arguments import padding_row
 
 

@@ -23,33 +23,17 @@ from recfuse.nn.packed.state_dict import copy_rows
 from recfuse.nn.packed.store import PackedStore
 from recfuse.nn.packed.table_weight import TableWeight
 from recfuse.nn.packed.taking_part import followed_table, rows_of
-from recfuse.nn.quantizers import RefusedQconfig
+from recfuse.nn.refusals import (
+    HOOKS,
+    MOVES,
+    UNSWAP,
+    NoParameters,
+    RefusedQconfig,
+    refusing_hook,
+    refusing_move,
+)
 
-_UNSWAP = "Call recfuse.unswap(model) for modules that can be changed."
 _FIXED = frozenset((*torch.nn.EmbeddingBag.__constants__, "forward", "name", "sparse"))
-_MOVES = (
-    "bfloat16",
-    "cpu",
-    "cuda",
-    "double",
-    "float",
-    "half",
-    "ipu",
-    "mtia",
-    "to",
-    "to_empty",
-    "type",
-    "xpu",
-)
-_HOOKS = (
-    "register_forward_hook",
-    "register_forward_pre_hook",
-    "register_full_backward_hook",
-    "register_full_backward_pre_hook",
-    "register_backward_hook",
-    "register_load_state_dict_pre_hook",
-    "_register_load_state_dict_pre_hook",
-)
 
 
 class PackedTable(torch.nn.EmbeddingBag):
@@ -306,7 +290,7 @@ class PackedTable(torch.nn.EmbeddingBag):
         self._refuse("memory is shared by all tables of a matrix. Call share_memory() of the model.")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise AttributeError(f"recfuse: {self._said}: {what.removesuffix('.')}. {_UNSWAP}")
+        raise AttributeError(f"recfuse: {self._said}: {what.removesuffix('.')}. {UNSWAP}")
 
     # ---- copies
 
@@ -330,60 +314,7 @@ class PackedTable(torch.nn.EmbeddingBag):
         return bag.train(self.training)
 
 
-class NoParameters(dict[str, Any]):
-    """The empty dictionary of Parameters of a table; it refuses torch's functions that replace the weight."""
-
-    def __contains__(self, name: object) -> bool:
-        """Return whether a name is present; raise for the weight."""
-        if name == "weight":
-            self._refuse()
-        return super().__contains__(name)
-
-    def __missing__(self, name: str) -> NoReturn:
-        """Raise KeyError; for the weight, an error that explains the packed Parameter."""
-        if name == "weight":
-            self._refuse()
-        raise KeyError(name)
-
-    def __delitem__(self, name: str) -> None:
-        """Delete a name; raise for the weight."""
-        if name == "weight":
-            self._refuse()
-        super().__delitem__(name)
-
-    def _refuse(self) -> NoReturn:
-        raise ArgumentValueError(
-            "recfuse: the weight of a packed table is a part of a packed Parameter and cannot be replaced, "
-            "parametrized or pruned alone. Pass torch.func.functional_call the names of "
-            f"named_parameters(), as emb_l.packed_dim16. {_UNSWAP}"
-        )
-
-
-def _refusing_hooks(method: str) -> Any:
-    def register(self: PackedTable, *_: Any, **__: Any) -> NoReturn:
-        self._refuse(f"{method} is refused, since one call pools all tables, and one load fills them")
-
-    register.__name__, register.__doc__ = method, "Refuses: one call pools all tables, one load fills them."
-    return register
-
-
-def _refusing_moves(method: str) -> Any:
-    def move(self: PackedTable, *arguments: Any, **options: Any) -> PackedTable:
-        matrix, probe = self.matrix, torch.nn.Module()
-        probe.weight = Parameter(matrix.detach()[:0])
-        getattr(probe, method)(*arguments, **options)
-        if (probe.weight.dtype, probe.weight.device) != (matrix.dtype, matrix.device):
-            self._refuse(
-                f"{method}() of one table is not supported, since dtype and device are the model's. Move "
-                "the model."
-            )
-        return self
-
-    move.__name__, move.__doc__ = method, "Refuses another dtype or device than that of the matrix."
-    return move
-
-
-for _method in _HOOKS:
-    setattr(PackedTable, _method, _refusing_hooks(_method))
-for _method in _MOVES:
-    setattr(PackedTable, _method, _refusing_moves(_method))
+for _method in HOOKS:
+    setattr(PackedTable, _method, refusing_hook(_method))
+for _method in MOVES:
+    setattr(PackedTable, _method, refusing_move(_method))

@@ -11,7 +11,8 @@ from torch import Tensor
 from recfuse.nn.packed import state_dict as state_dicts
 from recfuse.nn.packed.layout import Layout
 from recfuse.nn.packed.store import PackedStore, matrices_of
-from recfuse.nn.packed.table import NoParameters, PackedTable
+from recfuse.nn.packed.table import PackedTable
+from recfuse.nn.refusals import NoParameters
 
 _NAMES_SHOWN = 8
 

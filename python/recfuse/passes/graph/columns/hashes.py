@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
-from recfuse.nn.columns.reference import hash_integers, scaled
+from recfuse.nn.columns.reference_values import hash_integers, scaled
 from recfuse.passes.graph.nodes import arguments_of, operator_of, tensor_of
 
 _BUCKETS = 1_000_003
