@@ -61,7 +61,15 @@ def gradients(model, run, given):
     return [one.grad for one in (*model.parameters(), leaves[0], leaves[3])]
 
 
-@pytest.mark.parametrize("unread", (torch.nan, torch.inf, 0.0), ids=str)
+@pytest.mark.parametrize(
+    "unread",
+    (
+        torch.nan,
+        pytest.param(torch.inf, marks=pytest.mark.long),
+        pytest.param(0.0, marks=pytest.mark.long),
+    ),
+    ids=str,
+)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", ("linear", "quotient", "late gather", "attention"))
 def test_gradients(form, way, unread):

@@ -135,6 +135,7 @@ class Chain(nn.Module):
         return tuple(one + 0 for one in found)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=7), st.integers(0, 2**31))
 def test_ranges_have_every_value(steps, seed):

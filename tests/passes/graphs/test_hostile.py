@@ -119,7 +119,14 @@ NUMBERS = {
 
 
 @each_way
-@pytest.mark.parametrize("dtype", (torch.uint8, torch.int8, torch.int16))
+@pytest.mark.parametrize(
+    "dtype",
+    (
+        torch.uint8,
+        pytest.param(torch.int8, marks=pytest.mark.long),
+        pytest.param(torch.int16, marks=pytest.mark.long),
+    ),
+)
 def test_numbers_that_a_type_has_not(dtype, way):
     limits = torch.iinfo(dtype)
     x = torch.tensor([limits.min, 0, 3, 44, 50, 100, limits.max - 1, limits.max], dtype=dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -200,6 +201,7 @@ def run(model, call, batch):
     return results, [parameter.clone() for parameter in model.parameters()]
 
 
+@pytest.mark.long
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(
     st.lists(COLUMN, min_size=1, max_size=6),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,6 +140,7 @@ def run(model, call, batch, train):
     return results, [parameter.detach().clone() for parameter in model.parameters()]
 
 
+@pytest.mark.long
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(STEPS, st.booleans())
 def test_swapped_and_original_agree(steps, train):
