@@ -58,7 +58,7 @@ def state_of(module: torch.nn.Module) -> list[Tensor]:
     for parameter in module.parameters():
         if (update := update_of(parameter)) is not None:
             tensors += [*update.states, update.updater.numbers]
-            tensors.append(torch.tensor([update.updated, update.captured, update.updater.made]))
+            tensors.append(torch.tensor([update.updated, update.captured, update.updater.steps_done]))
     return [tensor.detach().clone() for tensor in tensors]
 
 

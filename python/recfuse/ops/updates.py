@@ -96,11 +96,7 @@ class Update:
                 "inside backward(), so gradients do not accumulate. "
                 f"{owner._instead}, or call step() after each backward()."
             )
-        if (
-            owner._adoption is not None
-            and (weight := self.weight) is not None
-            and weight.grad is self.applied
-        ):
+        if owner._bridge is not None and (weight := self.weight) is not None and weight.grad is self.applied:
             raise ArgumentValueError(
                 f"{owner._where}: backward() came without zero_grad() since the last backward(), where "
                 "torch adds gradients up, but the tables' rows are updated inside backward(), so gradients "
@@ -114,7 +110,7 @@ class Update:
         Torch's own optimizer would not have changed the rows yet.
         """
         owner = self.updater.owner
-        if self.updated and owner is not None and owner._adoption is not None:
+        if self.updated and owner is not None and owner._bridge is not None:
             raise ArgumentValueError(
                 f"{owner._where}: {what} came between backward() and step(), but backward() has updated the "
                 "tables' rows already, where torch leaves them until step(). "
@@ -199,7 +195,7 @@ def note(weights: Sequence[Tensor], updates: Sequence[Update]) -> None:
         if update.applied is not None:
             if weight.grad is None:
                 update.set_applied(weight)
-            if (owner := update.updater.owner) is not None and owner._adoption is not None:
+            if (owner := update.updater.owner) is not None and owner._bridge is not None:
                 unfinished.add(id(update))
     torch.autograd.graph.increment_version([weight for weight in weights if not weight.is_inference()])
 

@@ -34,12 +34,12 @@ _ATTRIBUTE = "_recfuse_adoption"  # of the optimizer of torch
 _INSTEAD = "Call recfuse.swap without fuse_optimizers=True, so that torch's optimizer has gradients"
 
 
-class Adoption:
+class OptimizerBridge:
     """The link between an optimizer of torch and the fused optimizer that makes its steps."""
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor], what: str) -> None:
         """Take over the optimizer's steps for ``parameters`` that it has; see :func:`check_adoptable`."""
-        self._reference, self._what = weakref.ref(optimizer), what
+        self._reference, self._prefix = weakref.ref(optimizer), what
         tables = {id(parameter) for parameter in parameters}
         groups = []
         for number, group in enumerate(optimizer.param_groups):
@@ -54,7 +54,7 @@ class Adoption:
         self.fused: FusedOptimizer = create(
             [{"params": own, **self._options(optimizer.param_groups[number])} for number, own in groups]
         )
-        self.fused._adoption = weakref.ref(self)
+        self.fused._bridge = weakref.ref(self)
         self.fused._where, self.fused._instead = what, _INSTEAD
         self._groups: list[ParamGroup] = []
         self._before: list[tuple[Mapping[str, Any], dict[str, Any]]] = []  # groups from before, and copies
@@ -62,8 +62,8 @@ class Adoption:
         self._noted: dict[Tensor, int] = {}  # the number of the step in torch's state
         self._take({parameter: optimizer.state.get(parameter, {}) for parameter in self.parameters})
         self._applied: list[Tensor] = []  # Parameters whose gradients torch's step must not see
-        _intercept(optimizer, "step", Adoption._order_hooks)
-        _intercept(optimizer, "zero_grad", Adoption._before_zero_grad)
+        _intercept(optimizer, "step", OptimizerBridge._order_hooks)
+        _intercept(optimizer, "zero_grad", OptimizerBridge._before_zero_grad)
         self._last = optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs))
         self._first = optimizer.register_step_post_hook(lambda *_: self._stepped())
         self._handles = [
@@ -94,7 +94,7 @@ class Adoption:
         return found
 
     def _check_option(self, key: str, value: Any) -> None:
-        check_option(self._what, key, value)
+        check_option(self._prefix, key, value)
 
     def _group_changed(self, group: Mapping[str, Any]) -> None:
         for one, own in zip(self._groups, self.fused.param_groups, strict=True):
@@ -121,7 +121,7 @@ class Adoption:
         for group in self._groups:
             self._group_changed(group)
         for parameter in self.parameters:
-            self._form.check(states.get(parameter, {}), parameter, self._what)
+            self._form.check(states.get(parameter, {}), parameter, self._prefix)
         self.fused._take_states({p: self._form.to_fused(self._optimizer, states[p]) for p in states})
         for parameter in self.parameters:
             if own := self._form.from_fused(self.fused.state[parameter]):
@@ -140,21 +140,21 @@ class Adoption:
             self.fused._check_shared(self._form.tensors(state), update)
             found = state.get("step")
             if parameter in self._noted and (found is None or int(found) != self._noted[parameter]):
-                raise step_was_set(self._what, found)
-            made = update.updater.steps_made() if exact else update.updater.made
-            if int(state["step"]) != made or type(state["step"]) is not type(kind(made)):
-                state["step"] = kind(made)
-            self._noted[parameter] = made
+                raise step_was_set(self._prefix, found)
+            steps_done = update.updater.counted_steps() if exact else update.updater.steps_done
+            if int(state["step"]) != steps_done or type(state["step"]) is not type(kind(steps_done)):
+                state["step"] = kind(steps_done)
+            self._noted[parameter] = steps_done
 
     def check_groups(self) -> None:
         """Raise ValueError if groups of tables were replaced, or groups from before the swap changed."""
         there = {id(group) for group in self._optimizer.param_groups}
         own = [group for group in self._groups if id(group) in there]
-        check_groups(own, len(self._groups), self, self._what)
+        check_groups(own, len(self._groups), self, self._prefix)
         for group, copy in self._before:
             if group != copy:
                 raise ArgumentValueError(
-                    f"{self._what}: a param group from before the swap was written to, which nothing reads "
+                    f"{self._prefix}: a param group from before the swap was written to, which nothing reads "
                     "any more. Read optimizer.param_groups again."
                 )
 
@@ -191,14 +191,14 @@ class Adoption:
         found = []
         for parameter in self.parameters:
             update = self._update_of(parameter)
-            check_gradient(self._what, parameter, update)
+            check_gradient(self._prefix, parameter, update)
             if parameter.grad is None:
                 update.check_finished("setting the gradient of a table to None")
             elif update.updated:
                 found.append(parameter)
             else:
                 raise ArgumentValueError(
-                    f"{self._what}: a second step() came for the gradients of one backward(), without "
+                    f"{self._prefix}: a second step() came for the gradients of one backward(), without "
                     "zero_grad(), but a table's rows are updated inside backward(), once. "
                     f"{_INSTEAD}, or call zero_grad() after each step()."
                 )
@@ -217,8 +217,8 @@ class Adoption:
         update = update_of(parameter)
         if update is None or update.updater.owner is not self.fused:
             raise ArgumentValueError(
-                f"{self._what}: a Parameter of shape {list(parameter.shape)} belongs to another optimizer of "
-                "recfuse.optim now, which was created later"
+                f"{self._prefix}: a Parameter of shape {list(parameter.shape)} belongs to another optimizer "
+                "of recfuse.optim now, which was created later"
             )
         return update
 
@@ -236,10 +236,10 @@ class Adoption:
         groups = state_dict["param_groups"]
         if len(groups) == len(self._optimizer.param_groups):  # else torch raises
             for number in self._numbers:
-                check_group(groups[number], self._what)
-        self._loaded = states_by_parameter(state_dict, self._optimizer.param_groups, self._what)
+                check_group(groups[number], self._prefix)
+        self._loaded = states_by_parameter(state_dict, self._optimizer.param_groups, self._prefix)
         for parameter in self.parameters:
-            self._form.check(self._loaded.get(parameter, {}), parameter, self._what)
+            self._form.check(self._loaded.get(parameter, {}), parameter, self._prefix)
 
     def _after_load(self) -> None:
         given, self._loaded = self._loaded or {}, None
@@ -282,7 +282,7 @@ class Adoption:
         self.fused.state.clear()
 
 
-def _intercept(optimizer: Optimizer, name: str, before: Callable[[Adoption], None]) -> None:
+def _intercept(optimizer: Optimizer, name: str, before: Callable[[OptimizerBridge], None]) -> None:
     """Wrap a method of an optimizer to call ``before`` first.
 
     Dynamo does not trace it, because it cannot trace groups that are no plain dicts. The wrapper stays after
@@ -316,7 +316,7 @@ def adopt(optimizer: Optimizer, parameters: Sequence[Tensor], what: str) -> Fuse
     own = [p for group in optimizer.param_groups for p in group["params"] if id(p) in tables]
     if not own or form_of(optimizer) is None:
         return None
-    return Adoption(optimizer, own, f"{what}: {type(optimizer).__name__} of tables").fused
+    return OptimizerBridge(optimizer, own, f"{what}: {type(optimizer).__name__} of tables").fused
 
 
 @functools.cache

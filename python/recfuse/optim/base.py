@@ -33,7 +33,7 @@ class FusedOptimizer(Stepping):
     _kind: Kind
     _where = "recfuse.optim"  # the subject of errors
     _instead = ""  # for errors: the way to have gradients
-    _adoption: Any = None  # a weak reference to the Adoption that uses this optimizer
+    _bridge: Any = None  # a weak reference to the OptimizerBridge that uses this optimizer
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Set the texts of errors, which have the name of the class."""
@@ -146,13 +146,13 @@ class FusedOptimizer(Stepping):
         together: dict[tuple[torch.device, int], list[Tensor]] = {}
         for parameter in group["params"]:
             together.setdefault((parameter.device, steps[parameter]), []).append(parameter)
-        for (device, made), parameters in together.items():
+        for (device, steps_done), parameters in together.items():
             updater = next((old for old in spare if old.device == device), None)
             if updater is None:
                 updater = Updater(self, KINDS.index(self._kind), device, *self._settings)
             else:
                 spare.remove(updater)
-            updater.set_steps(made)
+            updater.set_steps(steps_done)
             self._write(group, updater)
             self._updaters.append((group, updater))
             for parameter in parameters:
@@ -169,14 +169,14 @@ class FusedOptimizer(Stepping):
         ):
             update = Update(parameter, updater, states)
             set_update(parameter, update)
-        update.step_in_state = updater.made if "step" in state else None
+        update.step_in_state = updater.steps_done if "step" in state else None
         if not any(held() is parameter for held in self._held):
             self._held.append(weakref.ref(parameter))
 
     def _check_groups(self) -> None:
         check_groups(self.param_groups, self._count, self, self._where)
-        if self._adoption is not None and (adoption := self._adoption()) is not None:
-            adoption.check_groups()
+        if self._bridge is not None and (bridge := self._bridge()) is not None:
+            bridge.check_groups()
 
     def _own(self) -> Iterable[tuple[dict[str, Any], Parameter, Update]]:
         """Iterate over all Parameters with their updates; raise if another optimizer has taken over."""
@@ -241,9 +241,9 @@ class FusedOptimizer(Stepping):
         if step is not None or self._settings[1]:
             for _, parameter, update in self._own():
                 self._check_step(parameter, update)
-                made = update.updater.steps_made()
-                self.state[parameter]["step"] = made if step is None else step(made)
-                update.step_in_state = made
+                steps_done = update.updater.counted_steps()
+                self.state[parameter]["step"] = steps_done if step is None else step(steps_done)
+                update.step_in_state = steps_done
 
     def state_dict(self) -> dict[str, Any]:
         """Return a ``state_dict`` that torch's optimizer of the same name can load.

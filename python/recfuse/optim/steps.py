@@ -111,10 +111,12 @@ def _advance(optimizer: Any, own: list[tuple[Any, Any, Update]], found_inf: Tens
         if len(updated) == len(members) or not updater.counts_on_device:
             updater.tick(found_inf)
             continue
-        made, skipped = updater.steps_made(), found_inf is not None and bool(found_inf)
-        steps = {parameter: made + (id(parameter) in updated and not skipped) for parameter, _ in members}
+        steps_done, skipped = updater.counted_steps(), found_inf is not None and bool(found_inf)
+        steps = {
+            parameter: steps_done + (id(parameter) in updated and not skipped) for parameter, _ in members
+        }
         parted.setdefault(id(group), {}).update(steps)
     for group in optimizer.param_groups:
         if id(group) in parted:
-            steps = {p: update.updater.steps_made() for g, p, update in own if g is group}
+            steps = {p: update.updater.counted_steps() for g, p, update in own if g is group}
             optimizer._arrange(group, steps | parted[id(group)])

@@ -125,8 +125,8 @@ def _unpacked(owner: PackedTables, first_matrix: int, targets: list[Target]) -> 
         if shared not in parameters or spec.num_embeddings == 0:
             rows = table_rows(spec, matrix.detach()).clone()
             parameters[shared] = Parameter(rows, requires_grad=matrix.requires_grad)
-            home, first_row = owner.home_of(table)  # optimizers keep the state of a frozen table here
-            piece = Piece(first_matrix + home, first_row, spec.num_embeddings, 0)
+            origin, first_row = owner.origin_of(table)  # optimizers keep the state of a frozen table here
+            piece = Piece(first_matrix + origin, first_row, spec.num_embeddings, 0)
             name = owner._below(f"{spec.name}.weight")
             targets.append(Target(parameters[shared], name, [piece]))
         bag = torch.nn.EmbeddingBag(

@@ -38,7 +38,7 @@ class _InBackward(FusedOptimizer):
         """
         for group, updater in self._updaters:
             if "betas" in group:
-                correction = 1 - group["betas"][1] ** (updater.made + 1)
+                correction = 1 - group["betas"][1] ** (updater.steps_done + 1)
                 updater.write(EPS, group["eps"] * math.sqrt(correction))
 
 

@@ -46,7 +46,7 @@ def steps(models, optimizers, number=2):
 
 def rows_of_state(model, optimizer):
     """Returns the rows of the state of table 2, the only frozen table."""
-    name, first_row = model.emb_l._store.homes[2]
+    name, first_row = model.emb_l._store.origins[2]
     state = optimizer.state[model.emb_l._store.parameters[name]]
     return {
         key: value[first_row : first_row + 12].clone() for key, value in state.items() if value.dim() == 2

@@ -77,9 +77,9 @@ class _Recipe:
         counts = _C.trace_curve(first, last, ranks)
         # The rarest rows are last: after the head come the rows read len(rare) times, ..., twice, once.
         ends = self.head + np.cumsum(self.rare[::-1])
-        behind = ranks > self.head
-        step = np.searchsorted(ends, ranks[behind] - 0.5)
-        counts[behind] = len(self.rare) - np.minimum(step, len(self.rare) - 1)
+        is_rare = ranks > self.head
+        step = np.searchsorted(ends, ranks[is_rare] - 0.5)
+        counts[is_rare] = len(self.rare) - np.minimum(step, len(self.rare) - 1)
         return counts
 
 

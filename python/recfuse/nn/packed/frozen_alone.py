@@ -55,7 +55,7 @@ def keep_states(found: Optimizer, moves: Callable[[Mapping[str, Any]], bool]) ->
         if (store := reference()) is None:
             continue
         check_counts(found, store)
-        for number, (name, first_row) in store.homes.items():
+        for number, (name, first_row) in store.origins.items():
             parameter = store.parameters[name]
             group = groups.get(id(parameter))
             if group is None or not moves(group):
@@ -95,14 +95,16 @@ def check_counts(found: Optimizer, store: PackedStore, all_tables: bool = False)
     """
     records = _records.get(found, _Records()).get(store, {})
     for number, before in list(records.items()):
-        if number in store.homes and not all_tables:
+        if number in store.origins and not all_tables:
             continue
         spec = store.layout.tables[number]
-        name = store.homes[number][0] if number in store.homes else store.layout.parameter_names[spec.matrix]
+        name = (
+            store.origins[number][0] if number in store.origins else store.layout.parameter_names[spec.matrix]
+        )
         parameter: Any = store.parameters.get(name)
         group = group_of(found, parameter)
         if group is None or not is_counted(found, group) or numbers_of(found.state[parameter]) == before:
-            if number not in store.homes:
+            if number not in store.origins:
                 del records[number]
             continue
         raise ArgumentValueError(
@@ -127,7 +129,7 @@ def noted_numbers(found: Optimizer, store: PackedStore, table: int) -> dict[str,
     Returns None if no step was made since, or if no step depends on them.
     """
     numbers = _records.get(found, _Records()).get(store, {}).get(table)
-    group = group_of(found, store.home(table)) or {}
+    group = group_of(found, store.origin(table)) or {}
     return numbers if is_counted(found, group) else None
 
 

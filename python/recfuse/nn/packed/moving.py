@@ -27,18 +27,18 @@ def train_table(store: PackedStore, number: int, trained: bool) -> None:
     if store.matrix(number).requires_grad == trained:
         return
     tied = _tied(store.layout, number)
-    home_name = store.homes[number][0] if number in store.homes else _name_of(store.layout, number)
-    home, residents = _parameter(store, home_name, number), _residents(store.layout, home_name)
+    origin_name = store.origins[number][0] if number in store.origins else _name_of(store.layout, number)
+    origin, residents = _parameter(store, origin_name, number), _residents(store.layout, origin_name)
     if trained:
-        if not home.requires_grad:
-            _move(store, residents - tied, f"{home_name}_frozen", home)
-            home.requires_grad_(True)
-        _bring_home(store, tied)
+        if not origin.requires_grad:
+            _move(store, residents - tied, f"{origin_name}_frozen", origin)
+            origin.requires_grad_(True)
+        _return_tables(store, tied)
     elif residents == tied:
-        home.requires_grad_(False)
-        _bring_home(store, {guest for guest, (name, _) in store.homes.items() if name == home_name})
+        origin.requires_grad_(False)
+        _return_tables(store, {guest for guest, (name, _) in store.origins.items() if name == origin_name})
     else:
-        _move(store, tied, f"{home_name}_frozen", home)
+        _move(store, tied, f"{origin_name}_frozen", origin)
 
 
 def settle(store: PackedStore) -> None:
@@ -46,10 +46,10 @@ def settle(store: PackedStore) -> None:
 
     ``model.requires_grad_(True)`` does so, for example. Optimizers may not have that matrix.
     """
-    trained = {number for number in store.homes if store.matrix(number).requires_grad}
-    for name in {store.homes[number][0] for number in trained}:
+    trained = {number for number in store.origins if store.matrix(number).requires_grad}
+    for name in {store.origins[number][0] for number in trained}:
         store.parameters[name].requires_grad_(True)
-    _bring_home(store, trained)
+    _return_tables(store, trained)
 
 
 def own_parameters(tables: Iterable[tuple[PackedStore, int]]) -> list[Parameter]:
@@ -68,11 +68,13 @@ def own_parameters(tables: Iterable[tuple[PackedStore, int]]) -> list[Parameter]
     found = []
     for (store, name), own in numbers.items():
         matrix = _parameter(store, name, min(own))
-        if own != _residents(store.layout, name) or any(home == name for home, _ in store.homes.values()):
+        if own != _residents(store.layout, name) or any(
+            origin == name for origin, _ in store.origins.values()
+        ):
             name = next(new for new in _names(name) if new not in store.parameters)
             _move(store, own, name, matrix, matrix.requires_grad)
             for number in own:
-                store.homes.pop(number, None)
+                store.origins.pop(number, None)
         found.append(store.parameters[name])
     return found
 
@@ -154,21 +156,21 @@ def _move(
         spec = layout.tables[number]
         moved[number] = name, places[_place(spec)]
         if not requires_grad:
-            store.homes[number] = layout.parameter_names[spec.matrix], spec.first_row
+            store.origins[number] = layout.parameter_names[spec.matrix], spec.first_row
             note_frozen(store)
     _relocate(store, moved)
 
 
-def _bring_home(store: PackedStore, numbers: Collection[int]) -> None:
+def _return_tables(store: PackedStore, numbers: Collection[int]) -> None:
     """Move tables back to the rows that they have left."""
-    places = {number: store.homes[number] for number in numbers if number in store.homes}
+    places = {number: store.origins[number] for number in numbers if number in store.origins}
     with torch.inference_mode(False), torch.no_grad():
         for number, (name, first_row) in places.items():
             spec = store.layout.tables[number]
             rows = table_rows(spec, store.matrix(number))
             store.parameters[name].narrow(0, first_row, spec.num_embeddings).copy_(rows)
     for number in places:
-        del store.homes[number]
+        del store.origins[number]
     _relocate(store, places)
 
 
@@ -181,7 +183,7 @@ def _relocate(store: PackedStore, places: dict[int, tuple[str, int]]) -> None:
         places.get(number, (layout.parameter_names[spec.matrix], spec.first_row))
         for number, spec in enumerate(layout.tables)
     ]
-    used = {name for name, _ in (*all_places, *store.homes.values())}
+    used = {name for name, _ in (*all_places, *store.origins.values())}
     order = dict.fromkeys((*layout.parameter_names, *(name for name, _ in places.values())))
     names = tuple(name for name in order if name in used)
     tables = tuple(

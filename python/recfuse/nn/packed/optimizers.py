@@ -50,7 +50,7 @@ class Move:
         """
         self._weights = list(weights)
         self._numbers = {id(weight): number for number, weight in reversed(list(enumerate(weights)))}
-        self._what = what
+        self._prefix = what
         self._optimizers = with_wrapped(check_optimizers(optimizers, what))
         for optimizer in self._optimizers:  # optimizers of recfuse.optim have two methods for this class
             if hasattr(optimizer, "_before_move"):
@@ -69,7 +69,7 @@ class Move:
         }
         for optimizer, group in lists.values():
             self._check_optimizer(optimizer, group)
-        self._apart = self._kept_apart()
+        self._apart = self._separate_weights()
         self._groups = [group for _, group in lists.values()]
         self._orders = [
             (optimizer, order_of(optimizer, group["params"])) for optimizer, group in lists.values()
@@ -115,14 +115,14 @@ class Move:
         kind = type(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS) and any(optimizer.state.values()):
             raise ArgumentValueError(
-                f"{self._what}: {kind.__name__} has made steps, and its state (old_dirs, old_stps, ...) "
+                f"{self._prefix}: {kind.__name__} has made steps, and its state (old_dirs, old_stps, ...) "
                 "covers all its Parameters. Create a new optimizer afterwards."
             )
         if not isinstance(group["params"], list):
-            where = f"{self._what}: params of a param group of {kind.__name__}"
+            where = f"{self._prefix}: params of a param group of {kind.__name__}"
             raise wrong_type(where, group["params"], "a list")
 
-    def _kept_apart(self) -> set[int]:
+    def _separate_weights(self) -> set[int]:
         """Return the weights that must have a separate Parameter.
 
         These are the weights of an optimizer that may not step each row independently, or of an optimizer
@@ -150,7 +150,7 @@ class Move:
                     continue
                 if is_key or not isinstance(container, MutableMapping):
                     raise ArgumentValueError(
-                        f"{self._what}: {type(optimizer).__name__} holds Parameters of the tables in its "
+                        f"{self._prefix}: {type(optimizer).__name__} holds Parameters of the tables in its "
                         f"attribute {attribute!r}, where they cannot be replaced. Create it afterwards."
                     )
                 yield container
@@ -164,7 +164,7 @@ class Move:
             if not (values := state.get(weight)):
                 continue
             if not isinstance(values, dict):
-                where = f"{self._what}: the state that {type(optimizer).__name__} keeps of a Parameter"
+                where = f"{self._prefix}: the state that {type(optimizer).__name__} keeps of a Parameter"
                 raise wrong_type(where, values, "a dict")
             found[number] = values
             if number in self._apart and id(weight) not in shared:
@@ -175,7 +175,7 @@ class Move:
                 kinds[key] = [kind for kind in kinds.get(key, possible) if kind in possible]
                 if not kinds[key]:
                     raise ArgumentValueError(
-                        f"{self._what}: state entry {key!r} of {type(optimizer).__name__} is "
+                        f"{self._prefix}: state entry {key!r} of {type(optimizer).__name__} is "
                         f"{described(value)} for a Parameter of shape {tuple(weight.shape)}; expected its "
                         "shape, a first dimension of its rows, or one number. Make the optimizer "
                         "afterwards."
@@ -194,7 +194,7 @@ class Move:
             return None
         if "element" not in kinds_of(gradient, weight):
             raise ArgumentValueError(
-                f"{self._what}: the gradient of a table's weight is {described(gradient)}; expected a "
+                f"{self._prefix}: the gradient of a table's weight is {described(gradient)}; expected a "
                 f"gradient of its shape {tuple(weight.shape)}, dense or sparse COO by rows. Set it to None "
                 "before."
             )

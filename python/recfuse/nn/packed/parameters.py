@@ -54,7 +54,7 @@ class PackedParameters(torch.nn.Module):
     def packed_weights(self) -> list[Tensor]:
         """Return the current Parameters, each ``[rows, dim]``, in the order of the layout's matrices."""
         holder, store = self._modules[self._tables_name] if self._tables_name else self, self._store
-        if store.homes:
+        if store.origins:
             self._check_frozen()
         parameters, names = holder._parameters, store.layout.parameter_names  # type: ignore[union-attr]
         try:  # inlined matrices_of: each call executes this

@@ -31,8 +31,8 @@ class PackedStore:
     Attributes:
         layout: the positions of the tables. A change creates a new object.
         parameters: the holder's own dictionary of Parameters.
-        homes: by the number of a table that is frozen alone: the name of the matrix to which it returns when
-            it is trained again, and its first row there.
+        origins: by the number of a table that is frozen alone: the name of the matrix to which it returns
+            when it is trained again, and its first row there.
         number: the number of the module in compiled programs.
         loading: the list of errors of the last ``load_state_dict`` that has loaded all tables.
     """
@@ -41,7 +41,7 @@ class PackedStore:
         """Create the store of a module and of the holder of its tables and Parameters."""
         self.layout = layout
         self.parameters: dict[str, Any] = holder._parameters
-        self.homes: dict[int, tuple[str, int]] = {}
+        self.origins: dict[int, tuple[str, int]] = {}
         self.loading: list[str] | None = None
         self.number = -1
         self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -72,10 +72,10 @@ class PackedStore:
         found = self.parameters.get(name)
         return getattr(self.holder, name) if found is None else found
 
-    def home(self, number: int) -> Tensor | None:
+    def origin(self, number: int) -> Tensor | None:
         """Return the Parameter with which optimizers step table ``number``, or None if it is computed."""
         spec = self.layout.tables[number]
-        name, _ = self.homes.get(number, (self.layout.parameter_names[spec.matrix], spec.first_row))
+        name, _ = self.origins.get(number, (self.layout.parameter_names[spec.matrix], spec.first_row))
         return self.parameters.get(name)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -50,13 +50,13 @@ class PackedTables(PackedParameters):
     def _layout_changed(self) -> None:
         """Update attributes that depend on the layout, after a change."""
 
-    def home_of(self, table: PackedTable) -> tuple[int, int]:
+    def origin_of(self, table: PackedTable) -> tuple[int, int]:
         """Return the matrix and the first row with which optimizers of packed Parameters step a table.
 
         For a table that is frozen alone, these are the matrix and the row before it was frozen.
         """
         spec = table.spec
-        name, first_row = self._store.homes.get(table.place[1], ("", spec.first_row))
+        name, first_row = self._store.origins.get(table.place[1], ("", spec.first_row))
         return self.layout.parameter_names.index(name) if name else spec.matrix, first_row
 
     def _why_not_movable(self) -> str | None:
@@ -66,7 +66,7 @@ class PackedTables(PackedParameters):
     def _check_frozen(self) -> None:
         if not torch.compiler.is_compiling():
             settle(self._store)
-        elif any(self._store.matrix(number).requires_grad for number in self._store.homes):
+        elif any(self._store.matrix(number).requires_grad for number in self._store.origins):
             raise ArgumentValueError(
                 "recfuse: tables that were frozen alone were set to have gradients, by the Parameter of "
                 "their matrix. Call requires_grad_() of the tables, or the module once, before it is "
@@ -125,7 +125,7 @@ class PackedTables(PackedParameters):
         """Set the state."""
         super().__setstate__(own)
         self._store.bind(self, self.holder)
-        if self._store.homes:
+        if self._store.origins:
             note_frozen(self._store)
         watch(self)
 

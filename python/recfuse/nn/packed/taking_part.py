@@ -227,7 +227,7 @@ def _mask(features: Tensor, grad: Tensor, missing: Sequence[int], module: int) -
     return found
 
 
-def _note_one(features: Tensor, grad: Tensor, module: int, table: int) -> Tensor:
+def _note_table(features: Tensor, grad: Tensor, module: int, table: int) -> Tensor:
     """Record a table that takes part; the argument ``grad`` keeps the operator out of the forward graph."""
     owner = numbered.get(module)
     if owner is not None:
@@ -242,7 +242,7 @@ def _like_features(features: Tensor, grad: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(features, device=grad.device if grad.is_meta else features.device)
 
 
-for _name, _run in (("_used_features", _mask), ("_used_table", _note_one)):
+for _name, _run in (("_used_features", _mask), ("_used_table", _note_table)):
     implement(_name, _run, "CompositeExplicitAutograd")
     register_fake(_name)(_like_features)
 

@@ -28,7 +28,7 @@ class Updater:
         counts_on_device: True if kernels read the number of the step.
         owner: the optimizer, or None after its deletion.
         device: the device of ``numbers``.
-        made: the number of steps by the host's count.
+        steps_done: the number of steps by the host's count.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Updater:
         self.options = kind, int(self.stochastic_rounding), self.seed
         self.counts_on_device = KINDS[kind].counts or stochastic_rounding
         self._owner: Callable[[], Any] = weakref.ref(owner)
-        self.made = 0
+        self.steps_done = 0
         self.device = device
         self._written = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
         with torch.inference_mode(False):
@@ -71,24 +71,26 @@ class Updater:
         with torch.inference_mode(False), torch.no_grad():
             self.numbers[number].fill_(value)
 
-    def set_steps(self, made: int) -> None:
+    def set_steps(self, steps_done: int) -> None:
         """Set the number of steps."""
-        self.made = made
-        self._put(STEP, made + 1 if made < _WHOLE else _WHOLE // 2 + (made + 1) % (_WHOLE // 2))
+        self.steps_done = steps_done
+        self._put(
+            STEP, steps_done + 1 if steps_done < _WHOLE else _WHOLE // 2 + (steps_done + 1) % (_WHOLE // 2)
+        )
 
-    def steps_made(self) -> int:
+    def counted_steps(self) -> int:
         """Return the number of steps; waits for the device if that counts them.
 
         Beyond 2^24 it is the host's count, which excludes steps of replayed graphs.
         """
         if not self.counts_on_device:
-            return self.made
+            return self.steps_done
         counted = round(self.numbers[STEP].item()) - 1
-        return counted if counted < _WHOLE // 2 else max(counted, self.made)
+        return counted if counted < _WHOLE // 2 else max(counted, self.steps_done)
 
     def tick(self, found_inf: Tensor | None = None) -> None:
         """Count a step, unless ``found_inf`` marks it as skipped."""
-        self.made += 1
+        self.steps_done += 1
         if self.counts_on_device:
             with torch.inference_mode(False), torch.no_grad():
                 step = self.numbers[STEP]

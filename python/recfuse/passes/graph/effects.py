@@ -177,16 +177,16 @@ def receives_gradient(node: Node, region: dict[Node, int], without: Iterable[int
     Returns False if every use of it ends in a detach, in integers, or in a region without gradients. Returns
     True if that is unknown.
     """
-    seen, waiting = {node}, [node]
-    while waiting:
-        for user in waiting.pop().users:
+    seen, pending = {node}, [node]
+    while pending:
+        for user in pending.pop().users:
             if user in seen:
                 continue
             seen.add(user)
             if _keeps(user):
                 return True
             if region.get(user) not in without and _passes(user):
-                waiting.append(user)
+                pending.append(user)
     return False
 
 

@@ -159,12 +159,12 @@ def _viewed(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
     if value_of(item).dtype != value_of(node).dtype:  # a view of the bits as another dtype
         return None
     before, after = value_of(item).shape, value_of(node).shape
-    ahead, behind = math.prod(before[: lift.dim]), lift.block * math.prod(before[lift.dim + 1 :])
+    leading, trailing = math.prod(before[: lift.dim]), lift.block * math.prod(before[lift.dim + 1 :])
     for dim in range(len(after)):
-        if not same(math.prod(after[:dim]), ahead):
+        if not same(math.prod(after[:dim]), leading):
             continue
         inner = math.prod(after[dim + 1 :])
-        block = _quotient(behind, inner)
+        block = _quotient(trailing, inner)
         if block is not None and same(after[dim] * lift.block, before[lift.dim] * block):
             others = [size for number, size in enumerate(after) if number != dim]
             return (dim, block) if _sizes(node, dim) is not None or not others else None

@@ -317,18 +317,18 @@ class Program:
     def _sort(self) -> None:
         """Sort nodes into the first order that their inputs, effects and regions allow."""
         alive = [node for node in self.graph.nodes]
-        waiting = dict.fromkeys(alive, 0)
-        behind: dict[Node, list[Node]] = {}
+        pending = dict.fromkeys(alive, 0)
+        successors: dict[Node, list[Node]] = {}
 
         def edge(first: Node, second: Node) -> None:
-            behind.setdefault(first, []).append(second)
-            waiting[second] += 1
+            successors.setdefault(first, []).append(second)
+            pending[second] += 1
 
         for node in alive:
             for needed in node.all_input_nodes:
                 edge(needed, node)
         for chain in self.effects.orders():
-            kept = [node for node in chain if node in waiting]
+            kept = [node for node in chain if node in pending]
             for first, second in itertools.pairwise(kept):
                 edge(first, second)
         region = self.effects.region
@@ -339,15 +339,15 @@ class Program:
             return (-1 if outside else 2**31 if last else region[node], self._order[node])
 
         by_key = {key(node): node for node in alive}
-        ready = [key(node) for node in alive if not waiting[node]]
+        ready = [key(node) for node in alive if not pending[node]]
         heapq.heapify(ready)
         ordered = []
         while ready:
             node = by_key[heapq.heappop(ready)]
             ordered.append(node)
-            for other in behind.get(node, ()):
-                waiting[other] -= 1
-                if not waiting[other]:
+            for other in successors.get(node, ()):
+                pending[other] -= 1
+                if not pending[other]:
                     heapq.heappush(ready, key(other))
         if len(ordered) != len(alive):
             raise AssertionError("recfuse: a rewritten graph has a cycle")

@@ -51,7 +51,7 @@ def recorded(module: GraphModule, inputs: Sequence[Any]) -> Iterator[Program]:
         )
         found = trace(*fakes)
         _check_attributes(found)
-        _keep_what_torch_knows(module, found, inputs)
+        _copy_metadata(module, found, inputs)
     with patch:
         inputs_of_user = [node for node in found.graph.nodes if node.op == "placeholder"]
         program = Program(found, [node for node in inputs_of_user if not node.meta["recfuse_is_state"]])
@@ -78,7 +78,7 @@ def _faked(mode: FakeTensorMode, item: Any, context: TracingContext | None) -> A
     return mode.from_tensor(item, symbolic_context=symbols, source=getattr(symbols, "tensor_source", None))
 
 
-def _keep_what_torch_knows(before: GraphModule, after: GraphModule, inputs: Sequence[Any]) -> None:
+def _copy_metadata(before: GraphModule, after: GraphModule, inputs: Sequence[Any]) -> None:
     """Copy the metadata that AOTAutograd and inductor read: sources of inputs, and static addresses."""
     after.meta.update(before.meta)
     olds = [node for node in before.graph.nodes if node.op == "placeholder"]

@@ -200,16 +200,16 @@ def emit_linear(
     own = [item for item, is_user in zip(items, of_users, strict=True) if not is_user]
     return program.emit(
         torch.ops.recfuse.ikbo_linear.default,
-        _beside(program, columns[True]),
-        _beside(program, columns[False]),
-        _beside(program, users),
-        _beside(program, own if candidates is None else candidates),
+        _concatenated(program, columns[True]),
+        _concatenated(program, columns[False]),
+        _concatenated(program, users),
+        _concatenated(program, own if candidates is None else candidates),
         index,
         bias,
     )
 
 
-def _beside(program: Program, nodes: Sequence[Node]) -> Node:
+def _concatenated(program: Program, nodes: Sequence[Node]) -> Node:
     return nodes[0] if len(nodes) == 1 else program.emit(aten.cat.default, list(nodes), 1)
 
 

@@ -36,7 +36,7 @@ class Slot(NamedTuple):
     @property
     def is_frozen_alone(self) -> bool:
         """Return whether the table is in another Parameter at the moment."""
-        return self.store is not None and self.table in self.store.homes
+        return self.store is not None and self.table in self.store.origins
 
 
 def stores() -> Iterator[PackedStore]:
@@ -49,8 +49,8 @@ def slots_of_store(store: PackedStore, names: Iterable[str]) -> list[Slot]:
     """Return the tables that an optimizer of the Parameters ``names`` steps, in order, tied tables once."""
     own, found, places = set(names), [], set()
     for number, spec in enumerate(store.layout.tables):
-        home = store.layout.parameter_names[spec.matrix], spec.first_row
-        name, first_row = store.homes.get(number, home)
+        origin = store.layout.parameter_names[spec.matrix], spec.first_row
+        name, first_row = store.origins.get(number, origin)
         place = name, first_row, spec.num_embeddings
         if name in own and (place not in places or not spec.num_embeddings):
             places.add(place)

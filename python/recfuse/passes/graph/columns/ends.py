@@ -156,7 +156,7 @@ def _are_lengths(node: Any, bag: Bag) -> bool:
         return given["self"] is offsets and given["n"] == 1 and given["prepend"] is given["append"] is None
     if is_call(node, aten.sub) and len(node.args) == 2:
         return _is_slice(node.args[0], offsets, 1, None) and _is_slice(node.args[1], offsets, 0, -1)
-    sums = _behind_zero(offsets)
+    sums = _with_leading_zero(offsets)
     return is_call(sums, aten.cumsum) and sums.args[0] is node and arguments_of(sums)["dim"] in (0, -1)
 
 
@@ -172,7 +172,7 @@ def _is_slice(node: Any, of: Any, start: int, end: int | None) -> bool:
     )
 
 
-def _behind_zero(offsets: Any) -> Any:
+def _with_leading_zero(offsets: Any) -> Any:
     """Return the offsets after the first, if the first is known to be 0, else None."""
     if is_call(offsets, aten.pad, aten.constant_pad_nd):
         given = arguments_of(offsets)
