@@ -1,8 +1,9 @@
-/* rf_fused_embedding_cpu: slots of a feature, cut into tasks for threads.
+/* rf_fused_embedding_cpu: slots, cut into tasks for threads.
  *
- * A slot is written by one thread, and depends on its lookup only. Offsets are checked first. An invalid
- * index stops its task; the first one in the order of the lookups is then found by a search, so that the
- * error does not depend on the threads. */
+ * Features one after the other: a task has slots of a feature. Features side by side: a task has slots of all
+ * features, whose output is consecutive. A slot depends on its lookups only. Offsets are checked first. An
+ * invalid index stops its task; the first one in the order of the lookups is then found by a search, so that
+ * the error does not depend on the threads. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@
 
 enum {
     TASK_BYTES = 1 << 18, /* that a task reads and writes, approximately */
-    LEAD_BYTES = 16384,   /* of prefetched, unused rows */
+    LEAD_BYTES = 32768,   /* of prefetched, unused rows */
     BLOCK = 256,          /* elements that are converted at once */
 };
 
@@ -23,14 +24,15 @@ static const char operator_name[] = "fused_embedding";
 typedef struct history_feature {
     const char *weight;
     char *output; /* of slot 0 */
-    int64_t pitch, slots, first_lookup, first_task, task_slots; /* pitch: bytes from slot to slot */
+    int64_t pitch, slots, first_lookup, first_task; /* pitch: bytes from slot to slot */
     int64_t *rows;
     const char *fill;
 } history_feature;
 
 typedef struct history_call {
     const rf_fused_embedding_params *params;
-    history_feature *features; /* [n_features + 1]: the last has the number of tasks */
+    history_feature *features; /* [n_features] */
+    int64_t tasks, task_slots; /* slots of a task */
     rf__load_kernel load;
     rf__store_kernel store;
     bool is_bad; /* atomic: a task has found an invalid index */
@@ -89,20 +91,32 @@ static void convert(const history_call *call, char *to, const char *from, rf_dty
     }
 }
 
-/* Copies the rows of `count` consecutive lookups to consecutive slots. False at an invalid index. */
-static bool run_copy(const history_call *call, int64_t number, int64_t lookup, int64_t slot, int64_t count) {
+static void row_ask(const history_call *call, int64_t number, int64_t lookup) {
+    const rf_fused_embedding_params *params = call->params;
+    const rf__row_format row = rf__feature_row(params->buffers, &params->features[number]);
+    const uint64_t index = (uint64_t)rf__load_int(params->indices, params->index_type, lookup);
+    const uintptr_t weight = (uintptr_t)call->features[number].weight;
+    rf__ask_for((const char *)(weight + (uintptr_t)index * (uintptr_t)row.pitch), row.bytes);
+}
+
+/* Returns the number of lookups from a row's prefetch to its copy. */
+static int64_t distance_of(const history_call *call, int64_t number) {
+    const int64_t bytes = rf__feature_row(call->params->buffers, &call->params->features[number]).bytes;
+    return LEAD_BYTES / (bytes > 64 ? bytes : 64) + 1;
+}
+
+/* Copies the rows of `count` consecutive lookups to consecutive slots, and prefetches rows up to lookup
+ * `ahead`. False at an invalid index. */
+static bool run_copy(const history_call *call, int64_t number, int64_t lookup, int64_t slot, int64_t count,
+                     int64_t ahead) {
     const rf_fused_embedding_params *params = call->params;
     const rf_feature *feature = &params->features[number];
     const history_feature *to = &call->features[number];
     const rf__row_format row = rf__feature_row(params->buffers, feature);
     const bool is_copy = row.dtype == params->output_dtype;
-    const int64_t distance = LEAD_BYTES / (row.bytes > 64 ? row.bytes : 64) + 1;
+    const int64_t distance = distance_of(call, number);
     for (int64_t i = 0; i < count; i++) {
-        if (i + distance < count) {
-            const int64_t next = rf__load_int(params->indices, params->index_type, lookup + i + distance);
-            rf__ask_for((const char *)((uintptr_t)to->weight + (uintptr_t)next * (uintptr_t)row.pitch),
-                        row.bytes);
-        }
+        if (lookup + i + distance < ahead) row_ask(call, number, lookup + i + distance);
         const int64_t index = rf__load_int(params->indices, params->index_type, lookup + i);
         if (params->check_bounds && (uint64_t)index >= (uint64_t)feature->rows) return false;
         char *output = to->output + (slot + i) * to->pitch;
@@ -134,7 +148,7 @@ static void padding_write(const history_call *call, int64_t number, int64_t slot
 }
 
 /* Slots [slot, end) of a feature, history by history. */
-static bool padded_copy(const history_call *call, int64_t number, int64_t slot, int64_t end) {
+static bool padded_copy(const history_call *call, int64_t number, int64_t slot, int64_t end, int64_t ahead) {
     const rf_fused_embedding_params *params = call->params;
     while (slot < end) {
         const int64_t bag = slot / params->length, first = slot % params->length;
@@ -142,7 +156,7 @@ static bool padded_copy(const history_call *call, int64_t number, int64_t slot, 
         const int64_t lookups = offset_at(params, at + 1) - from;
         int64_t last = params->length < first + (end - slot) ? params->length : first + (end - slot);
         const int64_t rows = lookups < last ? lookups : last;
-        if (first < rows && !run_copy(call, number, from + first, slot, rows - first)) return false;
+        if (first < rows && !run_copy(call, number, from + first, slot, rows - first, ahead)) return false;
         const int64_t begin = rows > first ? rows : first;
         padding_write(call, number, slot + (begin - first), last - begin);
         slot += last - first;
@@ -150,49 +164,88 @@ static bool padded_copy(const history_call *call, int64_t number, int64_t slot, 
     return true;
 }
 
-static void task_run(void *context, int64_t task) {
-    history_call *call = context;
+/* Sets the lookups of slots [slot, end) of a feature, and perhaps lookups beside them. */
+static void lookups_of(const history_call *call, int64_t number, int64_t slot, int64_t end, int64_t *first,
+                       int64_t *last) {
     const rf_fused_embedding_params *params = call->params;
-    int64_t low = 0, high = params->n_features - 1;
-    while (low < high) { /* the last feature whose first task is not after this one */
+    if (params->layout == RF_HISTORY_PADDED) {
+        *first = offset_at(params, number * params->bags + slot / params->length);
+        *last = offset_at(params, number * params->bags + (end - 1) / params->length + 1);
+    } else {
+        *first = call->features[number].first_lookup + slot;
+        *last = call->features[number].first_lookup + end;
+    }
+}
+
+/* Prefetches the first rows of slots [slot, end) of a feature. */
+static void slots_ask(const history_call *call, int64_t number, int64_t slot, int64_t end) {
+    int64_t first = 0, last = 0;
+    lookups_of(call, number, slot, end, &first, &last);
+    const int64_t distance = distance_of(call, number);
+    for (int64_t i = first; i < last && i < first + distance; i++) row_ask(call, number, i);
+}
+
+static bool slots_copy(const history_call *call, int64_t number, int64_t slot, int64_t end) {
+    int64_t first = 0, last = 0;
+    lookups_of(call, number, slot, end, &first, &last);
+    return call->params->layout == RF_HISTORY_PADDED ? padded_copy(call, number, slot, end, last)
+                                                     : run_copy(call, number, first, slot, end - slot, last);
+}
+
+/* Returns the last feature whose first task is not after `task`. */
+static int64_t feature_of_task(const history_call *call, int64_t task) {
+    int64_t low = 0, high = call->params->n_features - 1;
+    while (low < high) {
         const int64_t middle = high - (high - low) / 2;
         if (call->features[middle].first_task <= task)
             low = middle;
         else
             high = middle - 1;
     }
-    const history_feature *feature = &call->features[low];
-    const int64_t slot = (task - feature->first_task) * feature->task_slots, left = feature->slots - slot;
-    const int64_t count = left < feature->task_slots ? left : feature->task_slots;
-    const bool is_good = params->layout == RF_HISTORY_PADDED
-                             ? padded_copy(call, low, slot, slot + count)
-                             : run_copy(call, low, feature->first_lookup + slot, slot, count);
+    return low;
+}
+
+static void task_run(void *context, int64_t task) {
+    history_call *call = context;
+    const bool is_jagged = call->params->layout == RF_HISTORY_JAGGED;
+    const int64_t first = is_jagged ? feature_of_task(call, task) : 0;
+    const history_feature *feature = &call->features[first];
+    const int64_t slot = (task - feature->first_task) * call->task_slots;
+    const int64_t end = feature->slots - slot < call->task_slots ? feature->slots : slot + call->task_slots;
+    const int64_t last = is_jagged ? first : call->params->n_features - 1;
+    bool is_good = true;
+    slots_ask(call, first, slot, end);
+    for (int64_t f = first; f <= last && is_good; f++) {
+        if (f < last) slots_ask(call, f + 1, slot, end);
+        is_good = slots_copy(call, f, slot, end);
+    }
     if (!is_good) __atomic_store_n(&call->is_bad, true, __ATOMIC_RELAXED);
 }
 
 /* Sets the output and the tasks of each feature; returns the bytes of work. */
-static int64_t features_set(const history_call *call) {
+static int64_t features_set(history_call *call) {
     const rf_fused_embedding_params *params = call->params;
     const bool is_jagged = params->layout == RF_HISTORY_JAGGED;
-    int64_t element = 0, slots_before = 0, task = 0, bytes = 0;
+    int64_t element = 0, slots_before = 0, task = 0, bytes = 0, widest = 1;
+    for (int64_t f = 0; f < params->n_features; f++) {
+        const int64_t row_bytes = rf__elements_bytes(params->output_dtype, params->features[f].dim);
+        widest = is_jagged ? (row_bytes > widest ? row_bytes : widest) : widest + row_bytes;
+    }
+    call->task_slots = TASK_BYTES / widest > 0 ? TASK_BYTES / widest : 1;
     for (int64_t f = 0; f < params->n_features; f++) {
         const rf_feature *feature = &params->features[f];
-        history_feature *to = &call->features[f];
         const int64_t begin = offset_at(params, f * params->bags);
         const int64_t lookups = offset_at(params, (f + 1) * params->bags) - begin;
         const int64_t slots = is_jagged ? lookups : rf__history_slots(params);
         const int64_t dim = is_jagged ? feature->dim : params->output_dim;
         const int64_t at = is_jagged ? element : feature->output_column;
-        const int64_t row_bytes = rf__feature_row(params->buffers, feature).bytes +
-                                  rf__elements_bytes(params->output_dtype, feature->dim) + 8;
-        *to = (history_feature){
+        call->features[f] = (history_feature){
             .weight = rf__feature_weight(params->buffers, feature),
             .output = (char *)params->output + rf__elements_bytes(params->output_dtype, at),
             .pitch = rf__elements_bytes(params->output_dtype, dim),
             .slots = slots,
             .first_lookup = begin,
             .first_task = task,
-            .task_slots = TASK_BYTES / row_bytes > 0 ? TASK_BYTES / row_bytes : 1,
             .rows = params->rows != NULL ? params->rows + slots_before : NULL,
             .fill = params->fill != NULL
                         ? rf__element_at(params->fill, params->output_dtype, feature->output_column)
@@ -200,10 +253,12 @@ static int64_t features_set(const history_call *call) {
         };
         element += slots * feature->dim;
         slots_before += slots;
-        task += (slots + to->task_slots - 1) / to->task_slots;
-        bytes += slots * row_bytes;
+        if (is_jagged) task += (slots + call->task_slots - 1) / call->task_slots;
+        bytes += slots * (rf__feature_row(params->buffers, feature).bytes +
+                          rf__elements_bytes(params->output_dtype, feature->dim) + 8);
     }
-    call->features[params->n_features].first_task = task;
+    if (!is_jagged) task = (rf__history_slots(params) + call->task_slots - 1) / call->task_slots;
+    call->tasks = task;
     return bytes;
 }
 
@@ -242,13 +297,12 @@ rf_status rf_fused_embedding_cpu(const rf_fused_embedding_params *params, const 
     RF__REFUSE_IF(params->output == NULL && params->output_dim > 0 && rf__history_slots(params) > 0,
                   RF_ERR_VALUE, "output is NULL; expected a pointer to " RF__I64 " columns a slot",
                   params->output_dim);
-    call.features = calloc((size_t)params->n_features + 1, sizeof *call.features);
+    call.features = calloc((size_t)params->n_features, sizeof *call.features);
     RF_FAIL_IF(call.features == NULL, RF_ERR_MEMORY, "recfuse.%s: no memory for %lld features", operator_name,
                (long long)params->n_features);
     const int64_t bytes = features_set(&call);
-    const int64_t tasks = call.features[params->n_features].first_task;
-    RF_TRY(
-        rf__tasks_run(operator_name, tasks, rf__tasks_workers(executor, bytes), task_run, &call, executor));
+    RF_TRY(rf__tasks_run(operator_name, call.tasks, rf__tasks_workers(executor, bytes), task_run, &call,
+                         executor));
     if (call.is_bad) RF_TRY(bad_index_find(params));
 out:
     free(call.features);
