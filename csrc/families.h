@@ -1,4 +1,5 @@
-/* The list of families, from which the core knows them. To add a family, add its folder and a line here.
+/* The list of families, from which the core knows them. To add a family, add its folder and a line at the end:
+ * operators have numbers in this order, and a line before others changes the machine code of their kernels.
  *
  * The header of a family, families/X/X_family.h, has entries of the macros below, one a line. A reader defines the macros
  * that it needs and includes this file, which drops the other entries and undefines all macros. */
@@ -33,10 +34,10 @@
 #include "families/pin_rows/pin_rows_family.h"
 #include "families/fused_embedding_bag/fused_embedding_bag_family.h"
 #include "families/fused_backward/fused_backward_family.h"
-#include "families/fused_embedding/fused_embedding_family.h"
 #include "families/ikbo_linear/ikbo_linear_family.h"
 #include "families/ikbo_attention/ikbo_attention_family.h"
 #include "families/embedding_columns/embedding_columns_family.h"
+#include "families/fused_embedding/fused_embedding_family.h"
 
 #undef RF__TORCH_OPERATOR
 #undef RF__PYTHON_FUNCTION
