@@ -21,6 +21,7 @@ from recfuse.perf.capacity import largest_batches
 from recfuse.perf.predict import predict
 from recfuse.perf.prediction import Prediction
 from recfuse.perf.tracing.kept_state import KeptState
+from recfuse.perf.tracing.memory import workspace_bytes
 from recfuse.perf.tracing.operators import Operator
 from recfuse.perf.tracing.tracer import Tracer, run_traced
 from recfuse.perf.tracing.unallocated import unallocated
@@ -47,7 +48,8 @@ def of_target(target: Target, gpu: str | None) -> dict[str, Any]:
     made = time.perf_counter() - begin
     operators, memory = run_traced(Tracer(gpu, target.training, KeptState(gpu is not None)), step, model)
     seconds = time.perf_counter() - begin - made
-    return {"ops": listed(operators), "peak": memory.peak, "resident": memory.resident,
+    return {"ops": listed(operators), "peak": memory.peak + workspace_bytes(operators, gpu),
+            "resident": memory.resident,
             "trace_seconds": round(seconds, 4)}  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -144,3 +145,24 @@ def test_a_file_of_another_device_is_refused(tmp_path):
     small().save(path)
     with pytest.raises(ValueError, match="Give another --calibration FILE"):
         Calibrator("cpu", Path(path), tiny=True)
+
+
+def test_factors_at_the_edge_apply_beyond_the_measured_sizes():
+    points = [[words, 2 + words / 1e3 * (1 + words / 1e6), 1] for words in (10_000, 30_000, 100_000, 300_000)]
+    model = KernelModel({"pointwise_1": points}).kinds["pointwise_1"]
+    edge, far = np.log2([[300_000.0]]), np.log2([[30_000_000.0]])
+    (_, *_), (us, _, _, inside) = model.at(edge[0], exact=False), model.at(far[0], exact=False)
+    assert not inside
+    factor = np.log(us) - model.base(far[0])
+    assert factor == pytest.approx(
+        np.log(model.at(edge[0] + 1e-9, exact=False)[0]) - model.base(edge[0]), abs=0.02
+    )
+
+
+def test_coalesce_takes_longer_with_a_hot_row():
+    kernels = choose("H100").calibration.kernels
+    times = [
+        kernels.time(Operator("coalesce", "optimizer", "coalesce", (60_000, 64, 20_000, hottest))).us
+        for hottest in (8, 2000, 20_000)
+    ]
+    assert times[0] < times[1] < times[2] and times[2] > 5 * times[0]

@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from recfuse.perf.calibrating.probes import Batch, Dlrm, DlrmModel, Step
 from recfuse.perf.calibration import Calibration
 from recfuse.perf.predict import operators_of
-from recfuse.perf.tracing.memory import MemoryCount
+from recfuse.perf.tracing.memory import MemoryCount, workspace_bytes
+from recfuse.perf.tracing.operators import Operator
 
 MODELS = {
     "many lookups": (Dlrm((13, 32, 16), (20_000, 5000, 3000, 800), 16, (64, 32, 1), pooling=20), 256),
@@ -105,6 +106,18 @@ def test_memory_that_tensors_share_counts_until_the_last_is_gone(shares: bool) -
     assert count.bytes == 4096
     del second
     assert count.bytes == 0 and count.peak == (4096 if shares else 8192)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "bytes_of_cublas"), [("H100", 32 << 20), ("A100", 8_519_680), (None, 0)], ids=str
+)
+def test_workspaces_of_products(gpu: str | None, bytes_of_cublas: int) -> None:
+    product = Operator("mm", "forward", "mm_nn_aligned", (8, 8, 8))
+    linear = replace(product, kind="addmm_nt_aligned")
+    assert workspace_bytes([Operator("relu", "forward", "pointwise_1", (8,))], gpu) == 0
+    assert workspace_bytes([product, product], gpu) == bytes_of_cublas
+    both = workspace_bytes([linear, replace(product, phase="backward")], gpu)
+    assert both == (2 * bytes_of_cublas + (1 << 20) if gpu else 0)
 
 
 def test_inference_needs_no_gradients() -> None:

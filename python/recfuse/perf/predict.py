@@ -28,11 +28,13 @@ from recfuse.perf.models.regimes import (
 )
 from recfuse.perf.prediction import Prediction, outside_note, unknown_note
 from recfuse.perf.tracing.kept_state import KeptState
+from recfuse.perf.tracing.memory import workspace_bytes
 from recfuse.perf.tracing.operators import Operator
 from recfuse.perf.tracing.recorded_calls import CallRecorder
 from recfuse.perf.tracing.tracer import Tracer, run_traced
 
 _COMPILED_SPREAD, _GRAPH_SPREAD = 0.12, 0.03
+_OTHER_HOST = 0.2  # machines with the same GPU have different hosts
 
 
 def predict(
@@ -120,7 +122,8 @@ def operators_of(
             "operators on a batch that is not empty"
         )
     idle = sum(one.numel() * one.element_size() for one in _tensors_of(module) if not memory.used(one))
-    return operators, memory.peak + idle, memory.resident + idle, tracer.rows.unknown
+    peak = memory.peak + idle + workspace_bytes(operators, lowered)
+    return operators, peak, memory.resident + idle, tracer.rows.unknown
 
 
 def _tensors_of(module: Any) -> Iterator[Tensor]:
@@ -188,6 +191,8 @@ def from_operators(
     host_spread = math.hypot(host.spread["training" if training else "inference"], chosen.spread)
     active = active_us(times)
     compiled = graph = None
+    if not calibration.is_cpu:
+        host_spread = math.hypot(host_spread, _OTHER_HOST)
     if calibration.is_cpu:
         total = host_us + active
         spread = math.hypot(host_spread * host_us, kernels_spread * active) / max(total, 1e-9)

@@ -192,7 +192,7 @@ class Calls:
         )
         yield self.read(lambda: table.add_(gradient, alpha=-1e-30), None, "add_", of)
 
-    def sparse(self, rows: int, dim: int, count: int) -> Iterator[Measured]:
+    def sparse(self, rows: int, dim: int, count: int, skew: float = 1.0) -> Iterator[Measured]:
         """Yield the operators of Adagrad on a sparse gradient: coalesce, and read the same
         rows of the state.
         """
@@ -200,7 +200,8 @@ class Calls:
             return
         self.rewind()
         table, values = self.tensor(rows, dim), self.tensor(count, dim)
-        indices = torch.randint(rows, (count,), generator=self.generator, device=self.device)
+        uniform = torch.rand(count, generator=self.generator, device=self.device, dtype=torch.float64)
+        indices = (uniform**skew * rows).long().clamp_(max=rows - 1)
         of = lookups_of(indices, count, count, table, rows, dim)
         gradient = torch.sparse_coo_tensor(indices[None], values, (rows, dim), check_invariants=False)
         mask = gradient.coalesce()
@@ -256,9 +257,9 @@ def groups(calls: Calls, skip: int = 20, share: float = 1.0) -> dict[str, Iterat
             )
 
     def sparse() -> Iterator[Iterator[Measured]]:
-        for a, b, c in points(extent.others * 2, 3):
+        for number, (a, b, c) in enumerate(points(extent.others * 2, 3)):
             rows, count = between(a, *extent.rows), between(b, extent.batch[0], extent.gathered // 256)
-            yield calls.sparse(rows, choice(c, extent.dims), count)
+            yield calls.sparse(rows, choice(c, extent.dims), count, (1.0, 1.0, 3.0, 6.0)[number % 4])
 
     return {
         "products": linears(), "interactions": interactions(), "bags": bags(), "others": others(),

@@ -109,7 +109,8 @@ class KindModel:
         if same.any() and exact:
             return math.exp(float(np.median(self.factors[same])) + base), kernels, True, True
         keep = ~same if same.any() and not same.all() else np.ones(len(same), bool)
-        factor = local_linear(self.x[keep], self.factors[keep], query)
+        edge = np.clip(query, self.x.min(0), self.x.max(0))
+        factor = local_linear(self.x[keep], self.factors[keep], edge)
         low, high = self.x.min(0) - 0.51, self.x.max(0) + 0.51
         return math.exp(factor + base), kernels, False, bool(((query >= low) & (query <= high)).all())
 

@@ -6,6 +6,7 @@ name of the table; the rest (layout, alignment, dtype) selects other measured po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,17 @@ def _dense_backward(x: Array) -> Array:
     return np.logaddexp2(x[..., 0], x[..., 3]) + x[..., 1]
 
 
+_SERIAL = math.log2(10_000)  # words that are read while a kernel adds a lookup to the same row
+
+
+def _with_serial(x: Array) -> Array:
+    """Returns the words of all lookups, plus the words of the time in which the hottest row is summed.
+
+    The kernel sums the lookups of a row one after another.
+    """
+    return np.logaddexp2(x[..., :2].sum(-1), x[..., 3] + _SERIAL)
+
+
 KINDS: dict[str, Kind] = {
     "addmm": Kind(("m", "k", "n"), _tiles, True),
     "mm": Kind(("m", "k", "n"), _tiles, True),
@@ -67,7 +79,7 @@ KINDS: dict[str, Kind] = {
     "bag_backward": Kind(("bags", "pooling", "row words", "unique"), _first(3)),
     "bag_backward_dense": Kind(("lookups", "row words", "unique", "rows"), _dense_backward),
     "sparse_step": Kind(("lookups", "row words", "unique", "hottest"), _first(2)),
-    "coalesce": Kind(("lookups", "row words", "unique"), _first(2)),
+    "coalesce": Kind(("lookups", "row words", "unique", "hottest"), _with_serial),
     "sparse_mask": Kind(("lookups", "row words", "unique"), _first(2)),
     "cat": Kind(("words", "inputs"), _first(1)),
     "index": Kind(("rows", "row words"), _product),
@@ -151,8 +163,10 @@ def _lookup_kind(name: str, ins: Sequence[TensorFacts], of: Lookups) -> tuple[st
         return "index_select", (of.count, of.row_words)
     if name == "add_" and len(ins) > 1 and ins[1].sparse:
         return f"sparse_step{suffix}", (of.count, of.row_words, of.unique, of.hottest)
-    if name in ("coalesce", "_coalesce", "sparse_mask"):
-        return name.strip("_"), (of.count, of.row_words, of.unique)
+    if name in ("coalesce", "_coalesce"):
+        return "coalesce", (of.count, of.row_words, of.unique, of.hottest)
+    if name == "sparse_mask":
+        return name, (of.count, of.row_words, of.unique)
     return None
 
 

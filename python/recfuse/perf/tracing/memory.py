@@ -8,7 +8,13 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from recfuse.perf.known import data_sheet
+from recfuse.perf.tracing.operators import Operator
+
 _BLOCK = 512  # bytes to which the allocator rounds
+_PRODUCTS = "addmm", "mm", "bmm"
+# Bytes that torch sets: of cuBLAS on Hopper and on other GPUs, and of cuBLASLt, which computes linear layers.
+_HOPPER_WORKSPACE, _WORKSPACE, _LINEAR_WORKSPACE = 32 << 20, 8_519_680, 1 << 20
 
 
 class MemoryCount:
@@ -99,6 +105,21 @@ class MemoryCount:
             if not self._holders[number]:
                 del self._holders[number]
                 self.bytes -= self._sizes.pop(number)
+
+
+def workspace_bytes(operators: Iterable[Operator], gpu: str | None) -> int:
+    """Return the memory that torch keeps for the matrix products of a step on a GPU.
+
+    cuBLAS has a workspace for each thread that calls it: the thread of the step, and the thread of its
+    backward pass.
+    """
+    products = [one for one in operators if one.kind and one.kind.startswith(_PRODUCTS)]
+    if gpu is None or not products:
+        return 0
+    threads = 1 + any(one.phase == "backward" for one in products)
+    linear = any(one.kind and one.kind.startswith("addmm") for one in products)
+    large = data_sheet(gpu)["arch"].startswith("sm_90")
+    return threads * (_HOPPER_WORKSPACE if large else _WORKSPACE) + linear * _LINEAR_WORKSPACE
 
 
 def _rounded(nbytes: int) -> int:

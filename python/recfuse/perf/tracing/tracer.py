@@ -269,18 +269,20 @@ class Tracer(TorchDispatchMode):
             if name == "clone" and one.is_sparse:  # a real step takes the gradient over
                 self.memory.share(one, tensors)
             self.memory.add(one, self._sparse_bytes(name, lookups) if one.is_sparse else 0)
-        if lookups is not None and any(one.is_sparse for one in (*tensors, *results)):
-            self.memory.use(self._sparse_temporary(name, lookups))
+        if lookups is not None:
+            self.memory.use(self._temporary(name, lookups))
 
-    def _sparse_temporary(self, name: str, lookups: Lookups) -> int:
-        """Returns the bytes that live during an operator on a sparse tensor."""
+    def _temporary(self, name: str, lookups: Lookups) -> int:
+        """Returns the bytes that live during an operator on lookups."""
         row = lookups.dim * lookups.itemsize
-        if name == "add_" and self.native.gpu is not None:  # values times the learning rate
-            return lookups.count * row
         if name == "sparse_mask":  # rows before they are multiplied by the mask
             return int(lookups.unique * row)
         if name == "_coalesce":  # sorted indices and their positions
             return 3 * lookups.count * 8
+        if (
+            lookups.dense and "backward" in name and self.native.gpu is not None
+        ):  # sums of at most ten lookups
+            return int((lookups.unique + lookups.count / 10) * lookups.dim * 4 + 8 * lookups.count * 8)
         return 0
 
     def _sparse_bytes(self, name: str, lookups: Lookups | None) -> int:
