@@ -109,7 +109,7 @@ def test_other_schedules_raise() -> None:
     problem = Tables(tables_of((16,)))
     lookups = problem.lookups(3)
     for kind in (2, 3):
-        with pytest.raises(ValueError, match="for a (quantised )?table"):
+        with pytest.raises(ValueError, match=r"for a (quantised )?table"):
             on_gpu(problem).run(*lookups, device="cuda", schedules=schedules(problem, lookups[1], kind=kind))
 
 
