@@ -109,6 +109,11 @@ def check_parameter(parameter: Tensor, where: str) -> None:
             f"{where}: {a_type(parameter)} of shape {shape} is no Parameter of its own. Pass the module's "
             "Parameters, which for packed tables are the packed matrices."
         )
+    if parameter.dtype == torch.uint8:
+        raise ArgumentTypeError(
+            f"{where}: a Parameter is uint8 {shape}, codes of a quantised table. Call "
+            "recfuse.dequantize(model) to train it."
+        )
     if parameter.dim() != 2 or parameter.dtype not in DTYPES:
         raise ArgumentValueError(
             f"{where}: a Parameter is {str(parameter.dtype).removeprefix('torch.')} {shape}; expected an "
