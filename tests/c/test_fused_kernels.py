@@ -38,6 +38,7 @@ pytestmark = pytest.mark.long
 PLACE = 1 << 20  # an address: nothing is read there
 BAGS = 256
 KNOWN, UNKNOWN = True, False
+INT8_ROWS, INT4_ROWS = 4, 5  # of rf_dtype
 DEFAULT_REGISTERS = 72  # so that 28 warps of an SM have theirs
 
 
@@ -72,10 +73,21 @@ class Job:
             schedules[0, :, -1] = np.where(lengths.any(axis=1), sixteenths, -1)
         return schedules
 
+    def codes(self, features: NDArray[np.int64]) -> list[tuple[int, ...]]:
+        """A buffer of codes for each dim, with parameters apart; the features are moved there."""
+        dims = sorted(set(features[:, 3].tolist()))
+        features[:, 0] = [dims.index(dim) for dim in features[:, 3]]
+        features[:, 1] = 0
+        rows, bits = int(features[:, 2].max()), 8 if self.dtype == INT8_ROWS else 4
+        return [(PLACE, rows * dim, self.dtype, PLACE, dim * bits // 8, 4) for dim in dims]
+
     def compile(self, mapped: bool = False) -> dict[str, Any]:
         features = self.features()
         elements = int(features[-1, 1] + features[-1, 2] * features[-1, 3])
-        call = ([(PLACE, elements, self.dtype)], features, self.dtype, int(features[:, 3].sum()))
+        buffers, output = [(PLACE, elements, self.dtype)], self.dtype
+        if self.dtype in (INT8_ROWS, INT4_ROWS):
+            buffers, output = self.codes(features), FLOAT32
+        call = (buffers, features, output, int(features[:, 3].sum()))
         kind = (self.integer, self.integer, self.weighted, self.check)
         return compile_fused(self.arch, call, *kind, self.schedules(), 0, False, mapped)
 
@@ -90,6 +102,10 @@ JOBS = (
     Job("D", "sm_100", FLOAT16, poolings=(SUM, MAX, MEAN), padding_idx=0),
     Job("E", "sm_100", integer=INT64, weighted=True, padding_idx=3, check=False),
     Job("D", dtype=BFLOAT16, poolings=(MEAN,), check=False),
+    Job("A", dtype=INT8_ROWS),
+    Job("E", dtype=INT4_ROWS, weighted=True, integer=INT64),
+    Job("B", "sm_80", INT4_ROWS, poolings=(SUM, MAX, MEAN), padding_idx=0),
+    Job("D", "sm_100", INT8_ROWS, known=UNKNOWN),
 )
 
 

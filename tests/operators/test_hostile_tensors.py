@@ -126,7 +126,8 @@ def mutated(source: random.Random, tensor: Tensor, operator: str) -> Tensor | No
         return torch.zeros(size, dtype=tensor.dtype)
     if kind == "contents":
         if tensor.is_floating_point():
-            return torch.full_like(tensor, source.choice((float("nan"), float("inf"), 0.0, 1e38)))
+            value = source.choice((float("nan"), float("inf"), 0.0, 1e38))
+            return torch.full_like(tensor, value, dtype=torch.float64).to(tensor.dtype)
         given = tensor.clone()
         given.view(-1)[source.randrange(tensor.numel())] = source.choice(
             (-(2**63), -1, 2**31, 2**63 - 1, 2**40)

@@ -189,7 +189,7 @@ def test_bad_arguments():
         call([weight], [parameters.long()], rows, 8)
     with pytest.raises(ValueError, match="an empty tensor for weights"):
         call([torch.randn(5, 8)], [parameters], rows, 8)
-    with pytest.raises(ValueError, match="expected 1 within a row"):
+    with pytest.raises(ValueError, match="expected contiguous rows"):
         call([weight.t().contiguous().t()], [parameters], rows, 8)
     with pytest.raises(ValueError, match="begins at element 3"):
         call([weight], [parameters], [[0, 3, 2, 8, 0, -1, 0]], 8)

@@ -21,7 +21,7 @@ static rf_status check_quantized_feature(const rf_fused_embedding_bag_params *pa
                   at, feature->dim);
     RF__REFUSE_IF(feature->rows > 1 && buffer->pitch < bytes, RF_ERR_VALUE,
                   "weights[" RF__I64 "] has a pitch of " RF__I64 " bytes; expected at least the " RF__I64
-                  " bytes of codes of a row",
+                  " bytes of codes of a row, as in a contiguous tensor",
                   feature->buffer, buffer->pitch, bytes);
     return RF_OK;
 }
@@ -107,7 +107,7 @@ static rf_status check_quantized_buffer(int64_t at, const rf_buffer *buffer) {
                       buffer->parameters_pitch < rf__parameters_bytes(buffer->parameters_dtype),
                   RF_ERR_VALUE,
                   "weights[" RF__I64 "] has a pitch of " RF__I64 " bytes, and its parameters of " RF__I64
-                  "; expected at least the bytes of a row and of its parameters",
+                  "; expected at least the bytes of a row and of its parameters, as in contiguous tensors",
                   at, buffer->pitch, buffer->parameters_pitch);
     return RF_OK;
 }

@@ -38,6 +38,10 @@ def calls() -> dict[str, Call]:
     }
     weights = {"weights": [bag["weight"]]}
     fused = {**weights, **lookups, "output_dim": 8, "per_sample_weights": torch.rand(6)}
+    codes: Call = {
+        "codes": torch.randint(0, 256, (9, 4), dtype=torch.uint8), "parameters": torch.rand(9, 2).half(),
+    }  # fmt: skip
+    quantized: Call = {**fused, "weights": [codes["codes"]], "parameters": [codes["parameters"]]}
     histories: Call = {
         **weights, **lookups, "output_dim": 8, "sizes": [], "fill": torch.rand(8), "layout": "padded",
         "length": 2,
@@ -88,6 +92,9 @@ def calls() -> dict[str, Call]:
         "fused_embedding_bag": fused,
         "_fused_embedding_bag_with_winners": fused | {"per_sample_weights": None},
         "_fused_embedding_bag_updated": {**updater, **fused},
+        "fused_embedding_bag_quantized": quantized,
+        "quantize_rows": {"weight": bag["weight"], **codes},
+        "dequantize_rows": {**codes, "weight": bag["weight"]},
         "fused_embedding_bag_winners": {**weights, **lookups, "output_dim": 8},
         "fused_embedding_bag_backward": {**gradient, "group": 0, **form, **factors},
         "fused_embedding_bag_sparse_backward": {**gradient, "group": 0, **form, **factors},
@@ -173,7 +180,7 @@ def run(name: str, call: Call) -> list[Tensor]:
         known = {argument.name for argument in overload(name)._schema.arguments}
         found = overload(name)(**{key: value for key, value in call.items() if key in known})
     outputs = list(found) if isinstance(found, (tuple, list)) else [found]
-    written = "fused_embedding_bag_update", "rows_update"
+    written = "fused_embedding_bag_update", "rows_update", "quantize_rows", "dequantize_rows"
     return [one for one in outputs if isinstance(one, Tensor)] + (
         [tensor for _, tensor in tensors_of(call)] if name in written else []
     )

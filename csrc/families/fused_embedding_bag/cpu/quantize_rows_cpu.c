@@ -178,7 +178,7 @@ static rf_status check(const char *operator_name, const rf_float_rows *floats,
                        codes->parameters_pitch < rf__parameters_bytes(codes->parameters_dtype)),
                   RF_ERR_VALUE,
                   "rows are " RF__I64 " bytes of codes, " RF__I64 " bytes of parameters and " RF__I64
-                  " floats apart; expected at least a row",
+                  " floats apart; expected at least a row, as in contiguous tensors",
                   codes->pitch, codes->parameters_pitch, floats->stride);
     return RF_OK;
 }

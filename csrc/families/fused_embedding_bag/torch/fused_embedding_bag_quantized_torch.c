@@ -34,7 +34,7 @@ static rf_status codes_read(const rf__call *call, const rf__tensor *codes, AtenT
                                  "float16 or float32 [%lld, 2], the scale and the bias of each row of codes",
                                  (long long)rows);
     RF_FAIL_IF((codes->sizes[1] > 1 && codes->strides[1] != 1) || (rows > 0 && parameters.strides[1] != 1),
-               RF_ERR_VALUE, "codes have stride %lld and parameters %lld; expected 1 within a row",
+               RF_ERR_VALUE, "codes have stride %lld and parameters %lld; expected contiguous rows",
                (long long)codes->strides[1], (long long)parameters.strides[1]);
     buffer->data = codes->data;
     buffer->dtype = RF_INT8_ROWS;

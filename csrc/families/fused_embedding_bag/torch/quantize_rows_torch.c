@@ -24,12 +24,12 @@ static rf_status codes_read(rf__call *call, int argument, const rf__tensor *weig
     if (codes.dtype != aoti_torch_dtype_uint8() || codes.sizes[0] != n_rows ||
         (codes.sizes[1] != dim && !is_int4) || (codes.sizes[1] > 1 && codes.strides[1] != 1))
         return rf__tensor_refuse(&codes, RF_ERR_VALUE,
-                                 "uint8 [%lld, %lld] for int8 or half as many columns for int4, of stride 1 "
-                                 "within a row",
+                                 "uint8 [%lld, %lld] for int8 or half as many columns for int4, with "
+                                 "contiguous rows",
                                  (long long)n_rows, (long long)dim);
     RF_CHECK(rf__tensor_dtype(&parameters, &rows->parameters_dtype));
     if (parameters.sizes[0] != n_rows || parameters.sizes[1] != 2 || parameters.strides[1] != 1)
-        return rf__tensor_refuse(&parameters, RF_ERR_VALUE, "[%lld, 2], of stride 1 within a row",
+        return rf__tensor_refuse(&parameters, RF_ERR_VALUE, "[%lld, 2], with contiguous rows",
                                  (long long)n_rows);
     rows->rows = n_rows;
     rows->dim = dim;
