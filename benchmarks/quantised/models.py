@@ -16,10 +16,10 @@ from common.report import Figure, Row
 from common.settings import Setting, comma_list, positive
 from common.table import Table, times
 from quantised import bench
-from quantised.contestants import HALF, KINDS, NBIT, OURS, ROWS, TORCH, Quantized, collection_of
+from quantised.contestants import HALF, KINDS, NBIT, OURS, TORCH, Quantized, collection_of
 from recfuse.data import workloads
 
-OWN, FBGEMM, ROUNDED = 1e-5, 2e-2, 1e-5  # errors relative to the largest value
+OWN, FBGEMM = 1e-5, 2e-2  # errors relative to the largest value
 bench.flag("--models", comma_list, list("ABCDE"), "models", allowed=list("ABCDE"), quick=["D"])
 bench.flag("--batch-size", positive, 512, "samples", cpu=187)
 bench.flag("--num-batches", positive, 4, "batches to rotate through", quick=2)
@@ -74,35 +74,36 @@ def _without_gradients(run: Callable[[Batch], Tensor]) -> Callable[[Batch], Tens
     return call
 
 
+def baselines(setting: Setting) -> list[tuple[str, str]]:
+    """Pairs of a kind and the peer that its own format is compared with."""
+    peers = [NBIT] if setting.on_gpu else [NBIT, TORCH]
+    return [(kind, form.format(kind)) for kind in KINDS for form in (*peers, HALF)]
+
+
+def ratios_of(rows: list[Row], setting: Setting) -> Table:
+    """Returns how many times faster the project's own format is, a row a model, and geometric means."""
+    pairs = baselines(setting)
+    named = [f"{peer}, by {kind}" if peer == HALF else peer for kind, peer in pairs]
+    table = Table("recfuse's own format is faster than", ["model", *named])
+    found = [[row.ratio(OURS.format(kind), peer) for kind, peer in pairs] for row in rows]
+    for row, ratios in zip(rows, found, strict=True):
+        table.rows.append([row.label, *("-" if ratio is None else times(ratio) for ratio in ratios)])
+    columns = [[ratio for ratio in column if ratio is not None] for column in zip(*found, strict=True)]
+    means = ["-" if not column else times(geometric_mean(column)) for column in columns]
+    table.rows.append(["geometric mean", *means])
+    return table
+
+
 @bench.figure("models")
 def figure_models(setting: Setting) -> Iterator[Figure]:
-    """Microseconds a call, and how many times faster than the peers: a row a model."""
+    """Microseconds a call, model by model, and how many times faster than the peers."""
     rows = []
+    title = f"Quantised tables, batch {setting.arguments.batch_size}: µs a call"
     for name in setting.arguments.models:
-        rows.append(row_of(name, setting))
+        row = row_of(name, setting)
+        rows.append(row)
         setting.release()
-    title = f"Quantised tables, batch {setting.arguments.batch_size}: us a call"
-    peers = [NBIT] if setting.on_gpu else [NBIT, TORCH]
-    names = [HALF, *(form.format(kind) for kind in KINDS for form in (OURS, ROWS, *peers))]
-    spent = tabulate(
-        title, "model", rows, [name for name in names if any(name in row.result.timings for row in rows)]
-    )
-    baselines = [(kind, peer.format(kind)) for kind in KINDS for peer in peers] + [
-        (kind, HALF) for kind in KINDS
-    ]
-    ratios = Table(
-        "recfuse's own format is faster than",
-        ["model", *(f"{peer}, by {kind}" if peer == HALF else peer for kind, peer in baselines)],
-    )
-    found: dict[int, list[float]] = {}
-    for row in rows:
-        cells = []
-        for at, (kind, peer) in enumerate(baselines):
-            ratio = row.ratio(OURS.format(kind), peer)
-            cells.append("-" if ratio is None else times(ratio))
-            found.setdefault(at, []).extend([] if ratio is None else [ratio])
-        ratios.rows.append([row.label, *cells])
-    means = ["-" if not found[at] else times(geometric_mean(found[at])) for at in range(len(baselines))]
-    ratios.rows.append(["geometric mean", *means])
-    spent.notes += [note for row in rows for note in row.notes]
-    yield Figure([spent, ratios], {}, [row.record for row in rows])
+        spent = tabulate(f"{title}, model {name}", "model", [row], list(row.record["relative_error"]))
+        spent.notes += row.notes
+        yield Figure([spent], {}, row.record, name=f"model {name}")
+    yield Figure([ratios_of(rows, setting)], {}, [row.label for row in rows])
