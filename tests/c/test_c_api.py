@@ -69,7 +69,7 @@ def skip_unless_cpu_has(isa: str) -> None:
         pytest.skip(f"this CPU lacks {', '.join(sorted(missing))}")
 
 
-def expect_success(done: subprocess.CompletedProcess[str], isa: str, tests: int = 37) -> None:
+def expect_success(done: subprocess.CompletedProcess[str], isa: str, tests: int = 38) -> None:
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
     assert f"isa {isa}, {tests} tests, 0 failed checks" in done.stdout, done.stdout
 

@@ -53,6 +53,16 @@ def test_fused_embedding_bag() -> None:
     torch.testing.assert_close(collection(indices, offsets), torch.cat(pooled, 1))
 
 
+def test_fused_embedding() -> None:
+    tables = [nn.Embedding(30, dim) for dim in (4, 20)]
+    collection = recfuse.nn.FusedEmbeddingCollection.from_embeddings(copy.deepcopy(tables))
+    indices, offsets = torch.randint(30, (24,)), torch.cat((OFFSETS[:-1], OFFSETS + 12))
+    rows = [table(own) for table, own in zip(tables, indices.split(12), strict=True)]
+    for found, right in zip(collection(indices, offsets), rows, strict=True):
+        assert torch.equal(found, right)
+    assert torch.equal(collection(indices, offsets, layout="joined"), torch.cat(rows, 1))
+
+
 def test_embedding_columns() -> None:
     columns = recfuse.nn.EmbeddingColumns(
         [

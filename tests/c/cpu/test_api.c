@@ -24,6 +24,7 @@
     X(executor_failure)            \
     X(fused_embedding_bag_random)  \
     X(fused_embedding_bag_reuse)   \
+    X(fused_embedding_random)      \
     X(fused_embedding_bag_errors)  \
     X(fused_backward_random)       \
     X(fused_backward_repeats)      \
