@@ -5,7 +5,8 @@ baselines  the same errors of other estimators; needs no GPU
 calibrate  measures points and probes into --calibrate FILE: 180 s at most
 measure    measures steps that the calibration has not seen into --measure FILE: 240 s at most
 
---recorded, --baselines, --calibrate FILE and --measure FILE select these figures.
+--recorded, --baselines, --calibrate FILE and --measure FILE select these figures. --recorded with both files
+compares predictions of that calibration with those steps.
 """
 
 from pathlib import Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from common.report import Figure
 from common.settings import Setting
@@ -11,6 +12,7 @@ from performance_model import baselines, bench, recorded
 from performance_model.live import Recorder
 from performance_model.traces import Traces
 from recfuse.perf.calibrating.run import Calibrator
+from recfuse.perf.calibration import Calibration
 from recfuse.perf.choosing import Chosen
 
 FILES = ("calibrate", "measure")
@@ -20,7 +22,7 @@ FILES = ("calibrate", "measure")
 @bench.check
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Adds the figures that flags select."""
-    selected = [name for name in ("recorded", "baselines", *FILES) if getattr(arguments, name)]
+    selected = [name for name in (*FILES, "recorded", "baselines") if getattr(arguments, name)]
     named = [name for name in arguments.figures if name in arguments.named]
     if selected:
         arguments.figures = list(dict.fromkeys([*named, *selected]))
@@ -37,8 +39,12 @@ def figure_of_errors(title: str, found: dict[str, list[float]]) -> Figure:
 
 @bench.figure("recorded")
 def figure_recorded(setting: Setting) -> Figure:
-    """Predictions of recfuse.predict."""
-    found = recorded.errors(recorded.read(), Chosen(recorded.calibration()))
+    """Predictions of recfuse.predict; with --calibrate and --measure of the steps in these files."""
+    record, calibration = recorded.read(), recorded.calibration()
+    if setting.arguments.measure is not None and setting.arguments.calibrate is not None:
+        record = json.loads(setting.arguments.measure.read_text())
+        calibration = Calibration.load(setting.arguments.calibrate)
+    found = recorded.errors(record, Chosen(calibration))
     return figure_of_errors("Errors of predictions of recorded steps", found)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,30 @@ def test_every_error_has_a_limit(errors):
         *MOST,
         *LEAST,
     }
+
+
+def test_files_are_compared_instead_of_the_record(recorded, tmp_path):
+    figures = importlib.import_module("performance_model.figures")
+    record = {
+        **recorded.read(),
+        "swaps": [],
+        "compiled": [],
+        "memory": [],
+        "limits": [],
+        "sizes": [],
+        "held": {},
+    }
+    record["targets"] = record["targets"][:3]
+    steps, calibration = tmp_path / "steps.json", tmp_path / "calibration.json"
+    steps.write_text(json.dumps(record))
+    recorded.calibration().save(calibration)
+    arguments = SimpleNamespace(measure=steps, calibrate=calibration)
+    found = figures.figure_recorded(SimpleNamespace(arguments=arguments)).record
+    expected = recorded.errors(record, Chosen(recorded.calibration()))
+    assert {name: len(values) for name, values in found.items()} == {
+        name: len(v) for name, v in expected.items()
+    }
+    assert found["active, named"] == pytest.approx(expected["active, named"])
 
 
 def test_peaks_of_memory_are_those_of_the_gpu(recorded):
