@@ -272,3 +272,11 @@ def test_indices_that_are_unknown_are_uniform():
     operators, *_, guessed = operators_of(unknown, (torch.rand(200),), chosen.calibration, False)
     (unique,) = [one.sizes[3] for one in operators if one.kind == "bag"]
     assert guessed and unique == pytest.approx(100 * (1 - (1 - 1 / 100) ** 200))
+
+
+def test_the_old_name_of_the_recorded_trace_warns(tmp_path):
+    recorded, out = tmp_path / "recorded.json", tmp_path / "out.json"
+    recorded.write_text('{"traceEvents": [{"ph": "X", "name": "measured", "ts": 5.0, "dur": 1.0}]}')
+    with pytest.warns(DeprecationWarning, match='"beside" is a deprecated name. Use recorded'):
+        predict(made()[1]).save_trace(out, beside=recorded)
+    assert '"measured"' in out.read_text()

@@ -51,6 +51,20 @@ def test_batches_swap_limit_and_files(model, tmp_path, capsys):
     assert len(rows) == 2 and all(event["dur"] >= 0 for event in trace if event["ph"] == "X")
 
 
+@pytest.mark.parametrize("flag", ("--recorded", "--beside"))
+def test_events_of_a_profiler_go_into_the_trace(flag, model, tmp_path, capsys):
+    recorded, out = tmp_path / "recorded.json", tmp_path / "out.json"
+    event = {"ph": "X", "name": "measured", "ts": 1000.0, "dur": 2.0, "pid": 1, "tid": 1}
+    recorded.write_text(json.dumps({"traceEvents": [event]}))
+    options = ["--batch", "64", "--gpu", "h100", "--trace", str(out), flag, str(recorded)]
+    assert main(["predict", f"{model}:make", *options]) == 0
+    assert ("--beside is a deprecated name. Use --recorded." in capsys.readouterr().err) == (
+        flag == "--beside"
+    )
+    first, *others = json.loads(out.read_text())["traceEvents"]
+    assert first == event and min(one["ts"] for one in others if "ts" in one) >= 1000.0
+
+
 def test_training_steps(model, capsys):
     assert main(["predict", f"{model}:train", "--training", "--batch", "32", "--gpu", "h200"]) == 0
     assert "training step on H200" in capsys.readouterr().out

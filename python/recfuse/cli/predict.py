@@ -41,14 +41,15 @@ def add_parser(commands: Any) -> None:
     add("--batch", nargs="+", type=int, default=[2048], help="batches (default: 2048)")
     add("--gpu", nargs="+", help="GPUs by name, or cpu (default: the GPU that is here, else H100)")
     add("--training", action="store_true", help="make returns a training step, or a model to train")
-    add("--swap", action="store_true", help="predict the model after recfuse.swap beside it")
+    add("--swap", action="store_true", help="predict the model after recfuse.swap too")
     add("--slo", type=duration, metavar="TIME", help="the largest batch under a latency such as 5ms")
     add("--calibration", metavar="FILE", help="what was measured (default: from the cache, or as shipped)")
     add("--measure", action="store_true", help="measure the sizes of this model on the device that is here")
     add("--output", metavar="FILE", help="write the calibration with the sizes of --measure")
     add("--json", metavar="FILE", help="write the predictions to a file as well")
     add("--trace", metavar="FILE", help="write the last prediction for Perfetto")
-    add("--beside", metavar="FILE", help="a trace of torch.profiler, whose events go into --trace as well")
+    add("--recorded", metavar="FILE", help="a trace of torch.profiler, whose events go into --trace as well")
+    add("--beside", metavar="FILE", help="the deprecated name of --recorded")
     add("--plot", metavar="FILE", help="draw the last prediction (needs matplotlib)")
     add("--calibrate", action="store_true", help="measure the device instead: three minutes at most")
     add("--device", help="of --calibrate and --measure: cuda or cpu (default: cuda where there is one)")
@@ -222,7 +223,9 @@ def _write(arguments: argparse.Namespace, last: Prediction, records: list[Any]) 
 
         write_json(arguments.json, records, "recfuse predict")
     if arguments.trace:
-        last.save_trace(arguments.trace, arguments.beside)
+        if arguments.beside:
+            print("warning: --beside is a deprecated name. Use --recorded.", file=sys.stderr)
+        last.save_trace(arguments.trace, arguments.recorded or arguments.beside)
     if arguments.plot:
         last.plot().savefig(arguments.plot, dpi=150)
     for name in ("json", "trace", "plot"):

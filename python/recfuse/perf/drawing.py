@@ -50,18 +50,18 @@ def write_trace(
     gpu: str,
     times: Sequence[Timed],
     path: str | os.PathLike[str],
-    beside: str | os.PathLike[str] | None = None,
+    recorded: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Write the step as a trace; ``beside``: a trace of torch.profiler, whose events are added.
+    """Write the step as a trace; ``recorded``: a trace of torch.profiler, whose events are added.
 
     Raises:
-        recfuse.errors.FileFormatError: ``beside`` is no trace.
+        recfuse.errors.FileFormatError: ``recorded`` is no trace.
     """
     events = list(trace_events(gpu, times))
-    if beside is not None:
-        recorded = _recorded(os.fspath(beside))
-        begin = min((one["ts"] for one in recorded if one.get("ph") == "X"), default=0)
-        events = recorded + [{**one, "ts": one["ts"] + begin} if "ts" in one else one for one in events]
+    if recorded is not None:
+        measured = _recorded(os.fspath(recorded))
+        begin = min((event["ts"] for event in measured if event.get("ph") == "X"), default=0)
+        events = measured + [{**one, "ts": one["ts"] + begin} if "ts" in one else one for one in events]
     write_json(os.fspath(path), {"traceEvents": events, "displayTimeUnit": "ms"}, "recfuse predict")
 
 

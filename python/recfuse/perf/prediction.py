@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -132,14 +133,28 @@ class Prediction:
         """Return a figure of the regimes and kinds; needs matplotlib (the extra `bench`)."""
         return figure_of(self.gpu, self.regimes, {kind: one for kind, (_, one) in self.by_kind().items()})
 
-    def save_trace(self, path: str | os.PathLike[str], beside: str | os.PathLike[str] | None = None) -> None:
+    def save_trace(
+        self,
+        path: str | os.PathLike[str],
+        recorded: str | os.PathLike[str] | None = None,
+        *,
+        beside: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Write the eager step for Perfetto: a row for the host and a row for the device.
 
         Args:
             path: the file.
-            beside: a trace of torch.profiler, whose events are added to the file.
+            recorded: a trace of torch.profiler, whose events are added to the file.
+            beside: the deprecated name of ``recorded``.
         """
-        write_trace(self.gpu, self.times, path, beside)
+        if beside is not None:
+            warnings.warn(
+                'Prediction.save_trace: "beside" is a deprecated name. Use recorded.',
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            recorded = beside
+        write_trace(self.gpu, self.times, path, recorded)
 
     def _heads(self) -> list[str]:
         what = "training step" if self.training else "inference"
