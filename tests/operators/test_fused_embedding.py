@@ -114,6 +114,17 @@ def test_a_frozen_weight_gets_no_gradient() -> None:
         assert grad.sum(1).tolist() == [0, 0, 0, 0, 8]
 
 
+def test_a_weight_of_no_feature_shifts_no_rows() -> None:
+    """Also a frozen weight of another dim, whose rows the numbers of later rows follow."""
+    for dim in (0, 3, 8):
+        weights = [torch.randn(10, 4), torch.randn(7, dim), torch.randn(6, 4, requires_grad=True)]
+        features = torch.tensor([[0, 0, 10, 4, 0, -1, 0], [2, 0, 6, 4, 0, -1, 4]])
+        indices, offsets = torch.tensor([3, 9, 5, 2, 5]), torch.tensor([0, 2, 2, 3, 5])
+        found = recfuse.fused_embedding(weights, features, indices, offsets, 4)
+        (grad,) = torch.autograd.grad(found.sum(), weights[2:])
+        assert grad.sum(1).tolist() == [0, 0, 4, 0, 0, 8]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ("SGD", "Adam"))
 def test_fused_optimizers_step_as_torch_does(layout: str, kind: str) -> None:

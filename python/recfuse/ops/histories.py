@@ -99,7 +99,7 @@ def _problems(
 ) -> Iterator[_Problem]:
     """Return the gradient as gradients of calls that pool bags of one lookup, each with its weights."""
     if layout != JAGGED:
-        columns = grad.reshape(-1, grad.shape[-1])
+        columns = grad.flatten(0, -2)
         own = features.clone()  # whole weights, since `rows` are those of a weight
         own[:, 1] = 0
         own[:, 2] = torch.tensor([form[1] for form in forms])[features[:, 0]]
@@ -109,11 +109,13 @@ def _problems(
     pieces = _pieces(grad, rows, features, forms, sizes) if sizes else None
     first_row = 0
     for number, (_, n_rows, dim, code) in enumerate(forms):
-        if pieces is None:
-            own_grad, own_rows = grad, rows - first_row if first_row else rows
-            first_row += n_rows  # rows of other weights are invalid, and count as no lookup
-        else:
+        if pieces is not None:
             own_grad, own_rows = pieces[number]
+        elif dim != grad.shape[1]:  # no feature looks its rows up
+            own_grad, own_rows = grad.new_empty(0, dim), rows[:0]
+        else:
+            own_grad, own_rows = grad, rows - first_row if first_row else rows
+        first_row += n_rows if dim else 0  # rows of other weights are invalid, and count as no lookup
         feature = _ops._feature if torch._C._len_torch_dispatch_stack() else _cached_feature
         output = _bags_of_one(own_grad, feature(n_rows, dim, 0, -1), own_rows)
         yield output, [(number, (0, n_rows, dim, code))]

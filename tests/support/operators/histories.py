@@ -13,7 +13,7 @@ from torch.nn import functional
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS = ("jagged", "joined", "padded")
-DIMS = (1, 2, 3, 4, 8, 12, 16, 20, 32, 50, 128, 260)
+DIMS = (0, 1, 2, 3, 4, 8, 12, 16, 20, 32, 50, 128, 260)
 
 Lookup = Callable[[Tensor, Tensor, "int | None"], Tensor]
 
@@ -124,11 +124,15 @@ def draw_histories(draw: random.Random, layout: str | None = None, floating: Any
     n_features, bags = draw.randrange(1, 6), draw.randrange(1, 9)
     mixed = layout != "jagged" or draw.random() < 0.5
     common = draw.choice(DIMS)
-    # Tables of a dim and dtype share a weight, with rows of no table between them.
+    # Tables of a dim and dtype share a weight, with rows of no table between them. Some have no table.
     of_form: dict[tuple[int, torch.dtype], int] = {}
     rows_of: list[int] = []
     tables: list[tuple[int, int, int, int, int]] = []
     for _ in range(n_features):
+        if draw.random() < 0.15:
+            alone = draw.choice(DIMS), floating or draw.choice(DTYPES)
+            if of_form.setdefault(alone, len(rows_of)) == len(rows_of):
+                rows_of.append(draw.randrange(9))
         if tables and draw.random() < 0.3:
             tables.append(draw.choice(tables))
             continue

@@ -37,15 +37,14 @@ static rf_status rows_check(const rf_fused_embedding_bag_params *bags, const int
     return RF_OK;
 }
 
-/* Weights, features, indices and offsets, as those of the bags. */
-static rf_status lookups_read(rf__call *call, rf_fused_embedding_params *params) {
+/* Weights with their columns, features, indices and offsets, as those of the bags. */
+static rf_status lookups_read(rf__call *call, const int64_t **columns, rf_fused_embedding_params *params) {
     rf_fused_embedding_bag_params bags = {0};
-    const int64_t *columns = NULL;
     RF_CHECK(rf__call_device(call, INDICES));
     RF_CHECK(rf__fused_features_read(call, FEATURES, &bags.features, &bags.n_features));
-    RF_CHECK(rf__fused_weights_read(call, WEIGHTS, &columns, &bags));
+    RF_CHECK(rf__fused_weights_read(call, WEIGHTS, columns, &bags));
     RF_CHECK(rf__fused_lookups_read(call, INDICES, OFFSETS, -1, &bags));
-    RF_CHECK(rows_check(&bags, columns));
+    RF_CHECK(rows_check(&bags, *columns));
     *params = (rf_fused_embedding_params){.buffers = bags.buffers,
                                           .n_buffers = bags.n_buffers,
                                           .features = bags.features,
@@ -61,8 +60,10 @@ static rf_status lookups_read(rf__call *call, rf_fused_embedding_params *params)
 }
 
 /* Reads sizes, and sets the first rows of the features after those of their weights. `rows` of a jagged call
- * number the rows of all weights, so that a backward pass can select those of one weight. */
-static rf_status numbers_read(rf__call *call, rf_fused_embedding_params *params, bool with_rows) {
+ * number the rows of all weights, so that a backward pass can select those of one weight. A weight without
+ * columns has no number. */
+static rf_status numbers_read(rf__call *call, const int64_t *columns, bool with_rows,
+                              rf_fused_embedding_params *params) {
     size_t n_sizes = 0;
     RF__TORCH_CHECK(torch_list_size(call->values[SIZES].list, &n_sizes));
     RF_FAIL_IF(n_sizes != 0 && n_sizes != (size_t)params->n_features, RF_ERR_VALUE,
@@ -80,9 +81,10 @@ static rf_status numbers_read(rf__call *call, rf_fused_embedding_params *params,
     if (n_sizes > 0) params->sizes = numbers;
     if (!with_rows) return RF_OK;
     const bool numbers_all = params->layout == RF_HISTORY_JAGGED && n_sizes == 0;
-    const int64_t dim = params->output_dim > 0 ? params->output_dim : 1; /* of all features */
-    for (int64_t i = 1; i < params->n_buffers && numbers_all; i++)
-        of_buffer[i] = of_buffer[i - 1] + params->buffers[i - 1].numel / dim;
+    for (int64_t i = 1; i < params->n_buffers && numbers_all; i++) {
+        const int64_t dim = columns[i - 1]; /* a weight without a feature may have another dim */
+        of_buffer[i] = of_buffer[i - 1] + (dim > 0 ? params->buffers[i - 1].numel / dim : 0);
+    }
     for (int64_t f = 0; f < params->n_features; f++) {
         const rf_feature *feature = &params->features[f];
         if (feature->buffer < 0 || feature->buffer >= params->n_buffers) continue; /* checked later */
@@ -145,9 +147,10 @@ static rf_status look_up(rf__call *call, bool with_rows) {
     rf_fused_embedding_params params;
     rf_executor executor;
     rf_cuda_stream stream;
-    RF_CHECK(lookups_read(call, &params));
+    const int64_t *columns = NULL;
+    RF_CHECK(lookups_read(call, &columns, &params));
     RF_CHECK(options_read(call, &params));
-    RF_CHECK(numbers_read(call, &params, with_rows));
+    RF_CHECK(numbers_read(call, columns, with_rows, &params));
     RF_CHECK(fill_read(call, &params));
     RF_CHECK(rf__check_fused_embedding(&params));
     RF_CHECK(output_make(call, &params, with_rows));
