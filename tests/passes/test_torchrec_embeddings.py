@@ -257,3 +257,29 @@ def test_collections_take_keyed_jagged_tensors() -> None:
     assert padded.shape == (4, 3, 16)
     with pytest.raises(ValueError, match="has no key 'brand'"):
         ours(keyed(KEYS[:2]))
+
+
+@pytest.mark.parametrize("lengths", ([1, 1, 2, 0, 1, 0], [1, 1, 3, 0, 3, 0], [9, -7, 2, 0, 1, 1]))
+def test_lengths_of_other_values_are_refused(lengths: list[int]) -> None:
+    """A reordered key is copied by its lengths; longer ones would read and write behind the values."""
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+
+    config = EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=4, feature_names=["brand", "cart"])
+    pooled, model = nn.Sequential(EmbeddingBagCollection(tables=[config])), nn.Sequential(collection())
+    tables = recfuse.nn.FusedEmbeddingCollection(model[0].embedding_configs())
+    swapped(model)
+    recfuse.swap(pooled)
+    for call in (model, pooled, tables, lambda features: tables(features, layout="padded", length=2)):
+        features = KeyedJaggedTensor(keys=KEYS, values=torch.arange(6), lengths=torch.tensor(lengths))
+        with pytest.raises(ValueError, match=r"a KeyedJaggedTensor has (lengths of the sum|the length -7)"):
+            call(features)
+
+
+def test_a_collection_with_keys_in_order_refuses_lengths_of_other_values() -> None:
+    config = EmbeddingConfig(name="t", num_embeddings=20, embedding_dim=4, feature_names=KEYS)
+    model = nn.Sequential(EmbeddingCollection(tables=[config]))
+    swapped(model)
+    for lengths in ([1, 1, 2, 0, 1, 0], [1, 1, 3, 0, 3, 0]):
+        features = KeyedJaggedTensor(keys=KEYS, values=torch.arange(6), lengths=torch.tensor(lengths))
+        with pytest.raises(ValueError, match=r"has lengths of the sum .; expected 6"):
+            model(features)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from recfuse._codes import INTEGERS
-from recfuse._storage import check_storages
+from recfuse._storage import check_storages, is_readable
 from recfuse.data.joined import are_tensors, join_tables
-from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, OffsetError, a_type
 
 
 class BagLookups(NamedTuple):
@@ -151,7 +151,7 @@ def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: fea
     """Return the lookups of a KeyedJaggedTensor, with its keys in the order of ``feature_names``.
 
     Raises:
-        ValueError: a key is missing, or batch sizes differ between keys.
+        ValueError: a key is missing, batch sizes differ between keys, or lengths are not those of the values.
     """
     if keyed.variable_stride_per_key():
         raise ArgumentValueError(
@@ -166,8 +166,41 @@ def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: fea
                 f"{where}: a KeyedJaggedTensor with the keys {keys[:8]} has no key {missing[0]!r} "
                 f"({len(missing)} of {len(feature_names)} features are missing)"
             )
-        keyed = unshared(keyed).permute([position[name] for name in feature_names])
+        keyed = unshared(keyed)
+        _check_lengths(keyed, where)
+        keyed = keyed.permute([position[name] for name in feature_names])
     return Lookups(keyed.values(), jagged_offsets(keyed), keyed.weights_or_none())
+
+
+def lookups_per_key(keyed: Any, where: str = "recfuse: features") -> list[int]:
+    """Return the number of lookups of each key of a KeyedJaggedTensor; waits for a GPU unless it is known.
+
+    Raises:
+        ValueError: their sum is not the number of values.
+    """
+    per_key: list[int] = keyed.length_per_key()
+    if is_readable(keyed.values()) and sum(per_key) != keyed.values().shape[0]:
+        _fail_lengths(where, sum(per_key), keyed)
+    return per_key
+
+
+def _check_lengths(keyed: Any, where: str) -> None:
+    """Raise unless the lengths are those of the values. A permutation reads and writes by them unchecked."""
+    lookups_per_key(keyed, where)
+    lengths = keyed.lengths()
+    if not (lengths.is_cpu and is_readable(lengths) and lengths.numel()):
+        return
+    if (least := int(lengths.min())) < 0:
+        raise OffsetError(f"{where}: a KeyedJaggedTensor has the length {least}; expected 0 or more")
+    if (lookups := int(lengths.sum())) != keyed.values().shape[0]:
+        _fail_lengths(where, lookups, keyed)
+
+
+def _fail_lengths(where: str, lookups: int, keyed: Any) -> NoReturn:
+    raise OffsetError(
+        f"{where}: a KeyedJaggedTensor has lengths of the sum {lookups}; expected "
+        f"{keyed.values().shape[0]}, the number of its values"
+    )
 
 
 def jagged_offsets(jagged: Any) -> Tensor:

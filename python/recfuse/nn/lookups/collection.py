@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recfuse._arguments import wrong_type
-from recfuse.data.forms import is_keyed, of_keys
+from recfuse.data.forms import is_keyed, lookups_per_key, of_keys
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.collection import check_names, features_of, specs_of, table_of
 from recfuse.nn.lookups.module import PackedLookups, sizes_of
@@ -191,7 +191,7 @@ class FusedEmbeddingCollection(PackedLookups):
             keyed = indices
             indices, offsets, _ = of_keys(keyed, self.feature_names, _WHERE)
             if sizes is None and layout == "jagged":
-                of_key = dict(zip(keyed.keys(), keyed.length_per_key(), strict=True))
+                of_key = dict(zip(keyed.keys(), lookups_per_key(keyed, _WHERE), strict=True))
                 sizes = [of_key[name] for name in self.feature_names]
         elif not isinstance(offsets, Tensor):
             raise wrong_type(f"{_WHERE}: offsets", offsets, "a torch.Tensor when indices is a tensor")

@@ -14,7 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfuse.data.forms import of_keys
+from recfuse.data.forms import lookups_per_key, of_keys
 from recfuse.nn.lookups.module import PackedLookups
 from recfuse.nn.packed.pooling import has_kernel, refuse_proxy
 from recfuse.nn.packed.table_dict import Tables
@@ -74,8 +74,8 @@ class FusedKeyedEmbeddingCollection(EmbeddingCollection, PackedLookups):
         """Look up all tables in one call."""
         names, keys = self._flat_feature_names, features.keys()
         position = {key: number for number, key in enumerate(keys)}
-        indices, offsets, _ = of_keys(features, names, "recfuse: features")
-        per_key = features.length_per_key()
+        indices, offsets, _ = of_keys(features, names)
+        per_key = lookups_per_key(features)
         sizes = [per_key[position[name]] for name in names]
         rows = self._look_up(indices, offsets, sizes, dtype=torch.float32)
         lengths = features.lengths_or_none()
