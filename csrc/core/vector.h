@@ -18,6 +18,10 @@ static RF__INLINE RF__N(vec) RF__N(from_f16_)(RF__N(hvec) half) {
     return (vec16)_mm512_cvtph_ps((__m256i)half);
 #elif RF__W == 8 && defined(__F16C__)
     return (vec8)_mm256_cvtph_ps((__m128i)half);
+#elif RF__W == 4 && defined(__F16C__)
+    __m128i low = _mm_setzero_si128();
+    memcpy(&low, &half, sizeof half);
+    return (vec4)_mm_cvtph_ps(low);
 #elif RF__W == 4 && defined(RF__NEON)
     return (vec4)vcvt_f32_f16((float16x4_t)half);
 #else
@@ -32,6 +36,11 @@ static RF__INLINE RF__N(hvec) RF__N(to_f16_)(RF__N(vec) value) {
     return (hvec16)_mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif RF__W == 8 && defined(__F16C__)
     return (hvec8)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);
+#elif RF__W == 4 && defined(__F16C__)
+    const __m128i low = _mm_cvtps_ph((__m128)value, _MM_FROUND_TO_NEAREST_INT);
+    hvec4 half;
+    memcpy(&half, &low, sizeof half);
+    return half;
 #elif RF__W == 4 && defined(RF__NEON)
     return (hvec4)vcvt_f16_f32((float32x4_t)value);
 #else
