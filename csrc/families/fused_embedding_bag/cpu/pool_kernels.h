@@ -55,32 +55,37 @@ static RF__INLINE void rf__look_ahead(rf__look *look, const void *indices, const
     }
 }
 
-/* As above, and prefetches the scale and the bias of the row. */
+/* As above, and prefetches the scale and the bias of the row. A table of floats has neither; address 0 is harmless. */
 static RF__INLINE void rf__look_ahead_quantized(rf__look *look, const void *indices,
                                                 const rf_int_type index_type, const int lines) {
-    if (look->parameters != NULL && look->position < look->end) {
+    if (__builtin_expect(look->position < look->end, 1)) {
         const int64_t row = rf__load_int(indices, index_type, look->position);
         rf__ask_for_line((uintptr_t)look->parameters + (uintptr_t)row * (uintptr_t)look->parameters_pitch);
     }
     rf__look_ahead(look, indices, index_type, lines);
 }
 
-/* The scale and the bias of a quantised row. */
-typedef struct rf__row_parameters {
-    float scale, bias;
-} rf__row_parameters;
+/* Where the rows of a quantised table lie. */
+typedef struct rf__place {
+    const char *weight, *parameters; /* of row 0; the weight at the chunk's first column */
+    int64_t pitch, parameters_pitch, columns;
+    uint64_t limit;
+    const void *indices;
+} rf__place;
+
+/* The scale and the bias of a quantised row, and two zeros. */
+typedef float rf__row_parameters __attribute__((vector_size(16)));
 
 static RF__INLINE rf__row_parameters rf__row_parameters_at(const char *from, rf_dtype dtype) {
-    rf__row_parameters parameters;
     if (dtype == RF_FLOAT32) {
-        memcpy(&parameters, from, sizeof parameters);
-        return parameters;
+        float both[2];
+        memcpy(both, from, sizeof both);
+        return (rf__row_parameters){both[0], both[1]};
     }
 #if defined(__F16C__)
     int bits;
     memcpy(&bits, from, sizeof bits);
-    const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(bits));
-    return (rf__row_parameters){_mm_cvtss_f32(both), _mm_cvtss_f32(_mm_movehdup_ps(both))};
+    return (rf__row_parameters)_mm_cvtph_ps(_mm_cvtsi32_si128(bits));
 #else
     uint16_t halves[2];
     memcpy(halves, from, sizeof halves);
