@@ -88,6 +88,8 @@ BY_NAME: dict[str, type[Exception]] = {
 _FROM_C = re.compile(r"(\w+Error): (recfuse\..*)", re.DOTALL)
 # The dispatcher's own error for an argument of the wrong Python type.
 _FROM_DISPATCHER = re.compile(r"recfuse::(\w+)\(\) (Expected a value of type .*)", re.DOTALL)
+_PRIVATE = re.compile(r"^_(\w+?)(?:_rows|_with_winners)?$")
+"""The operators that training calls; errors name the functions that users call."""
 # The library cannot choose the exception's class, and torch may add a native stack below the text.
 _NATIVE_TRACE = re.compile(r"\n+(?:Exception raised from|C\+\+ CapturedTraceback).*", re.DOTALL)
 
@@ -102,5 +104,6 @@ def translate(error: RuntimeError) -> Exception:
         kind = BY_NAME.get(found[1])
         return kind(found[2]) if kind else error
     if found := _FROM_DISPATCHER.match(text):
-        return ArgumentTypeError(f"recfuse.{found[1]}: {found[2].split(chr(10))[0]}")
+        name = _PRIVATE.sub(r"\1", found[1])
+        return ArgumentTypeError(f"recfuse.{name}: {found[2].split(chr(10))[0]}")
     return error

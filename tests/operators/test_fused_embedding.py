@@ -339,6 +339,33 @@ def test_the_mask() -> None:
     for length, features, text in ((0, 1, "length is 0"), (2, 4, r"offsets has shape \[7\]")):
         with pytest.raises(ValueError, match=text):
             recfuse.history_mask(offsets, length, features)
+    others: tuple[Any, ...] = ((offsets.float(), 2), (offsets.bool(), 2), (offsets, 2.5), (offsets, "2"),
+                               (offsets, True), (offsets, torch.tensor(2)), (offsets, 2, 1.0))  # fmt: skip
+    for arguments in others:
+        with pytest.raises(TypeError, match=r"recfuse.history_mask: .*; expected"):
+            recfuse.history_mask(*arguments)
+
+
+@pytest.mark.parametrize(
+    "option", ({"length": 2.0}, {"layout": None}, {"sizes": [2.0]}, {"sizes": torch.tensor([4, 4])})
+)
+@pytest.mark.parametrize("trains", (False, True))
+def test_options_of_other_types_are_refused_by_name(option: dict[str, Any], trains: bool) -> None:
+    weight = torch.randn(9, 4, requires_grad=trains)
+    features = torch.tensor([[0, 0, 9, 4, 0, -1, 0]])
+    with pytest.raises(TypeError, match=r"recfuse\.fused_embedding: "):
+        recfuse.fused_embedding([weight], features, torch.tensor([1, 2]), torch.tensor([0, 2]), 4, **option)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_second_derivatives_are_refused_by_name(layout: str) -> None:
+    call = one_table(layout=layout, length=2 if layout == "padded" else 0)
+    weight = call.weights[0].requires_grad_()
+    output = looked_up(replace(call, weights=[weight]))
+    ones = torch.ones_like(output, requires_grad=True)
+    (grad,) = torch.autograd.grad(output, weight, ones, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"second derivatives of .*, fused_embedding and"):
+        grad.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

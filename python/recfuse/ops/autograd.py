@@ -83,7 +83,8 @@ class _Once(torch.autograd.Function):
 
 
 _SECOND = (
-    "recfuse: second derivatives of embedding_bag, fused_embedding_bag and ikbo_attention are not implemented"
+    "recfuse: second derivatives of embedding_bag, fused_embedding_bag, fused_embedding and ikbo_attention "
+    "are not implemented"
 )
 
 

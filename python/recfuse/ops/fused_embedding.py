@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from recfuse._codes import DTYPES
+from recfuse._arguments import wrong_type
+from recfuse._codes import DTYPES, INTEGERS
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, NotATensorError, a_type
 from recfuse.ops.autograd import apply, register
 from recfuse.ops.fused_embedding_bag import fused_dtype
@@ -115,9 +116,11 @@ def fused_embedding(
     except (TypeError, AttributeError):
         _check_tensors(weights, features, indices, offsets, fill)
         raise
+    if isinstance(sizes, Tensor):
+        raise wrong_type("recfuse.fused_embedding: sizes", sizes, "a list of integers")
     code = -1 if dtype is None else _code_of(dtype)
     options = fill, layout, length, code, sparse, bounds_check
-    call = weights, features, indices, offsets, output_dim, sizes or (), *options
+    call = weights, features, indices, offsets, output_dim, () if sizes is None else sizes, *options
     if is_transformed():
         if is_compiled() and derivatives and (updates is not None or sizes):
             return _outside_of_graphs(*call)
@@ -164,7 +167,7 @@ def history_mask(offsets: Tensor, length: int, features: int = 1) -> Tensor:
         Tensor: bool ``[bags, length]``, True for positions with a lookup.
 
     Raises:
-        TypeError: ``offsets`` is no tensor.
+        TypeError: ``offsets`` is no tensor of integers; ``length`` or ``features`` is no whole number.
         ValueError: ``length`` is below 1; offsets of another size.
 
     Example:
@@ -179,6 +182,13 @@ def history_mask(offsets: Tensor, length: int, features: int = 1) -> Tensor:
     Source: the mask that models of sequences compute from the lengths of histories.
     """
     check_tensor("history_mask", "offsets", offsets)
+    if offsets.dtype not in INTEGERS:
+        raise ArgumentTypeError(
+            f"recfuse.history_mask: offsets is {str(offsets.dtype)[6:]}; expected int32 or int64"
+        )
+    for name, number in (("length", length), ("features", features)):
+        if isinstance(number, bool) or not isinstance(number, (int, torch.SymInt)):
+            raise wrong_type(f"recfuse.history_mask: {name}", number, "a whole number")
     if length < 1:
         raise ArgumentValueError(f"recfuse.history_mask: length is {length}; expected 1 or more")
     if offsets.dim() != 1 or features < 1 or (offsets.shape[0] - 1) % features or offsets.shape[0] < 1:

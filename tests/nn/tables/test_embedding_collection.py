@@ -161,6 +161,17 @@ def test_half_and_float_tables_in_one_call() -> None:
     assert torch.equal(half, collection.tables["t1"].weight[[2]])
 
 
+def overlapping() -> list[nn.Embedding]:
+    memory = torch.randn(8, 4)
+    return [nn.Embedding.from_pretrained(memory[at : at + 5], freeze=False) for at in (0, 3)]
+
+
+def hooked() -> list[nn.Embedding]:
+    table = nn.Embedding(9, 4)
+    table.weight.register_hook(lambda grad: grad * 2)
+    return [table]
+
+
 ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "mode": (
         lambda: FusedEmbeddingCollection([Table(9, 4, mode="mean")]), ValueError, "mode of t0 is 'mean'",
@@ -185,6 +196,39 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "offsets": (
         lambda: FusedEmbeddingCollection([(9, 4)] * 2)(torch.tensor([1]), torch.tensor([0, 1])), ValueError,
         r"offsets has shape \[2\]",
+    ),
+    "first offset": (
+        lambda: FusedEmbeddingCollection([(9, 4)])(torch.tensor([1, 2]), torch.tensor([1, 2])), ValueError,
+        "offsets begin at 1 and end at 2; expected 0 and 2",
+    ),
+    "last offset": (
+        lambda: FusedEmbeddingCollection([(9, 4)])(torch.tensor([1, 2]), torch.tensor([0, 1])), ValueError,
+        "offsets begin at 0 and end at 1; expected 0 and 2",
+    ),
+    "float offsets": (
+        lambda: FusedEmbeddingCollection([(9, 4)])(torch.tensor([1]), torch.tensor([0.0, 1.0])), TypeError,
+        "offsets is float32; expected int32 or int64",
+    ),
+    "sizes": (
+        lambda: FusedEmbeddingCollection([(9, 4)] * 2)(torch.tensor([1]), torch.tensor([0, 1, 1]), sizes=[1]),
+        ValueError, "sizes has 1 elements; expected a list of 2",
+    ),
+    "tensor of sizes": (
+        lambda: FusedEmbeddingCollection([(9, 4)])(
+            torch.tensor([1]), torch.tensor([0, 1]), sizes=torch.tensor([1])
+        ),
+        ValueError, "sizes is a Tensor; expected a list of 1",
+    ),
+    "a list for a table": (
+        lambda: FusedEmbeddingCollection([(9, 4)]).tables["t0"]([1]), TypeError, "input is a list",
+    ),
+    "shared memory": (
+        lambda: FusedEmbeddingCollection.from_embeddings(overlapping()), ValueError,
+        "table 1 shares memory with table 0, which packing would separate. Call such a table alone",
+    ),
+    "hook of a weight": (
+        lambda: FusedEmbeddingCollection.from_embeddings(hooked()), ValueError,
+        "table 0: weight has gradient hooks",
     ),
     "index": (
         lambda: FusedEmbeddingCollection([(9, 4)])(torch.tensor([1, 9]), torch.tensor([0, 2])), IndexError,

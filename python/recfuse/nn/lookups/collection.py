@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recfuse._arguments import wrong_type
 from recfuse.data.forms import is_keyed, lookups_per_key, of_keys
-from recfuse.errors import ArgumentValueError
+from recfuse.errors import ArgumentValueError, a_type
 from recfuse.nn.collection import check_names, features_of, specs_of, table_of
 from recfuse.nn.lookups.module import PackedLookups, sizes_of
 from recfuse.nn.packed.pooling import refuse_proxy
@@ -201,7 +201,12 @@ class FusedEmbeddingCollection(PackedLookups):
                     f"{_WHERE}: offsets has shape {list(offsets.shape)}; expected [features * bags + 1] with "
                     f"{count} features"
                 )
-            sizes = sizes_of(offsets, count)
+            sizes = sizes_of(offsets, count, indices.numel(), _WHERE)
+        elif sizes is not None and not (isinstance(sizes, (list, tuple)) and len(sizes) == count):
+            given = (
+                f"has {len(sizes)} elements" if isinstance(sizes, (list, tuple)) else f"is {a_type(sizes)}"
+            )
+            raise ArgumentValueError(f"{_WHERE}: sizes {given}; expected a list of {count} integers")
         return self._look_up(indices, offsets, sizes, layout=layout, length=length, fill=fill, dtype=dtype)
 
     def extra_repr(self) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfuse.errors import ArgumentValueError
+from recfuse._codes import INTEGERS
+from recfuse._storage import is_readable
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, OffsetError
 from recfuse.nn.lookups.table import PackedEmbedding, as_bag, why_not_packable
 from recfuse.nn.packed.pooling import has_kernel
 from recfuse.nn.packed.tables import PackedTables
@@ -23,6 +25,7 @@ class PackedLookups(PackedTables):
 
     _tables_name = "embeddings"
     _table_class = PackedEmbedding
+    _remedy = "Call such a table alone."
 
     def _pack_embeddings(
         self,
@@ -33,7 +36,7 @@ class PackedLookups(PackedTables):
     ) -> None:
         """Take over the weights of tables; see ``_pack``."""
         if reason := why_not_packable(tables):
-            raise ArgumentValueError(f"recfuse.nn.{type(self).__name__}: {reason}. Call such a table alone.")
+            raise ArgumentValueError(f"recfuse.nn.{type(self).__name__}: {reason}. {self._remedy}")
         self._pack(names, list(map(as_bag, tables)), table_of_feature, optimizers)
 
     def _look_up(
@@ -75,10 +78,21 @@ def _outside_of_graphs(
     return module._look_up(indices, offsets, sizes, **options)
 
 
-def sizes_of(offsets: Tensor, features: int) -> list[int]:
-    """Return the lookups of each feature. Waits for the device of the offsets."""
+def sizes_of(offsets: Tensor, features: int, lookups: int, where: str) -> list[int]:
+    """Return the lookups of each feature. Waits for the device of the offsets.
+
+    Raises:
+        TypeError: offsets that are no integers. ValueError: offsets that are not those of ``lookups``.
+    """
+    if offsets.dtype not in INTEGERS:
+        raise ArgumentTypeError(f"{where}: offsets is {str(offsets.dtype)[6:]}; expected int32 or int64")
     bags = (offsets.shape[0] - 1) // features
     if bags == 0:
         return [0] * features
     ends = offsets[::bags].tolist()
+    if is_readable(offsets) and (ends[0] != 0 or ends[-1] != lookups):
+        raise OffsetError(
+            f"{where}: offsets begin at {ends[0]} and end at {ends[-1]}; expected 0 and {lookups}, the "
+            "number of indices"
+        )
     return [end - begin for begin, end in itertools.pairwise(ends)]

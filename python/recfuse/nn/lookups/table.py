@@ -16,6 +16,7 @@ from recfuse.nn.packed.pooling import has_kernel
 from recfuse.nn.packed.table import PackedTable
 from recfuse.nn.packed.taking_part import note_table, rows_of
 from recfuse.ops import fused_embedding
+from recfuse.ops.library import check_tensor
 
 
 class PackedEmbedding(PackedTable):
@@ -24,6 +25,7 @@ class PackedEmbedding(PackedTable):
     def forward(self, input: Tensor) -> Tensor:  # type: ignore[override]
         """Look up rows of this table alone; for all tables call the module."""
         spec, matrix = self.spec, self.matrix
+        check_tensor("nn.PackedEmbedding", "input", input)
         if not has_kernel([matrix]):
             return functional.embedding(input, rows_of(spec, matrix), spec.padding_idx)
         ends = torch.arange(2, device=input.device) * input.numel()

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from recfuse._codes import row_bytes
 from recfuse.errors import AllocationError, ArgumentValueError
 from recfuse.nn.memory import advise_huge_pages, redirect
-from recfuse.nn.packed.fusable import why_not_fusable
+from recfuse.nn.packed.fusable import gradient_hooks, why_not_fusable
 from recfuse.nn.packed.layout import (
     Layout,
     Matrix,
@@ -40,6 +40,9 @@ class PackedParameters(torch.nn.Module):
 
     _tables_name = "embedding_bags"
     """The name of the submodule with the tables and the Parameters; "" for the module itself."""
+
+    _remedy = "Use recfuse.nn.EmbeddingBag for it."
+    """The end of the error for a table that cannot be packed."""
 
     @property
     def layout(self) -> Layout:
@@ -82,8 +85,11 @@ class PackedParameters(torch.nn.Module):
                 ``optimizers`` holds an old Parameter. Nothing has changed then.
         """
         where = f"recfuse.nn.{type(self).__name__}"
-        if reason := why_not_fusable(bags):
-            raise ArgumentValueError(f"{where}: {reason}. Use recfuse.nn.EmbeddingBag for it.")
+        hooked = (
+            f"table {at}: {found}" for at, bag in enumerate(bags) if (found := gradient_hooks(bag.weight))
+        )
+        if reason := why_not_fusable(bags) or next(hooked, None):
+            raise ArgumentValueError(f"{where}: {reason}. {self._remedy}")
         specs = []
         for name, bag in zip(names, bags, strict=True):
             row = None if bag.padding_idx is None else padding_row(bag.padding_idx, bag.weight)
