@@ -212,6 +212,8 @@ def test_gradients_raise():
         call([one.weight], [one.parameters], [[0, 0, 5, 8, 0, -1, 0]], 8, per_sample_weights=factors)
     with torch.no_grad():
         call([one.weight], [one.parameters], [[0, 0, 5, 8, 0, -1, 0]], 8, per_sample_weights=factors)
+    with pytest.raises(NotImplementedError, match="its parameters"):
+        call([one.weight], [one.parameters.clone().requires_grad_()], [[0, 0, 5, 8, 0, -1, 0]], 8)
     floats = torch.randn(5, 8, requires_grad=True)
     with pytest.raises(NotImplementedError, match="has requires_grad"):
         call([floats], [torch.empty(0, 2).half()], [[0, 0, 5, 8, 0, -1, 0]], 8)

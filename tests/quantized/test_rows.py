@@ -142,6 +142,42 @@ def test_bad_arguments() -> None:
         dequantize_rows(codes, parameters[:3], 7)
 
 
+def test_bad_results() -> None:
+    weight = torch.randn(4, 8)
+    for bad in ([1], "codes"):
+        with pytest.raises(TypeError, match="codes is"):
+            quantize_rows(weight, codes=bad)
+    with pytest.raises(ValueError, match="codes has 0 dimensions"):
+        quantize_rows(weight, codes=torch.tensor(8, dtype=torch.uint8))
+    with pytest.raises(TypeError, match=r"parameters is torch\.float32; expected torch\.float16"):
+        quantize_rows(weight, parameters=torch.zeros(4, 2))
+    codes, parameters = quantize_rows(weight)
+    with pytest.raises(ValueError, match="codes has 0 dimensions"):
+        dequantize_rows(codes[0, 0], parameters, 8)
+
+
+@pytest.mark.parametrize("rows", (1, 4))
+def test_rows_that_overlap_raise(rows: int) -> None:
+    weight = torch.randn(rows, 8)
+    before, memory = weight.clone(), torch.zeros(rows, 16, dtype=torch.uint8)
+    for first in (0, 2, 6):  # of the parameters, within the codes
+        with pytest.raises(ValueError, match="share bytes"):
+            quantize_rows(
+                weight, codes=memory[:, :8], parameters=memory[:, first : first + 4].view(torch.float16)
+            )
+    with pytest.raises(ValueError, match="share bytes"):
+        quantize_rows(weight, codes=weight.view(torch.uint8)[:, :8])
+    with pytest.raises(ValueError, match="share bytes"):
+        quantize_rows(weight, parameters=weight.view(torch.float16)[:, -2:])
+    assert torch.equal(weight, before)
+    apart = quantize_rows(weight)
+    for first in (8, 12):
+        codes, parameters = quantize_rows(
+            weight, codes=memory[:, :8], parameters=memory[:, first : first + 4].view(torch.float16)
+        )
+        assert torch.equal(codes, apart[0]) and torch.equal(parameters, apart[1])
+
+
 def test_empty_tables() -> None:
     for rows, dim in ((0, 8), (3, 0)):
         codes, parameters = quantize_rows(torch.zeros(rows, dim))

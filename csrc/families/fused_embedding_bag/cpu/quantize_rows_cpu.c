@@ -155,6 +155,24 @@ static void dequantize(int64_t from, int64_t end, void *context) {
     for (int64_t row = from; row < end; row++) dequantize_row(context, row);
 }
 
+/* Bytes of each row, `pitch` bytes from the row before. */
+typedef struct span {
+    uintptr_t at;
+    int64_t pitch, bytes;
+} span;
+
+/* Returns true if no row of one shares a byte with a row of the other; both have `rows` rows. */
+static bool are_apart(span one, span other, int64_t rows) {
+    if (rows == 0 || one.bytes == 0 || other.bytes == 0) return true;
+    const uintptr_t one_end = one.at + (uintptr_t)((rows - 1) * one.pitch + one.bytes);
+    const uintptr_t other_end = other.at + (uintptr_t)((rows - 1) * other.pitch + other.bytes);
+    if (one_end <= other.at || other_end <= one.at) return true;
+    if (rows == 1 || one.pitch != other.pitch) return false;
+    int64_t from = (int64_t)(other.at - one.at) % one.pitch; /* of the other's bytes after the one's */
+    if (from < 0) from += one.pitch;
+    return from >= one.bytes && from + other.bytes <= one.pitch;
+}
+
 static rf_status check(const char *operator_name, const rf_float_rows *floats,
                        const rf_quantized_rows *codes) {
     RF__REFUSE_IF(codes->dtype != RF_INT8_ROWS && codes->dtype != RF_INT4_ROWS, RF_ERR_TYPE,
@@ -180,6 +198,17 @@ static rf_status check(const char *operator_name, const rf_float_rows *floats,
                   "rows are " RF__I64 " bytes of codes, " RF__I64 " bytes of parameters and " RF__I64
                   " floats apart; expected at least a row, as in contiguous tensors",
                   codes->pitch, codes->parameters_pitch, floats->stride);
+    const span of_codes = {(uintptr_t)codes->codes, codes->pitch, bytes};
+    const span of_parameters = {(uintptr_t)codes->parameters, codes->parameters_pitch,
+                                rf__parameters_bytes(codes->parameters_dtype)};
+    const span of_floats = {(uintptr_t)floats->weight, rf__elements_bytes(floats->dtype, floats->stride),
+                            rf__elements_bytes(floats->dtype, codes->dim)};
+    RF_FAIL_IF(!are_apart(of_codes, of_parameters, codes->rows) ||
+                   !are_apart(of_codes, of_floats, codes->rows) ||
+                   !are_apart(of_parameters, of_floats, codes->rows),
+               RF_ERR_VALUE,
+               "recfuse.%s: weight, codes and parameters share bytes; expected rows that do not overlap",
+               operator_name);
     return RF_OK;
 }
 

@@ -89,10 +89,10 @@ def fused_embedding_bag_quantized(
     Source: Guan et al., Post-Training 4-bit Quantization on Embedding Tables, 2019 (a scale and a bias a
     row).
     """
-    if needs_derivatives((*weights, per_sample_weights)):
+    if needs_derivatives((*weights, *parameters, per_sample_weights)):
         raise NotImplementedError(
-            f"recfuse.{_NAME}: a weight or per_sample_weights has requires_grad, but quantised tables have "
-            "no gradients. Call it under torch.no_grad()."
+            f"recfuse.{_NAME}: a weight, its parameters or per_sample_weights has requires_grad, but "
+            "quantised tables have no gradients. Call it under torch.no_grad()."
         )
     arguments = weights, parameters, features, indices, offsets, output_dim, per_sample_weights
     options: tuple[Any, ...] = (
@@ -170,9 +170,17 @@ def quantize_rows(
         codes = torch.empty(weight.shape[0], width, dtype=torch.uint8)
     if parameters is None:
         parameters = torch.empty(weight.shape[0], 2, dtype=torch.float16)
-    if codes.shape[-1] != width:
+    check_tensor("quantize_rows", "codes", codes)
+    check_tensor("quantize_rows", "parameters", parameters)
+    if parameters.dtype != torch.float16:
+        raise ArgumentTypeError(
+            f"recfuse.quantize_rows: parameters is {parameters.dtype}; expected torch.float16"
+        )
+    if codes.dim() != 2:
+        raise ArgumentValueError(f"recfuse.quantize_rows: codes has {codes.dim()} dimensions; expected 2")
+    if codes.shape[1] != width:
         raise ArgumentValueError(
-            f"recfuse.quantize_rows: codes has rows of {codes.shape[-1]} bytes; expected {width}, for {dtype}"
+            f"recfuse.quantize_rows: codes has rows of {codes.shape[1]} bytes; expected {width}, for {dtype}"
         )
     torch.ops.recfuse.quantize_rows(weight.detach(), codes, parameters)
     return codes, parameters
@@ -202,6 +210,8 @@ def dequantize_rows(
     """
     check_tensor("dequantize_rows", "codes", codes)
     check_tensor("dequantize_rows", "parameters", parameters)
+    if codes.dim() != 2:
+        raise ArgumentValueError(f"recfuse.dequantize_rows: codes has {codes.dim()} dimensions; expected 2")
     dtype_name(dtype, "recfuse.dequantize_rows")
     weight = torch.empty(codes.shape[0], dim, dtype=dtype)
     torch.ops.recfuse.dequantize_rows(codes, parameters, weight)
