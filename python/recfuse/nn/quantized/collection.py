@@ -329,6 +329,8 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
         if not isinstance(parameters, Tensor) or parameters.shape != rows.parameters.shape:
             shape = list(parameters.shape) if isinstance(parameters, Tensor) else "no tensor"
             return f"recfuse: {key} has parameters {shape}; expected {list(rows.parameters.shape)}"
+        if parameters.dtype != rows.parameters.dtype:
+            return f"recfuse: {key} has parameters of {parameters.dtype}; expected {rows.parameters.dtype}"
         with torch.no_grad():
             rows.data.copy_(weight)
             rows.parameters.copy_(parameters)

@@ -56,7 +56,9 @@ def write_floats(weight: Tensor, to: Rows) -> float:
     weight = weight.detach()
     if to.kind not in CODES:
         to.data.copy_(weight)
-        return float((to.data.float() - weight.float()).abs().max()) if weight.dtype != to.data.dtype else 0.0
+        if weight.dtype == to.data.dtype or weight.numel() == 0:
+            return 0.0
+        return float((to.data.float() - weight.float()).abs().max())
     if weight.dtype == torch.float64:
         raise ArgumentTypeError(
             "recfuse.quantize_rows: weight is float64; expected float32, float16 or bfloat16"
