@@ -191,6 +191,12 @@ def test_a_state_dict_of_another_format():
     del state["embedding_bags.a.parameters"]
     with pytest.raises(RuntimeError, match=r"a\.weight has parameters no tensor; expected \[100, 2\]"):
         model.load_state_dict(state)
+    state = model.state_dict()
+    state["embedding_bags.a.parameters"] = state["embedding_bags.a.parameters"].float() * 1e6
+    with pytest.raises(
+        RuntimeError, match=r"a\.weight has parameters of torch\.float32; expected torch\.float16"
+    ):
+        model.load_state_dict(state)
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict({})
     with pytest.raises(RuntimeError, match="Unexpected key"):
@@ -238,6 +244,38 @@ def test_bad_calls():
         model([1])
     with pytest.raises(IndexError, match=r"indices\[0\] is 100, for feature 0, bag 0; expected 0 to 99"):
         model(torch.tensor([100]), torch.tensor([0, 1, 1, 1, 1, 1]))
+
+
+def test_loads_floats_of_another_dtype_into_a_table_without_rows():
+    model = collection([Table(0, 8, "a", dtype=torch.float16), Table(9, 8, "b")])
+    recfuse.quantize(model, {"b": "int8"})
+    model.load_state_dict(collection([Table(0, 8, "a"), Table(9, 8, "b")]).state_dict())
+
+
+def test_hooks_of_calls_stay():
+    model, calls = collection(), []
+    before = model.register_forward_pre_hook(lambda module, arguments: calls.append("before"))
+    model.register_forward_hook(lambda module, arguments, output: output * 2)
+    recfuse.quantize(model)
+    doubled = model(*batch())
+    assert torch.equal(doubled, 2 * model.forward(*batch())) and calls == ["before"]
+    before.remove()
+    recfuse.dequantize(model)
+    assert torch.equal(model(*batch()), 2 * model.forward(*batch())) and calls == ["before"]
+
+
+def test_a_subclass_is_left():
+    class Doubled(FusedEmbeddingBagCollection):
+        def forward(self, *arguments):
+            return 2 * super().forward(*arguments)
+
+    doubled = Doubled(TABLES)
+    expected = doubled(*batch())
+    report = recfuse.quantize(torch.nn.ModuleList([doubled, collection()]))
+    assert report.left[0][0] == "0" and "Doubled is a subclass" in report.left[0][1]
+    assert torch.equal(doubled(*batch()), expected)
+    with pytest.raises(ValueError, match="Doubled is a subclass"):
+        recfuse.quantize(doubled)
 
 
 def test_optimizers_refuse_codes():

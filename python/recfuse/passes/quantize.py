@@ -17,6 +17,13 @@ from recfuse.nn.quantized.collection import QuantizedEmbeddingBagCollection
 from recfuse.nn.quantized.rows import floats_of, write_floats
 
 _MOST_LINES = 40
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
 _QUANTIZE = "recfuse.quantize"
 
 
@@ -119,9 +126,10 @@ def quantize(
     report = QuantizeReport()
     collections = list(_collections(model, report))
     if not collections:
+        left = "".join(f" ({name or 'the model'}: {why})" for name, why in report.left)
         raise ArgumentValueError(
-            f"{_QUANTIZE}: the model has no collection of recfuse. Call recfuse.swap(model) first, or make a "
-            "recfuse.nn.FusedEmbeddingBagCollection."
+            f"{_QUANTIZE}: the model has no collection of recfuse{left}. Call recfuse.swap(model) first, "
+            "or make a recfuse.nn.FusedEmbeddingBagCollection."
         )
     if isinstance(dtype, Mapping):
         known = {spec.name for _, collection in collections for spec in collection.layout.tables}
@@ -168,8 +176,12 @@ def _check_model(model: Any, where: str) -> None:
 def _collections(model: torch.nn.Module, report: QuantizeReport) -> Iterator[tuple[str, Any]]:
     """Yield the collections that can be quantised, with their names, and report others."""
     for name, module in model.named_modules():
-        if isinstance(module, FusedEmbeddingBagCollection) or _is_keyed(module):
+        if type(module) is FusedEmbeddingBagCollection or _is_keyed(module):
             yield name, module
+        elif isinstance(module, FusedEmbeddingBagCollection):
+            report.left.append(
+                (name, f"{type(module).__name__} is a subclass of a collection, whose methods would be lost")
+            )
         elif isinstance(module, PackedModule):
             report.left.append((name, f"{type(module).__name__} has no quantised form"))
 
@@ -251,6 +263,9 @@ def _floats(module: QuantizedEmbeddingBagCollection) -> torch.nn.Module:
 
 
 def _become(module: torch.nn.Module, other: torch.nn.Module) -> None:
-    """Give a module the class and the contents of another: all references to it stay valid."""
+    """Give a module the class and contents of another; references to it and hooks of its calls stay valid."""
+    for name, value in vars(module).items():
+        if name.startswith(_HOOKS):
+            other.__dict__[name] = value
     module.__class__ = type(other)
     module.__dict__ = other.__dict__
