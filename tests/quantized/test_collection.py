@@ -252,6 +252,16 @@ def test_loads_floats_of_another_dtype_into_a_table_without_rows():
     model.load_state_dict(collection([Table(0, 8, "a"), Table(9, 8, "b")]).state_dict())
 
 
+@pytest.mark.parametrize("assign", (False, True))
+def test_tables_without_memory_refuse_to_load(assign):
+    real = QuantizedEmbeddingBagCollection(TABLES)
+    bare = QuantizedEmbeddingBagCollection(TABLES, device="meta")
+    with pytest.raises(RuntimeError, match=r"a\.weight has a table on meta; expected memory"):
+        bare.load_state_dict(real.state_dict(), assign=assign)
+    bare.to_empty(device="cpu").load_state_dict(real.state_dict(), assign=assign)
+    assert torch.equal(bare(*batch()), real(*batch()))
+
+
 def test_hooks_of_calls_stay():
     model, calls = collection(), []
     before = model.register_forward_pre_hook(lambda module, arguments: calls.append("before"))

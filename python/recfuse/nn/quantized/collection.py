@@ -315,6 +315,8 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
         if not isinstance(weight, Tensor):
             return f"recfuse: {key} is {type(weight).__name__}; expected {expected}"
         found = f"{weight.dtype} {list(weight.shape)}"
+        if rows.data.is_meta and not weight.is_meta:
+            return f"recfuse: {key} has a table on meta; expected memory. Call to_empty(device=...) first."
         if weight.is_floating_point() and weight.shape == (rows.data.shape[0], rows.dim):
             try:
                 with torch.no_grad():
