@@ -176,6 +176,9 @@ QUICK = [
 def program(monkeypatch, name):
     """Returns the call that runs a program with arguments and returns its exit status."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) is None:  # the folder tests/distributed
+        monkeypatch.delitem(sys.modules, name)
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])

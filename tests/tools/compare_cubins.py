@@ -37,7 +37,13 @@ def calls() -> Iterator[Call]:
     import torch
 
     for dtype in torch.float32, torch.float16, torch.bfloat16:
-        for call in (*_bags(dtype), *_collections(dtype), *_columns(dtype), *_ikbo(dtype)):
+        for call in (
+            *_bags(dtype),
+            *_collections(dtype),
+            *_histories(dtype),
+            *_columns(dtype),
+            *_ikbo(dtype),
+        ):
             yield call._replace(name=f"{call.name} {str(dtype).removeprefix('torch.')}")
 
 
@@ -106,6 +112,20 @@ def _collections(dtype: Any) -> Iterator[Call]:
         yield Call(f"collection grouped {optimizer}", grouped, True)
     deferred = functools.partial(collection, (8, 64), optimizer="Adam", deferred=True)
     yield Call("collection deferred", lambda: _deferred(*deferred()))
+
+
+def _histories(dtype: Any) -> Iterator[Call]:
+    import recfuse
+
+    def histories(layout: str, **options: Any) -> tuple[Any, ...]:
+        tables = [recfuse.nn.Table(ROWS, dim, dtype=dtype) for dim in (16, 72)]
+        module = recfuse.nn.FusedEmbeddingCollection(tables)
+        return functools.partial(module, layout=layout, **options), *_lookups(len(tables))
+
+    for layout, options in ("jagged", {}), ("joined", {}), ("padded", {"length": POOLING + 2}):
+        made = functools.partial(histories, layout, **options)
+        yield Call(f"histories {layout}", made)
+        yield Call(f"histories {layout} training", made, True)
 
 
 def _staged(dtype: Any) -> tuple[Any, ...]:

@@ -330,7 +330,7 @@ def test_a_model_that_computes_something_else_ends_the_run(dlrm, monkeypatch, tm
             ["--trace", "low,lukewarm"],
             "--trace: found 'low,lukewarm'; expected one_item",
         ),
-        (["--arch-embedding-size", "50-60"], "tables of different sizes"),
+        (["--arch-embedding-size", "50-60"], "tables differ in their rows"),
     ],
 )
 def test_what_is_wrong_with_an_argument_of_dlrm_is_said(dlrm, capsys, options, message):

@@ -333,7 +333,7 @@ def test_ratios_are_plotted(run, small_models, tmp_path):
 def test_a_plot_without_matplotlib_is_refused_before_measuring(run, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run("embedding_bag", "--plots", tmp_path) == 2
-    assert "pip install matplotlib" in capsys.readouterr().err
+    assert "Install matplotlib" in capsys.readouterr().err
 
 
 def test_a_missing_peer_is_reported_and_left_out(run, monkeypatch, capsys):

@@ -91,7 +91,7 @@ def test_the_command_draws_what_it_is_asked_for(pictures, monkeypatch, tmp_path,
     monkeypatch.setattr(sys, "argv", ["pictures.py", "nothing"])
     with pytest.raises(SystemExit):
         pictures.main()
-    assert "nothing: in no path" in capsys.readouterr().err
+    assert "names are nothing; expected a part of" in capsys.readouterr().err
 
 
 def test_the_rooms_of_the_code_are_drawn_in_their_order(pictures):

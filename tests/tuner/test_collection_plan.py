@@ -311,7 +311,7 @@ def test_tune_takes_a_collection_from_files(tuned, tmp_path, collection, capsys)
     assert cli.main(["tune", *files, *options]) == 0
     ((module, given, budget, passed),) = tuned
     assert tables_of(view_of(module, "")) == tables_of(view_of(collection, "")) and budget == 7.0
-    assert passed == {"pin": None, "seed": 0, "resume": "r.json"} and len(given) == 3
+    assert passed == {"pin": None, "seed": 0, "resume": "r.json", "predict": False} and len(given) == 3
     assert isinstance(Plan.load(out), CollectionPlan) and "1.250x" in capsys.readouterr().out
 
 

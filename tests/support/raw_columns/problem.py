@@ -27,7 +27,15 @@ _libc = ctypes.CDLL(None)
 
 
 class Buffer(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("numel", ctypes.c_int64), ("dtype", ctypes.c_int32))
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("numel", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("parameters_dtype", ctypes.c_int32),
+        ("parameters", ctypes.c_void_p),
+        ("pitch", ctypes.c_int64),
+        ("parameters_pitch", ctypes.c_int64),
+    )
 
 
 class Input(ctypes.Structure):
