@@ -9,7 +9,7 @@ from typing import Any
 from torch.nn import Parameter
 
 from recfuse import optim
-from recfuse.ops.training.optimizers import EPS
+from recfuse.ops.training.optimizers import EPS, KINDS
 from recfuse.optim.base import FusedOptimizer
 from recfuse.torchrec.options import Options
 
@@ -42,16 +42,22 @@ class _InBackward(FusedOptimizer):
                 updater.write(EPS, group["eps"] * math.sqrt(correction))
 
 
+_IN_BACKWARD: dict[str, Any] = {
+    kind.name: type(kind.name, (_InBackward, getattr(optim, kind.name)), {"__module__": __name__})
+    for kind in KINDS
+}
+"""The optimizers of recfuse.optim, which step in the backward pass. The library finds kernels by name."""
+globals().update(_IN_BACKWARD)  # where pickle and the list of known optimizers look a class up
+
+
 def in_backward(kind: type[FusedOptimizer], params: Sequence[Parameter], options: Options) -> Any:
     """Returns an optimizer of a class of ``recfuse.optim`` that steps after each backward pass."""
-    # The class keeps its name, because the library finds the update's kernel by name.
-    own = type(kind.__name__, (_InBackward, kind), {})
     numbers: dict[str, Any] = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
     numbers["stochastic_rounding"] = options.stochastic_rounding and options.dtype.itemsize == 2
     if kind is not optim.SGD:
         numbers["eps"] = options.eps
     if kind is optim.Adam:
         numbers["betas"] = options.beta1, options.beta2
-    optimizer = own(params, **numbers)
+    optimizer = _IN_BACKWARD[kind.__name__](params, **numbers)
     optimizer._correct_eps()
     return optimizer
