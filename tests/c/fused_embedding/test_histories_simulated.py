@@ -66,7 +66,7 @@ def lay_out(call: Histories, output: Tensor, fill: Tensor | None) -> list[Featur
             lanes *= 2
         found.append(
             Feature(
-                address, rows, padding, at // dim, first, offset, pitch, out_pitch, dim,
+                address, rows, padding, at // max(dim, 1), first, offset, pitch, out_pitch, dim,
                 DTYPES.index(matrix.dtype), vector, lanes,
             )
         )  # fmt: skip
@@ -114,7 +114,7 @@ def rows_by_hand(call: Histories) -> list[int]:
     ends, indices, bags = call.offsets.tolist(), call.indices.tolist(), call.bags
     found = []
     for f, (_, at, _, dim, _, padding, _) in enumerate(call.features.tolist()):
-        row = {index: -1 if index == padding else at // dim + index for index in indices}
+        row = {index: -1 if index == padding else at // max(dim, 1) + index for index in indices}
         for bag in range(bags):
             own = [row[index] for index in indices[ends[f * bags + bag] : ends[f * bags + bag + 1]]]
             if call.layout == "padded":
