@@ -103,8 +103,8 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 def gradient_hooks(weight: Tensor) -> str | None:
     """Return a text about hooks on a Parameter's gradient, which packing would lose, or None."""
-    if getattr(weight, "_in_backward_optimizers", None):
-        return "weight has an optimizer that is applied in the backward pass"
+    if applied := getattr(weight, "_in_backward_optimizers", None):
+        return f"{type(applied[0]).__name__} was applied in the backward pass to its weight"
     if getattr(weight, "_backward_hooks", None) or getattr(weight, "_post_accumulate_grad_hooks", None):
         return "weight has gradient hooks"
     return None
