@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import importlib.util
 
 import pytest
 import torch
@@ -172,6 +173,9 @@ def test_the_classes_of_the_list_exist(package):
     pytest.importorskip(package)
     names = [name for name in KNOWN if name.split(".")[0] == package]
     assert names
+    peers = all(importlib.util.find_spec(peer) for peer in ("torchrec", "fbgemm_gpu"))
     for name in names:
         module, _, kind = name.rpartition(".")
+        if module.startswith("recfuse.torchrec") and not peers:
+            continue
         assert issubclass(getattr(importlib.import_module(module), kind), optim.Optimizer), name
