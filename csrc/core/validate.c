@@ -25,6 +25,23 @@ rf_status rf__check_dtype(const char *operator_name, const char *argument, rf_dt
     return RF_OK;
 }
 
+rf_status rf__check_table(const char *operator_name, const rf_feature *feature, int64_t at,
+                          const rf_buffer *buffers, int64_t n_buffers) {
+    int64_t size, end;
+    RF__REFUSE_IF(feature->buffer < 0 || feature->buffer >= n_buffers, RF_ERR_VALUE,
+                  "features[" RF__I64 "] is in weights[" RF__I64 "]; expected one of " RF__I64 " weights", at,
+                  feature->buffer, n_buffers);
+    const int64_t numel = buffers[feature->buffer].numel;
+    RF__REFUSE_IF(feature->rows < 0 || feature->dim < 0 || feature->weight_offset < 0 ||
+                      __builtin_mul_overflow(feature->rows, feature->dim, &size) ||
+                      __builtin_add_overflow(feature->weight_offset, size, &end) || end > numel,
+                  RF_ERR_VALUE,
+                  "features[" RF__I64 "] is a table of " RF__I64 " x " RF__I64 " at element " RF__I64
+                  "; expected a table within weights[" RF__I64 "], which has " RF__I64 " elements",
+                  at, feature->rows, feature->dim, feature->weight_offset, feature->buffer, numel);
+    return RF_OK;
+}
+
 rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t pooling, int64_t padding_idx,
                             int64_t rows, bool weighted) {
     if (feature < 0) feature = 0;

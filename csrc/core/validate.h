@@ -47,6 +47,9 @@ rf_status rf__check_call(const char *operator_name, int64_t lookups, int64_t bag
                          rf_int_type offset_type, int32_t prefetch_distance, const void *indices,
                          const void *offsets);
 rf_status rf__check_dtype(const char *operator_name, const char *argument, rf_dtype dtype);
+/* The table of `features[at]` lies within its buffer. */
+rf_status rf__check_table(const char *operator_name, const rf_feature *feature, int64_t at,
+                          const rf_buffer *buffers, int64_t n_buffers);
 /* `feature` is -1 for an operator of one table. */
 rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t pooling, int64_t padding_idx,
                             int64_t rows, bool weighted);

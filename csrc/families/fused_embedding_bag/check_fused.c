@@ -30,18 +30,7 @@ static rf_status check_quantized_feature(const rf_fused_embedding_bag_params *pa
 static rf_status check_fused_feature(const rf_fused_embedding_bag_params *params, int64_t at,
                                      int64_t column) {
     const rf_feature *feature = &params->features[at];
-    int64_t size, end;
-    RF__REFUSE_IF(feature->buffer < 0 || feature->buffer >= params->n_buffers, RF_ERR_VALUE,
-                  "features[" RF__I64 "] is in weights[" RF__I64 "]; expected one of " RF__I64 " weights", at,
-                  feature->buffer, params->n_buffers);
-    const int64_t numel = params->buffers[feature->buffer].numel;
-    RF__REFUSE_IF(feature->rows < 0 || feature->dim < 0 || feature->weight_offset < 0 ||
-                      __builtin_mul_overflow(feature->rows, feature->dim, &size) ||
-                      __builtin_add_overflow(feature->weight_offset, size, &end) || end > numel,
-                  RF_ERR_VALUE,
-                  "features[" RF__I64 "] is a table of " RF__I64 " x " RF__I64 " at element " RF__I64
-                  "; expected a table within weights[" RF__I64 "], which has " RF__I64 " elements",
-                  at, feature->rows, feature->dim, feature->weight_offset, feature->buffer, numel);
+    RF_CHECK(rf__check_table(operator_name, feature, at, params->buffers, params->n_buffers));
     if (rf_is_quantized((int)params->buffers[feature->buffer].dtype))
         RF_CHECK(check_quantized_feature(params, at));
     RF__REFUSE_IF(feature->output_column != column, RF_ERR_VALUE,
