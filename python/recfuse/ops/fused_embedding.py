@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES, INTEGERS
-from recfuse.errors import ArgumentTypeError, ArgumentValueError, NotATensorError, a_type
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.ops.autograd import apply, register
 from recfuse.ops.fused_embedding_bag import fused_dtype
 from recfuse.ops.gradients import bags_of
@@ -18,6 +18,7 @@ from recfuse.ops.histories import JOINED, PADDED, SPARSE, LookedUp, looked_up
 from recfuse.ops.library import (
     below_autograd,
     check_1d,
+    check_call,
     check_tensor,
     is_compiled,
     is_transformed,
@@ -114,7 +115,7 @@ def fused_embedding(
         if fill is not None and fill.requires_grad and torch.is_grad_enabled():
             _refuse_fill()
     except (TypeError, AttributeError):
-        _check_tensors(weights, features, indices, offsets, fill)
+        check_call("fused_embedding", weights, features, indices, offsets, fill=fill)
         raise
     if isinstance(sizes, Tensor):
         raise wrong_type("recfuse.fused_embedding: sizes", sizes, "a list of integers")
@@ -135,7 +136,7 @@ def fused_embedding(
         with below_autograd():
             return _fused_embedding(*call)
     except TypeError:
-        _check_tensors(weights, features, indices, offsets, fill)
+        check_call("fused_embedding", weights, features, indices, offsets, fill=fill)
         raise
 
 
@@ -214,20 +215,6 @@ def _refuse_fill() -> NoReturn:
     raise ArgumentValueError(
         "recfuse.fused_embedding: fill requires a gradient, which it would not get. Pass fill.detach()."
     )
-
-
-def _check_tensors(weights: Any, features: Any, indices: Any, offsets: Any, fill: Any) -> None:
-    """Raise TypeError if an argument of a failed call is no tensor."""
-    if not isinstance(weights, (list, tuple)):
-        raise NotATensorError(
-            f"recfuse.fused_embedding: weights is {a_type(weights)}; expected a list of tensors"
-        )
-    given = {f"weights[{number}]": weight for number, weight in enumerate(weights)}
-    given |= {"features": features, "indices": indices, "offsets": offsets}
-    if fill is not None:
-        given["fill"] = fill
-    for name, value in given.items():
-        check_tensor("fused_embedding", name, value)
 
 
 # ---- gradients

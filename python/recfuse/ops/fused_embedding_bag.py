@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recfuse._storage import is_readable
-from recfuse.errors import ArgumentValueError, NotATensorError, a_type
+from recfuse.errors import ArgumentValueError
 from recfuse.ops.bag_operators import define_gradients
 from recfuse.ops.bags import pooled, pools_max
 from recfuse.ops.gradients import bags_of
@@ -18,7 +18,7 @@ from recfuse.ops.library import (
     below_autograd,
     call_below_autograd,
     check_1d,
-    check_tensor,
+    check_call,
     is_compiled,
     is_transformed,
     needs_derivatives,
@@ -115,7 +115,9 @@ def fused_embedding_bag(
         updates = updates_of(weights) if derivatives else None
         look = any_max and (derivatives or sparse) and is_readable(features)
     except (TypeError, AttributeError):
-        _check_tensors(weights, features, indices, offsets, per_sample_weights)
+        check_call(
+            "fused_embedding_bag", weights, features, indices, offsets, per_sample_weights=per_sample_weights
+        )
         raise
     if look:
         any_max = pools_max(features)
@@ -148,22 +150,10 @@ def fused_embedding_bag(
         with below_autograd():
             return _fused_embedding_bag(weights, *arguments, *options)
     except TypeError:
-        _check_tensors(weights, features, indices, offsets, per_sample_weights)
-        raise
-
-
-def _check_tensors(weights: Any, features: Any, indices: Any, offsets: Any, sample_weights: Any) -> None:
-    """Raise TypeError if an argument of a failed call is no tensor."""
-    if not isinstance(weights, (list, tuple)):
-        raise NotATensorError(
-            f"recfuse.fused_embedding_bag: weights is {a_type(weights)}; expected a list of tensors"
+        check_call(
+            "fused_embedding_bag", weights, features, indices, offsets, per_sample_weights=per_sample_weights
         )
-    given = {f"weights[{number}]": weight for number, weight in enumerate(weights)}
-    given |= {"features": features, "indices": indices, "offsets": offsets}
-    if sample_weights is not None:
-        given["per_sample_weights"] = sample_weights
-    for name, value in given.items():
-        check_tensor("fused_embedding_bag", name, value)
+        raise
 
 
 # ---- shape, and gradients

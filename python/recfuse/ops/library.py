@@ -73,6 +73,19 @@ def check_tensor(function: str, name: str, value: Any) -> None:
         ) from None
 
 
+def check_call(
+    function: str, weights: Any, features: Any, indices: Any, offsets: Any, **optional: Any
+) -> None:
+    """Raise TypeError if an argument of a failed call is no tensor; ``optional`` arguments may be None."""
+    if not isinstance(weights, (list, tuple)):
+        raise NotATensorError(f"recfuse.{function}: weights is {a_type(weights)}; expected a list of tensors")
+    given = {f"weights[{number}]": weight for number, weight in enumerate(weights)}
+    given |= {"features": features, "indices": indices, "offsets": offsets}
+    given |= {name: value for name, value in optional.items() if value is not None}
+    for name, value in given.items():
+        check_tensor(function, name, value)
+
+
 def autocast(tensors: Sequence[Tensor | None]) -> list[Any]:
     """Convert tensors as autocast does for torch's matmuls: float64 stays."""
     return [
