@@ -26,8 +26,7 @@ from recfuse.optim.parameters import dense_tables, embedding_parameters
 from recfuse.passes.apply_emb import POOL_ALL, ApplyEmb
 from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapEntry, SwapReport
-from recfuse.passes.torchrec_collection import TorchRecCollection
-from recfuse.passes.torchrec_embeddings import TorchRecEmbeddings
+from recfuse.passes.torchrec_collection import TorchRecCollection, TorchRecEmbeddings
 from recfuse.passes.unswap import unswap
 
 if TYPE_CHECKING:

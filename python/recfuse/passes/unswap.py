@@ -22,8 +22,7 @@ from recfuse.optim.adoption import release
 from recfuse.passes.apply_emb import ApplyEmb, has_fused_method
 from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapReport
-from recfuse.passes.torchrec_collection import TorchRecCollection
-from recfuse.passes.torchrec_embeddings import TorchRecEmbeddings
+from recfuse.passes.torchrec_collection import TorchRecCollection, TorchRecEmbeddings
 
 _PATTERNS: tuple[type[Pattern], ...] = (ApplyEmb, TorchRecCollection, TorchRecEmbeddings)
 
