@@ -113,6 +113,9 @@ class FusedEmbeddingBagCollection(PackedModule):
     Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
     """
 
+    feature_names: list[str]
+    feature_dims: list[int]
+
     def __init__(
         self,
         tables: Iterable[Any],
@@ -128,16 +131,7 @@ class FusedEmbeddingBagCollection(PackedModule):
         configs = list(tables)
         new = [Table.of(config) for config in configs]
         names, specs = specs_of(new, sparse, _WHERE)
-        features = features_of(names, new)
-        where = torch.empty(0, device=device).device
-        self._pack_new(specs, [table.dtype for table in new], where, [table for _, table in features], sparse)
-        self.feature_names = [feature for feature, _ in features]
-        self.feature_dims = list(self.layout.dims)
-        self.reset_parameters()
-        for config, packed in zip(configs, self.tables.values(), strict=True):
-            if callable(init := getattr(config, "init_fn", None)):
-                with torch.no_grad():
-                    init(packed.weight)
+        pack_new_tables(self, configs, new, names, specs, sparse, device)
 
     @classmethod
     def from_embedding_bags(
@@ -174,12 +168,7 @@ class FusedEmbeddingBagCollection(PackedModule):
             needed = values if hasattr(embedding_bags, "values") else "an iterable of tables"
             raise wrong_type("recfuse.nn.FusedEmbeddingBagCollection: embedding_bags", embedding_bags, needed)
         bags = list(embedding_bags)
-        if names is not None and len(names) != len(bags):
-            raise _value_error(
-                f"names has {len(names)} elements for {len(bags)} tables; expected equal numbers"
-            )
-        own_names = list(names) if names is not None else [f"t{number}" for number in range(len(bags))]
-        check_names(own_names, _WHERE)
+        own_names = names_of(len(bags), names, _WHERE)
         collection = cls.__new__(cls)
         torch.nn.Module.__init__(collection)
         collection._pack(own_names, bags, range(len(bags)), optimizers)
@@ -298,6 +287,40 @@ def specs_of(tables: Sequence[Table], sparse: bool, where: str) -> tuple[list[st
     specs = [_spec_of(name, table, sparse, where) for name, table in zip(names, tables, strict=True)]
     check_names(names, where)
     return names, specs
+
+
+def pack_new_tables(
+    collection: Any,
+    configs: Sequence[Any],
+    tables: Sequence[Table],
+    names: Sequence[str],
+    specs: Sequence[TableSpec],
+    sparse: bool,
+    device: torch.device | str | None,
+) -> None:
+    """Create the tables of a collection and its features; ``init_fn`` of a config sets its values."""
+    features = features_of(names, tables)
+    where = torch.empty(0, device=device).device
+    dtypes = [table.dtype for table in tables]
+    collection._pack_new(specs, dtypes, where, [table for _, table in features], sparse)
+    collection.feature_names = [feature for feature, _ in features]
+    collection.feature_dims = list(collection.layout.dims)
+    collection.reset_parameters()
+    for config, packed in zip(configs, collection.tables.values(), strict=True):
+        if callable(init := getattr(config, "init_fn", None)):
+            with torch.no_grad():
+                init(packed.weight)
+
+
+def names_of(count: int, names: Sequence[str] | None, where: str) -> list[str]:
+    """Return the names of ``count`` existing tables: the given ones, or t0, t1, ..."""
+    if names is not None and len(names) != count:
+        raise ArgumentValueError(
+            f"{where}: names has {len(names)} elements for {count} tables; expected equal numbers"
+        )
+    own = list(names) if names is not None else [f"t{number}" for number in range(count)]
+    check_names(own, where)
+    return own
 
 
 def features_of(names: Sequence[str], tables: Sequence[Table]) -> list[tuple[str, int]]:

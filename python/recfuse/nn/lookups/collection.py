@@ -11,7 +11,7 @@ from torch import Tensor
 from recfuse._arguments import wrong_type
 from recfuse.data.forms import is_keyed, lookups_per_key, of_keys
 from recfuse.errors import ArgumentValueError, a_type
-from recfuse.nn.collection import check_names, features_of, specs_of, table_of
+from recfuse.nn.collection import names_of, pack_new_tables, specs_of, table_of
 from recfuse.nn.lookups.module import PackedLookups, sizes_of
 from recfuse.nn.packed.pooling import refuse_proxy
 from recfuse.nn.packed.table_dict import Tables
@@ -64,6 +64,9 @@ class FusedEmbeddingCollection(PackedLookups):
     Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
     """
 
+    feature_names: list[str]
+    feature_dims: list[int]
+
     def __init__(
         self,
         tables: Iterable[Any],
@@ -84,16 +87,7 @@ class FusedEmbeddingCollection(PackedLookups):
                 raise ArgumentValueError(
                     f'{_WHERE}: mode of {name} is {table.mode!r}; expected "sum", since nothing is pooled'
                 )
-        features = features_of(names, new)
-        where = torch.empty(0, device=device).device
-        self._pack_new(specs, [table.dtype for table in new], where, [table for _, table in features], sparse)
-        self.feature_names = [feature for feature, _ in features]
-        self.feature_dims = list(self.layout.dims)
-        self.reset_parameters()
-        for config, packed in zip(configs, self.tables.values(), strict=True):
-            if callable(init := getattr(config, "init_fn", None)):
-                with torch.no_grad():
-                    init(packed.weight)
+        pack_new_tables(self, configs, new, names, specs, sparse, device)
 
     @classmethod
     def from_embeddings(
@@ -128,12 +122,7 @@ class FusedEmbeddingCollection(PackedLookups):
             needed = values if hasattr(embeddings, "values") else "an iterable of tables"
             raise wrong_type(f"{_WHERE}: embeddings", embeddings, needed)
         given = list(embeddings)
-        if names is not None and len(names) != len(given):
-            raise ArgumentValueError(
-                f"{_WHERE}: names has {len(names)} elements for {len(given)} tables; expected equal numbers"
-            )
-        own_names = list(names) if names is not None else [f"t{number}" for number in range(len(given))]
-        check_names(own_names, _WHERE)
+        own_names = names_of(len(given), names, _WHERE)
         collection = cls.__new__(cls)
         torch.nn.Module.__init__(collection)
         collection._pack_embeddings(own_names, given, range(len(given)), optimizers)
