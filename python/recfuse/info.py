@@ -52,18 +52,40 @@ def _cpuinfo(*keys: str) -> str:
 
 
 def cpu_model() -> str:
-    """Return the name of the processor, from the system."""
+    """Return the name of the processor.
+
+    Returns:
+        str: the name, as the system reports it.
+
+    Example:
+        >>> name = recfuse.info.cpu_model()
+    """
     return _cpuinfo("model name", "Model") or platform.processor() or platform.machine()
 
 
 def isa_available() -> list[str]:
-    """Return the instruction sets of the CPU kernels that this processor has, best first; always "scalar"."""
+    """Return the instruction sets of the CPU kernels that this processor has.
+
+    Returns:
+        list: the names, best first; the last is always "scalar".
+
+    Example:
+        >>> recfuse.info.isa_available()[-1]
+        'scalar'
+    """
     flags = set(_cpuinfo("flags", "Features").split())
     return [name for name, needed in ISA_FLAGS.items() if needed <= flags] + ["scalar"]
 
 
 def isa_unknown() -> str | None:
-    """Return why RECFUSE_CPU_ISA names no kernels of this CPU, or None if it does or is not set."""
+    """Return the reason why RECFUSE_CPU_ISA names no kernels of this CPU.
+
+    Returns:
+        str: the reason; None if the variable names kernels of this CPU or is not set.
+
+    Example:
+        >>> reason = recfuse.info.isa_unknown()
+    """
     asked = os.environ.get("RECFUSE_CPU_ISA")
     if not asked or asked in isa_available():
         return None
@@ -73,7 +95,17 @@ def isa_unknown() -> str | None:
 
 
 def isa_ignored(in_use: str) -> str | None:
-    """Return why the kernels differ from RECFUSE_CPU_ISA, or None if they agree or it is not set."""
+    """Return the reason why the kernels differ from RECFUSE_CPU_ISA.
+
+    Args:
+        in_use: the instruction set of the kernels, from ``torch.ops.recfuse.cpu_isa()``.
+
+    Returns:
+        str: the reason; None if they agree or the variable is not set.
+
+    Example:
+        >>> reason = recfuse.info.isa_ignored(torch.ops.recfuse.cpu_isa())
+    """
     asked = os.environ.get("RECFUSE_CPU_ISA")
     if not asked or asked == in_use:
         return None
@@ -81,7 +113,15 @@ def isa_ignored(in_use: str) -> str | None:
 
 
 def last_level_cache_bytes() -> int:
-    """Return the size of the largest cache of the first core, or 64 MiB if unknown."""
+    """Return the size of the largest cache of the first core.
+
+    Returns:
+        int: bytes; 64 MiB if unknown.
+
+    Example:
+        >>> recfuse.info.last_level_cache_bytes() > 0
+        True
+    """
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = [
         int(text[:-1]) * units[text[-1]]
@@ -92,13 +132,28 @@ def last_level_cache_bytes() -> int:
 
 
 def huge_pages() -> str:
-    """Return the setting of transparent huge pages: "always", "madvise", "never" or "unknown"."""
+    """Return the setting of transparent huge pages.
+
+    Returns:
+        str: "always", "madvise", "never" or "unknown".
+
+    Example:
+        >>> recfuse.info.huge_pages() in ("always", "madvise", "never", "unknown")
+        True
+    """
     text = _read(HUGE_PAGES)
     return text[text.index("[") + 1 : text.index("]")] if "[" in text and "]" in text else "unknown"
 
 
 def busy_seconds() -> float | None:
-    """Return the processor time of all processes, and of a hypervisor, since the start, in seconds."""
+    """Return the processor time of all processes, and of a hypervisor, since the start of the system.
+
+    Returns:
+        float: seconds; None if the system does not report them.
+
+    Example:
+        >>> seconds = recfuse.info.busy_seconds()
+    """
     fields = _read(STAT).partition("\n")[0].split()
     if len(fields) < 9 or fields[0] != "cpu":
         return None
@@ -107,7 +162,14 @@ def busy_seconds() -> float | None:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the source tree of this package, with "+" if the tree has changes."""
+    """Return the commit of the source tree of this package.
+
+    Returns:
+        str: the commit, with "+" if the tree has changes; None without a source tree or git.
+
+    Example:
+        >>> commit = recfuse.info.git_commit()
+    """
     try:
         described = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+"],
@@ -119,7 +181,18 @@ def git_commit() -> str | None:
 
 
 def package_version(name: str) -> str | None:
-    """Return the version of an installed distribution, or None."""
+    """Return the version of an installed distribution.
+
+    Args:
+        name: the name of the distribution.
+
+    Returns:
+        str: the version; None if it is not installed.
+
+    Example:
+        >>> recfuse.info.package_version("torch") is not None
+        True
+    """
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -127,7 +200,15 @@ def package_version(name: str) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """Return the record that accompanies a measurement: versions, machine, threads, commit, command, time."""
+    """Return the record that accompanies a measurement.
+
+    Returns:
+        dict: versions, machine, threads, commit, command and time.
+
+    Example:
+        >>> recfuse.info.environment()["recfuse"] == recfuse.__version__
+        True
+    """
     import numpy
     import torch
 
@@ -175,10 +256,14 @@ def _gpus(libcuda: str | None) -> list[str]:
 def cuda() -> dict[str, Any]:
     """Return the state of CUDA on this machine.
 
-    The entries are `gpus`; `libraries`, each with `found` and `looked_in`, NVRTC also with its `version`;
-    `missing`; `torch_cuda`; `kernel_cache` with `folder`, `entries`, `bytes`, `allowed` (compilation is
-    allowed), `refused` (the reason why the folder is not used, or None) and `ignored` (the number of ignored
-    files).
+    Returns:
+        dict: ``gpus``; ``libraries``, each with ``found`` and ``looked_in``, NVRTC also with its ``version``;
+        ``missing``; ``torch_cuda``; ``kernel_cache`` with ``folder``, ``entries``, ``bytes``, ``allowed``
+        (compilation is allowed), ``refused`` (the reason why the folder is not used, or None) and ``ignored``
+        (the number of ignored files).
+
+    Example:
+        >>> gpus = recfuse.info.cuda()["gpus"]
     """
     import torch
 
@@ -210,7 +295,17 @@ def cuda() -> dict[str, Any]:
 
 
 def describe_cache(cache: Mapping[str, Any]) -> str:
-    """Describe the folder of compiled kernels, and why it is not used, from `recfuse._C.jit_status()`."""
+    """Describe the folder of compiled kernels.
+
+    Args:
+        cache: the record ``cuda()["kernel_cache"]``.
+
+    Returns:
+        str: the folder, or the reason why no folder is used.
+
+    Example:
+        >>> text = recfuse.info.describe_cache(recfuse.info.cuda()["kernel_cache"])
+    """
     if cache["folder"]:
         return cache["folder"] + (f", which is not used: {cache['refused']}" if cache["refused"] else "")
     own, *others = (os.environ.get(name, "") for name in CACHE_VARIABLES)
@@ -222,7 +317,15 @@ def describe_cache(cache: Mapping[str, Any]) -> str:
 
 
 def collect() -> dict[str, Any]:
-    """Return the record that `recfuse info` prints: `environment()`, paths, instruction sets and `cuda()`."""
+    """Return the record that ``recfuse info`` prints.
+
+    Returns:
+        dict: the record of :func:`environment`, paths, instruction sets, and :func:`cuda`.
+
+    Example:
+        >>> recfuse.info.collect()["library_path"] == recfuse.library_path()
+        True
+    """
     record = environment()
     isa = {"isa_available": isa_available(), "isa_ignored": isa_ignored(record["isa"])}
     return {**record, "library_path": library_path(), **isa, "cuda": cuda()}

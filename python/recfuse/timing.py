@@ -12,6 +12,8 @@ The state of caches is part of a measurement:
 On the CPU samples use the host's clock. On CUDA a sample is the time between two events of the device, around
 its back-to-back calls. This is the time of a stream of requests, with host time if the host is the
 bottleneck. `graphed` excludes the host: a replay takes the time of the device.
+
+It is one file because its classes and functions work only together; docstrings are almost half of it.
 """
 
 from __future__ import annotations
@@ -40,11 +42,20 @@ _LEAST_LOAD = 0.1  # cores; more load of other processes disturbs a measurement
 
 
 class Stages(dict[str, float]):
-    """Seconds by stage of a call. If a candidate returns it, the stages are stored in addition to the total.
+    """Seconds by stage of a call, for candidates of :func:`compare`.
 
-    with stages("embeddings"): ...
+    If a candidate returns its stages, they are stored in addition to the total. On CUDA a block only records
+    events; :meth:`read` waits for them and adds the seconds.
 
-    On CUDA a block only records events; `read` waits for them and fills in the seconds.
+    Args:
+        device: the device on which the call works.
+
+    Example:
+        >>> stages = recfuse.timing.Stages()
+        >>> with stages("sum"):
+        ...     total = torch.ones(1000).sum()
+        >>> list(stages)
+        ['sum']
     """
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
@@ -63,7 +74,11 @@ class Stages(dict[str, float]):
             self.read()
 
     def read(self) -> Stages:
-        """Wait for the device, and add the seconds of the blocks since the last time."""
+        """Wait for the device, and add the seconds of the blocks since the last time.
+
+        Returns:
+            Stages: these stages.
+        """
         self._clock.finish()
         for name, start, end in self._blocks:
             self[name] = self.get(name, 0.0) + self._clock.seconds(start, end)
@@ -73,7 +88,18 @@ class Stages(dict[str, float]):
 
 @dataclass
 class Timing:
-    """Samples of a candidate, each in seconds per call, in order of time."""
+    """Samples of a candidate, each in seconds per call, in order of time.
+
+    Attributes:
+        name: the name of the candidate, or of a stage.
+        samples: the seconds per call, in order of time.
+        stages: the samples of each stage, if the candidate returns :class:`Stages`.
+
+    Example:
+        >>> timing = recfuse.timing.Timing("sum", [1.0, 3.0, 2.0])
+        >>> timing.median, timing.iqr
+        (2.0, 1.0)
+    """
 
     name: str
     samples: list[float] = field(default_factory=list)
@@ -102,7 +128,23 @@ class Timing:
 
 @dataclass
 class Comparison:
-    """The result of `compare`."""
+    """Timings of several candidates in turns, the result of :func:`compare`.
+
+    Attributes:
+        timings: the timing of each candidate, by name.
+        cache: the state of caches, "warm" or "cold".
+        inputs: the number of different inputs.
+        calls: a sample is the mean of this many calls.
+        device: the device.
+        other_load: cores that other processes kept busy; None if unknown.
+        environment: the record of :func:`environment`.
+
+    Example:
+        >>> values = torch.ones(1000)
+        >>> result = recfuse.timing.compare({"sum": values.sum, "max": values.max}, rounds=3)
+        >>> result.fastest(["sum"])
+        'sum'
+    """
 
     timings: dict[str, Timing]
     cache: Cache
@@ -117,11 +159,20 @@ class Comparison:
         return self.timings[name]
 
     def ratio(self, candidate: str, baseline: str) -> float:
-        """Return the speedup of `candidate` over `baseline`: the ratio of their medians."""
+        """Return the speedup of a candidate over a baseline: the ratio of their medians.
+
+        Args:
+            candidate: the name of the candidate.
+            baseline: the name of the other candidate.
+        """
         return self.timings[baseline].median / self.timings[candidate].median
 
     def fastest(self, names: Iterable[str]) -> str:
-        """Return the name with the smallest median among `names`."""
+        """Return the name with the smallest median.
+
+        Args:
+            names: names of candidates.
+        """
         return min(names, key=lambda name: self.timings[name].median)
 
     @property
@@ -130,7 +181,11 @@ class Comparison:
         return disturbance(self.other_load)
 
     def to_json(self, *, environment: bool = True) -> dict[str, Any]:
-        """Return all samples and the conditions of the measurement, as plain JSON values."""
+        """Return all samples and the conditions of the measurement, as plain JSON values.
+
+        Args:
+            environment: include the record of the environment.
+        """
         record = {
             "cache": self.cache,
             "inputs": self.inputs,
@@ -156,7 +211,18 @@ def _sweeper(device: str | torch.device) -> Callable[[], Any]:
 
 
 def disturbance(other_load: float | None) -> str:
-    """Return a warning if other processes kept a tenth of a core or more busy, else ""."""
+    """Return a warning if other processes kept a tenth of a core or more busy.
+
+    Args:
+        other_load: the cores that other processes kept busy; None if unknown.
+
+    Returns:
+        str: the warning, or "".
+
+    Example:
+        >>> recfuse.timing.disturbance(0.01)
+        ''
+    """
     if (other_load or 0.0) < _LEAST_LOAD:
         return ""
     return (
@@ -166,9 +232,15 @@ def disturbance(other_load: float | None) -> str:
 
 
 def other_load_since() -> Callable[[], float | None]:
-    """Return a function that returns the cores that other processes keep busy from now until its call.
+    """Start to count the cores that other processes keep busy.
 
-    It returns None if the system does not report them.
+    Returns:
+        Callable: a function that returns the mean number of cores since this call, or None if the system does
+        not report it.
+
+    Example:
+        >>> read = recfuse.timing.other_load_since()
+        >>> load = read()
     """
     busy_before, own_before, wall_before = info.busy_seconds(), time.process_time(), time.perf_counter()
 
@@ -193,16 +265,36 @@ def compare(
     label: str = "timing",
     after: Callable[[], Any] | None = None,
 ) -> Comparison:
-    """Time `candidates` in turns.
+    """Time candidates in turns.
 
-    candidates: name -> callable, called with one element of `inputs` as its arguments.
-    inputs: argument tuples to rotate through; every candidate gets the same inputs in the same order.
-    rounds: samples of each candidate. min_time: least seconds of a sample (more calls are averaged).
-    cache, device: see the module.
-    progress: show a bar; None: on a terminal, when the run is expected to take more than two seconds.
-    after: called after each sample, untimed, for example to evict data of a candidate from the caches.
+    Every round times each candidate once, in an order that rotates from round to round.
 
-    ValueError: no candidates, no inputs, rounds < 1, an unknown cache state.
+    Args:
+        candidates: the candidates by name; each is called with an element of ``inputs`` as its arguments.
+        inputs: tuples of arguments to rotate through; every candidate gets the same inputs in the same order.
+        rounds: samples of each candidate. Default: 15.
+        min_time: least seconds of a sample; a shorter call is repeated and averaged. Default: 0.
+        cache: "warm": an untimed call on the previous inputs comes before each sample. "cold": before each
+            call a buffer of several times the last-level cache is read. Default: "warm".
+        device: the device on which candidates work. Default: "cpu".
+        progress: show a bar. Default: on a terminal, if the run is expected to take more than two seconds.
+        label: the text of the bar.
+        after: called after each sample, untimed, for example to evict data of a candidate from the caches.
+
+    Returns:
+        Comparison: the samples of each candidate, and the conditions of the measurement.
+
+    Raises:
+        ValueError: no candidates, no inputs, ``rounds`` below 1, or an unknown state of caches.
+
+    Example:
+        >>> values = torch.ones(1000)
+        >>> result = recfuse.timing.compare({"sum": values.sum, "max": values.max}, rounds=3)
+        >>> len(result["sum"].samples)
+        3
+
+    Note:
+        On the CPU a sample uses the host's clock, on CUDA the time between two events of the device.
     """
     if not candidates or not inputs or rounds < 1 or cache not in ("warm", "cold"):
         raise ValueError(
@@ -269,10 +361,23 @@ def compare(
 
 
 def graphed(call: Callable[[], Any], device: str | torch.device) -> Callable[[], Any]:
-    """Capture `call` as a CUDA graph; return a function that replays it and returns the captured output.
+    """Capture a call as a CUDA graph.
 
-    Every replay writes to the same output and reads the same inputs. The call runs a few times before the
-    capture, to compile kernels and fill caches. On the CPU, which has no graphs, the result is `call` itself.
+    Every replay writes to the same output and reads the same inputs. The call runs three times before the
+    capture, to compile kernels and fill caches.
+
+    Args:
+        call: the call, without arguments.
+        device: the device of its tensors.
+
+    Returns:
+        Callable: a function that replays the graph and returns the captured output. On the CPU, which has no
+        graphs, ``call`` itself.
+
+    Example:
+        >>> replay = recfuse.timing.graphed(lambda: torch.ones(3).sum(), "cpu")
+        >>> replay()
+        tensor(3.)
     """
     if torch.device(device).type != "cuda":
         return call
@@ -295,16 +400,37 @@ def graphed(call: Callable[[], Any], device: str | torch.device) -> Callable[[],
 
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Return `info.environment()`, with properties of `device` if it is a GPU."""
+    """Return the record of :func:`recfuse.info.environment`, with properties of a GPU.
+
+    Args:
+        device: the device of the measurement. Default: "cpu".
+
+    Returns:
+        dict: the record.
+
+    Example:
+        >>> recfuse.timing.environment()["torch"] == torch.__version__
+        True
+    """
     return {**info.environment(), **describe(device)}
 
 
 def read_bandwidth(*, size: int = 256 << 20, rounds: int = 7) -> float:
     """Measure the bytes per second at which the CPU reads a large array with torch's current threads.
 
-    This is the ceiling for work whose data is not in a cache: the best of `rounds` reductions of `size`
-    bytes, by two kernels with almost no arithmetic. NumPy allocates the memory, because it requests huge
-    pages.
+    This is the ceiling for work whose data is not in a cache. It is the best of ``rounds`` reductions, by two
+    kernels with almost no arithmetic. NumPy allocates the memory, because it requests huge pages.
+
+    Args:
+        size: bytes of the array. Default: 256 MiB.
+        rounds: measurements of each kernel. Default: 7.
+
+    Returns:
+        float: bytes per second.
+
+    Example:
+        >>> recfuse.timing.read_bandwidth(size=1 << 20, rounds=1) > 0
+        True
     """
     import numpy as np
 

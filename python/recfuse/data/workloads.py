@@ -43,12 +43,22 @@ _VARIANT = re.compile(r"(?P<base>[A-F])(-zipf(?P<skew>\d+(\.\d+)?))?(-rows(?P<ro
 class Group:
     """Features that share their pooling factors and absences; each feature has a table.
 
-    The pooling factor of a bag is the floor of a normal (`mean`, `deviation`) truncated to [0, `maximum`], or
-    the mean if the deviation is 0. With probability 1 - `coverage` the bag is empty.
+    The pooling factor of a bag is the floor of a normal (``mean``, ``deviation``) truncated to [0,
+    ``maximum``], or the mean if the deviation is 0. With probability 1 - ``coverage`` the bag is empty.
+
+    Attributes:
+        kind: "one-hot", "multi-hot", "static" or "one-side".
+        features: the number of features.
+        rows: rows of each table.
+        mean, deviation, maximum: the distribution of pooling factors.
+        coverage: the probability that a bag is not empty.
+
+    Example:
+        >>> recfuse.workloads.model("B").groups[0].kind
+        'one-hot'
     """
 
     kind: str
-    """"one-hot", "multi-hot", "static" or "one-side"."""
     features: int
     rows: int
     mean: float
@@ -58,32 +68,51 @@ class Group:
 
 
 class Batch(NamedTuple):
-    """A batch of B samples, feature-major.
+    """A batch of B samples, feature by feature.
 
-    Bag b of feature f is `indices[offsets[f * B + b]:offsets[f * B + b + 1]]`.
+    Bag b of feature f is ``indices[offsets[f * B + b]:offsets[f * B + b + 1]]``.
+
+    Attributes:
+        indices: ``[lookups]``, int32 or int64.
+        offsets: ``[features * batch + 1]``, of the same type.
+
+    Example:
+        >>> batch = recfuse.workloads.model("B").batch(4, seed=0)
+        >>> batch.offsets.shape
+        (4801,)
     """
 
     indices: NDArray[np.integer]
-    """[lookups], int32 or int64."""
     offsets: NDArray[np.integer]
-    """[features * batch + 1], of the same type."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A collection of float32 tables, a table for each feature, and the distribution of its input."""
+    """A collection of float32 tables, a table for each feature, and the distribution of its input.
+
+    Attributes:
+        name: the name of the model or variant.
+        seed: the seed.
+        skew: 0 for nearly uniform rows, as published; else the exponent of a Zipf distribution over the rows.
+        groups: the groups of features.
+        rows: ``[features]``, rows of each table.
+        dims: ``[features]``, the dim of each table.
+        group_of: ``[features]``, the position in ``groups`` of each feature.
+        pooling: the mode of all bags, "sum".
+
+    Example:
+        >>> model = recfuse.workloads.model("B")
+        >>> model.features, len(model.dims)
+        (1200, 1200)
+    """
 
     name: str
     seed: int
     skew: float
-    """0: nearly uniform rows, as published; else the exponent of a Zipf distribution over the rows."""
     groups: tuple[Group, ...]
     rows: tuple[int, ...]
-    """[features]: rows of each table."""
     dims: tuple[int, ...]
-    """[features]: embedding dimension of each table."""
     group_of: tuple[int, ...]
-    """[features]: the index in `groups` of each feature."""
     pooling: str = "sum"
 
     @property
@@ -102,7 +131,18 @@ class Model:
         return 4 * sum(rows * dim for rows, dim in zip(self.rows, self.dims, strict=True))
 
     def lengths(self, size: int, seed: int) -> NDArray[np.int32]:
-        """Return the pooling factors ``[groups, size]`` of the batch ``batch(size, seed)``."""
+        """Return the pooling factors of the batch ``batch(size, seed)``.
+
+        Args:
+            size: the number of samples.
+            seed: the seed.
+
+        Returns:
+            ndarray: int32 ``[groups, size]``.
+
+        Raises:
+            ValueError: a negative size or seed.
+        """
         seed, size = _seed(seed), integer("workloads: size", size, 0, _MAX_COUNT)
         return _C.workload_lengths(self._group_array(), size, seed)
 
@@ -212,11 +252,26 @@ def batch_sizes(
 ) -> NDArray[np.int64]:
     """Generate sizes of the batches of a server, as published for the models A to F.
 
-    A request's size is the floor of a lognormal, exp(normal(log `median`, log `spread`)), at least 1. A
-    request above `maximum` is divided into parts of `maximum` and a rest; a random part is chosen.
+    The size of a request is the floor of a lognormal, exp(normal(log ``median``, log ``spread``)), at least
+    1. A request above ``maximum`` is divided into parts of ``maximum`` and a rest; a random part is chosen.
+
+    Args:
+        count: the number of sizes.
+        seed: the seed.
+        median, spread: the lognormal. Default: 256 and 128.
+        maximum: the largest size. Default: 512.
 
     Returns:
         ndarray: integers ``[count]``.
+
+    Raises:
+        ValueError: a negative count or seed, a maximum below 1.
+
+    Example:
+        >>> recfuse.workloads.batch_sizes(3, seed=0).shape
+        (3,)
+
+    Source: Pan et al., RecFlex, SC 2024, section VI-A and its artifact.
     """
     seed, count = _seed(seed), integer("workloads: count", count, 0, _MAX_COUNT)
     median, spread = real("workloads: median", median), real("workloads: spread", spread)

@@ -54,7 +54,14 @@ class Table:
 
     @staticmethod
     def of(config: Any) -> Table:
-        """Create a Table from a ``(num_embeddings, embedding_dim)`` pair or TorchRec's EmbeddingBagConfig."""
+        """Create a Table from another description.
+
+        Args:
+            config: a ``(num_embeddings, embedding_dim)`` pair, or TorchRec's ``EmbeddingBagConfig``.
+
+        Returns:
+            Table: the table.
+        """
         return table_of(config, _WHERE, "EmbeddingBagConfig")
 
 

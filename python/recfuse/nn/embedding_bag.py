@@ -56,7 +56,15 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, *args: Any, **kwargs: Any) -> EmbeddingBag:
-        """Create a module from weights, as torch's. Requests huge pages for a large table."""
+        """Create a module from weights, as torch's. Requests huge pages for a large table.
+
+        Args:
+            embeddings: the weights ``[rows, dim]``.
+            args, kwargs: the further arguments of ``torch.nn.EmbeddingBag.from_pretrained``.
+
+        Returns:
+            EmbeddingBag: the module.
+        """
         advise_huge_pages(embeddings.detach())
         return super().from_pretrained(embeddings, *args, **kwargs)
 

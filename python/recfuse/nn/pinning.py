@@ -118,7 +118,14 @@ class PinnedRows:
         return len(self.rows)
 
     def overlap(self, on: bool = True) -> PinnedRows:
-        """Refresh on a separate stream from now on, in parallel to the current stream."""
+        """Refresh on a separate stream from now on, in parallel to the current stream.
+
+        Args:
+            on: False: refresh on the current stream again.
+
+        Returns:
+            PinnedRows: this object.
+        """
         self._overlap = on
         return self
 
@@ -149,7 +156,16 @@ class PinnedRows:
         self._calls_left -= 1
 
     def update(self, trace: Any = None, *, statistics: Any = None, rows: Any = None) -> None:
-        """Unpin the rows, and pin other rows, chosen by the arguments of the constructor."""
+        """Unpin the rows, and pin other rows.
+
+        Args:
+            trace: indices ``[lookups]``; the most frequent rows are pinned.
+            statistics: instead of ``trace``, its statistics by :func:`recfuse.traces.statistics`.
+            rows: instead of ``trace``, rows of the table, the most important first.
+
+        Raises:
+            ValueError: not exactly one of trace, statistics and rows; a row outside the table.
+        """
         chosen = _choice(self.weight, trace, statistics, rows)
         self._release()
         self._hottest, self._calls_left = chosen, 0

@@ -160,7 +160,18 @@ def fused_embedding_bag(
 
 
 def fused_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
-    """Return the dtype of a fused call's output: the weights' dtype if they agree, else float32."""
+    """Return the dtype of a fused call's output.
+
+    Args:
+        dtypes: the dtypes of the weights.
+
+    Returns:
+        torch.dtype: the weights' dtype if they agree, else float32.
+
+    Example:
+        >>> recfuse.ops.fused_dtype([torch.float16, torch.float16])
+        torch.float16
+    """
     return dtypes[0] if dtypes and len(set(dtypes)) == 1 else torch.float32
 
 

@@ -21,7 +21,21 @@ _MOST_LINES = 8  # for entries that differ only in their names; more entries bec
 
 @dataclass(frozen=True)
 class SwapEntry:
-    """The action for one module, or for one match in a graph."""
+    """The action for one module, or for one match in a graph.
+
+    Attributes:
+        name: the name as in ``model.named_modules()``; "" is the model.
+        kind: the class before the swap.
+        action: "replaced", "fused", "left", "optimizer", "already" (by an earlier swap), "restored" (by
+            unswap); in a graph "swapped" or "left".
+        detail: the result of the action, or the reason why the module was left.
+        pattern: in a graph, the pattern that matched.
+
+    Example:
+        >>> report = recfuse.swap(torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4)))
+        >>> report.entries[0].name, report.entries[0].action
+        ('0', 'replaced')
+    """
 
     name: str  # as in model.named_modules(); "" is the model
     kind: str  # class before the swap
@@ -56,11 +70,19 @@ class SwapReport:
     gain: Gain | None = None
 
     def add(self, name: str, kind: str, action: str, detail: str, pattern: str = "") -> None:
-        """Append an entry."""
+        """Append an entry.
+
+        Args:
+            name, kind, action, detail, pattern: the fields of :class:`SwapEntry`.
+        """
         self.entries.append(SwapEntry(name, kind, action, detail, pattern))
 
     def leave(self, reason: str) -> None:
-        """Mark all entries as left, for a swap that was undone."""
+        """Mark all entries as left, for a swap that was undone.
+
+        Args:
+            reason: the reason.
+        """
         self.entries = [
             entry if entry.action in ("left", "already") else replace(entry, action="left", detail=reason)
             for entry in self.entries
@@ -68,7 +90,11 @@ class SwapReport:
         self.fused_optimizers.clear()
 
     def found(self, pattern: str) -> list[SwapEntry]:
-        """Return the entries of a pattern, swapped and left."""
+        """Return the entries of a pattern, swapped and left.
+
+        Args:
+            pattern: the name of the pattern.
+        """
         return [entry for entry in self.entries if entry.pattern == pattern]
 
     @property

@@ -32,12 +32,19 @@ class Calibration:
     Attributes:
         gpu: name of the device in `recfuse.explain`, such as ``"H100"``; ``"cpu"`` for the CPU.
         torch: minor version of torch, such as ``"2.11"``.
-        points: kind -> rows of sizes, microseconds, number of kernels.
+        points: for each kind of kernel, rows of sizes, microseconds, number of kernels.
         probes: counts of operators of steps, and microseconds of each step.
         gaps: constants of the device.
         facts: driver, date, spread of a point over its rounds in percent, clock, power limit, CPU.
         groups: finished groups of measurements.
         source: the GPU from which it is scaled by data sheet; empty if it was measured.
+
+    Example:
+        >>> from recfuse.perf.calibration import Calibration, available
+        >>> path = next(iter(available().values()))
+        >>> calibration = Calibration.load(path)
+        >>> calibration.count > 0
+        True
     """
 
     gpu: str
@@ -62,7 +69,7 @@ class Calibration:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the device is the CPU."""
+        """True if the device is the CPU."""
         return self.gpu == "cpu"
 
     @cached_property
@@ -81,12 +88,22 @@ class Calibration:
         return HostModel(self.probes)
 
     def add(self, kind: str, sizes: Sequence[float], us: float, kernels: float) -> None:
-        """Add a measured point."""
+        """Add a measured point.
+
+        Args:
+            kind: the kind of the kernel.
+            sizes: the sizes that determine its time.
+            us: the measured microseconds.
+            kernels: the number of kernels.
+        """
         short = [int(size) if float(size).is_integer() else float(f"{size:.8g}") for size in sizes]
         self.points.setdefault(kind, []).append([*short, _digits(us), int(kernels)])
 
     def merge(self, other: Calibration) -> Calibration:
-        """Return a calibration with the points and probes of both, of the same GPU and torch.
+        """Return a calibration with the points and probes of both.
+
+        Args:
+            other: a calibration of the same GPU and torch.
 
         Raises:
             ValueError: another GPU or another minor version of torch.
@@ -108,7 +125,11 @@ class Calibration:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the calibration as JSON."""
+        """Write the calibration as JSON.
+
+        Args:
+            path: the file.
+        """
         record = {
             "recfuse_calibration": VERSION, "gpu": self.gpu, "torch": self.torch, "facts": self.facts,
             "groups": self.groups,
@@ -121,7 +142,13 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
-        """Read a file that `save` wrote.
+        """Read a calibration from a file.
+
+        Args:
+            path: a file that :meth:`save` wrote.
+
+        Returns:
+            Calibration: the calibration.
 
         Raises:
             OSError: the file cannot be read.
@@ -144,7 +171,12 @@ class Calibration:
             return _checked(record)
 
     def scaled_to(self, target: dict[str, Any], source: dict[str, Any]) -> Calibration:
-        """Return a calibration of another GPU, with times scaled by the data sheets of both."""
+        """Return a calibration of another GPU, with times scaled by the data sheets of both.
+
+        Args:
+            target: facts of the other GPU.
+            source: facts of this calibration's GPU.
+        """
         memory = source["bytes_per_second"] / target["bytes_per_second"]
         points: dict[str, list[list[float]]] = {}
         for kind, rows in self.points.items():

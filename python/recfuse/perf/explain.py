@@ -80,9 +80,16 @@ def record(
 
 
 def known_gpus() -> list[dict[str, Any]]:
-    """Return the GPUs that calls can be lowered for, as dicts with ``name``, ``arch``, ``sms`` and so on.
+    """Return the GPUs that calls can be lowered for.
 
-    GPUs of an architecture follow each other, the typical GPU first.
+    Returns:
+        list: a dict for each GPU with ``name``, ``arch``, ``sms`` and so on. GPUs of an architecture follow
+        each other, the typical GPU first.
+
+    Example:
+        >>> from recfuse.perf.explain import known_gpus
+        >>> "H100" in [gpu["name"] for gpu in known_gpus()]
+        True
     """
     return _C.gpus()
 

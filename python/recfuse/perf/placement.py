@@ -36,6 +36,11 @@ class Table:
         pooling: lookups of a bag.
         itemsize: bytes of an element.
         unique: distinct rows among the lookups of a step; None: the largest possible number.
+
+    Example:
+        >>> table = recfuse.perf.placement.Table("item", rows=1000, dim=64, pooling=20.0)
+        >>> table.bytes
+        256000
     """
 
     name: str
@@ -53,7 +58,18 @@ class Table:
 
 @dataclass(frozen=True)
 class Shard:
-    """Columns of a table on a rank."""
+    """Columns of a table on a rank.
+
+    Attributes:
+        table: the name of the table.
+        rank: the rank.
+        first_column: the first column of the table on this rank.
+        columns: the number of columns.
+
+    Example:
+        >>> recfuse.perf.placement.Shard("item", rank=0, first_column=32, columns=32).columns
+        32
+    """
 
     table: str
     rank: int
@@ -70,7 +86,13 @@ class Placement:
         pooling_us: microseconds that each rank pools.
         exchange_us: microseconds in which each rank's pooled rows reach the other ranks.
         bytes: memory of each rank's tables.
-        training: whether gradients and their updates count.
+        training: True if gradients and their updates count.
+
+    Example:
+        >>> tables = [{"name": f"t{n}", "rows": 1000, "dim": 64, "pooling": 20.0} for n in range(4)]
+        >>> placement = recfuse.perf.placement.place(tables, gpus=2, gpu="H100")
+        >>> len(placement.rank_us)
+        2
     """
 
     shards: tuple[Shard, ...]
@@ -90,7 +112,11 @@ class Placement:
         return max(self.rank_us)
 
     def ranks_of(self, table: str) -> list[int]:
-        """Return the ranks of a table's shards, in the order of their columns."""
+        """Return the ranks of a table's shards, in the order of their columns.
+
+        Args:
+            table: the name of the table.
+        """
         own = sorted((one for one in self.shards if one.table == table), key=lambda one: one.first_column)
         return [one.rank for one in own]
 
@@ -103,8 +129,12 @@ class Placement:
         }  # fmt: skip
 
     def torchrec_constraints(self) -> dict[str, Any]:
-        """Return TorchRec's ``ParameterConstraints`` by table: whole or cut into columns, and the
-        width of the columns.
+        """Return TorchRec's ``ParameterConstraints`` for each table.
+
+        A table is whole or cut into columns; the constraints have the width of the columns.
+
+        Returns:
+            dict: the constraints by table.
         """
         from torchrec.distributed.planner.types import ParameterConstraints
         from torchrec.distributed.types import ShardingType
@@ -118,7 +148,11 @@ class Placement:
         return found
 
     def torchrec_sharding(self) -> dict[str, Any]:
-        """Return generators for TorchRec's ``construct_module_sharding_plan``, with the ranks."""
+        """Return generators for TorchRec's ``construct_module_sharding_plan``, with the ranks.
+
+        Returns:
+            dict: the generators by table.
+        """
         from torchrec.distributed.sharding_plan import column_wise, table_wise
 
         ranks = {table: self.ranks_of(table) for table in dict.fromkeys(one.table for one in self.shards)}
@@ -155,18 +189,24 @@ def place(
     """Assign tables to several GPUs of one host.
 
     Args:
-        tables: the tables, or dicts of the fields of `Table`.
-        gpus: number of GPUs.
+        tables: the tables, or dicts of the fields of :class:`Table`.
+        gpus: the number of GPUs.
         memory: bytes for tables on each GPU. Default: 85 % of the memory of the calibration's GPU.
-        batch: samples of a step on each GPU.
-        gpu, calibration: as for `recfuse.predict`.
-        training: gradients and their updates count as well.
+        batch: samples of a step on each GPU. Default: 2048.
+        gpu, calibration: as for :func:`recfuse.predict`.
+        training: count gradients and their updates as well.
 
     Returns:
-        The placement with its predicted costs.
+        Placement: the ranks of the tables, with predicted costs.
 
     Raises:
         ValueError: no table, two tables of the same name, or tables that do not fit.
+
+    Example:
+        >>> tables = [{"name": f"t{n}", "rows": 1000, "dim": 64, "pooling": 20.0} for n in range(4)]
+        >>> placement = recfuse.perf.placement.place(tables, gpus=2, gpu="H100")
+        >>> sorted(shard.rank for shard in placement.shards)
+        [0, 0, 1, 1]
     """
     count = integer("recfuse place: gpus", gpus, 1, 4096)
     samples = integer("recfuse place: batch", batch, 1, 1 << 24) * count

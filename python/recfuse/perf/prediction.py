@@ -44,6 +44,12 @@ class Prediction:
         notes: differences from the calibration, and unknown inputs.
         calibration: the calibration, with the measured points of this step.
         measured: the measured points of this step alone; None: it was not measured.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(1000, 16, mode="sum")
+        >>> prediction = recfuse.predict(table, torch.randint(1000, (64, 5)), gpu="H100")
+        >>> prediction.gpu, prediction.fits
+        ('H100', True)
     """
 
     gpu: str
@@ -77,12 +83,12 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """Whether the host or the device limits an eager step."""
+        """The limit of an eager step, "host" or "device"."""
         return "host" if self.host > self.active.seconds else "device"
 
     @property
     def fits(self) -> bool:
-        """Whether the peak fits in the device's memory; True if that memory is unknown."""
+        """True if the peak fits in the device's memory, or if that memory is unknown."""
         return not self.memory_bytes or self.peak_bytes <= self.memory_bytes
 
     @property
@@ -91,7 +97,11 @@ class Prediction:
         return [one.operator for one in self.times]
 
     def by_kind(self) -> dict[str, tuple[int, float]]:
-        """Return calls and seconds of the kernels of each kind, the longest first."""
+        """Return calls and seconds of the kernels of each kind, the longest first.
+
+        Returns:
+            dict: for each kind the number of calls and the seconds.
+        """
         found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
         for one in self.times:
             if one.operator.kind is not None:
@@ -107,7 +117,11 @@ class Prediction:
         return sum(one.kernel.us for one in self.times if not one.kernel.known) / total if total else 0.0
 
     def to_json(self, operators: bool = False) -> dict[str, Any]:
-        """Return plain JSON values; with ``operators``, also a list of the operators."""
+        """Return plain JSON values.
+
+        Args:
+            operators: include a list of the operators.
+        """
 
         def interval(estimate: Estimate | None) -> list[float] | None:
             return None if estimate is None else [estimate.seconds, estimate.low, estimate.high]
@@ -130,7 +144,11 @@ class Prediction:
         return record
 
     def plot(self) -> Figure:
-        """Return a figure of the regimes and kinds; needs matplotlib (the extra `bench`)."""
+        """Draw the regimes and the kinds of kernels. Needs matplotlib (the extra ``bench``).
+
+        Returns:
+            Figure: matplotlib's figure.
+        """
         return figure_of(self.gpu, self.regimes, {kind: one for kind, (_, one) in self.by_kind().items()})
 
     def save_trace(

@@ -68,7 +68,14 @@ class BasePlan:
         return self.default_us / self.best_us if self.best_us else 1.0
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file. An error leaves an existing file unchanged."""
+        """Write the plan to a file. An error leaves an existing file unchanged.
+
+        Args:
+            path: the file.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         where = path_of(path, "recfuse.Plan.save")
         record = {"recfuse_plan": VERSION, "kind": self.KIND, **self._record()}
         write_json(where, record, "recfuse.Plan.save")

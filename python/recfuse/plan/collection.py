@@ -115,7 +115,11 @@ class CollectionPlan(BasePlan):
         return [self.tables[number] for number in self.table_of]
 
     def rows(self) -> NDArray[np.int32]:
-        """Return schedules and expected pooling factors as the operator's int32 ``[features, 5]``."""
+        """Return schedules and expected pooling factors in the form of the operator.
+
+        Returns:
+            ndarray: int32 ``[features, 5]``.
+        """
         rows = np.array([FusedSchedule.parse(text).row() for text in self.schedules], np.int32)
         found = rows.reshape(-1, FIELDS)[np.array(self.schedule_of, np.int64)]
         found[:, EXPECTED] = self.expected
@@ -123,7 +127,18 @@ class CollectionPlan(BasePlan):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CollectionPlan:
-        """Read a plan from a file, as :meth:`recfuse.Plan.load`; a plan of one table is refused."""
+        """Read a plan of a collection from a file.
+
+        Args:
+            path: a file of :meth:`save`.
+
+        Returns:
+            CollectionPlan: the plan.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: the file is a plan of one table, no plan, or has a newer version.
+        """
         path = path_of(path, "recfuse.Plan.load")
         return cls.of_record(read_file(path), path)
 
@@ -265,7 +280,11 @@ class CollectionPlan(BasePlan):
         return CollectionDrift(bool(reasons), reasons, share, before, now)
 
     def by_class(self) -> dict[str, Counter[str]]:
-        """Count the features with each schedule, for each class of tables, narrow rows first."""
+        """Count the features with each schedule, for each class of tables.
+
+        Returns:
+            dict: for each class, narrow rows first, the number of features by schedule.
+        """
         found: dict[tuple[int, str], Counter[str]] = {}
         for table, schedule in zip(self.feature_tables, self.schedule_of, strict=True):
             name = table.row_bytes, f"{table.dim} {table.dtype} {table.mode}"
@@ -311,6 +330,9 @@ class CollectionPlan(BasePlan):
         """Draw the schedules of each class of features, and times by occupancy.
 
         Needs matplotlib (the extra ``bench``).
+
+        Returns:
+            Figure: matplotlib's figure.
         """
         times = self.default_us, self.best_us
         return figures.of_collection(self.by_class(), self.occupancies, *times, self.warps)

@@ -287,7 +287,11 @@ class Plan(BasePlan):
         ]
 
     def plot(self) -> Figure:
-        """Draw times by station and distance, and by warps. Needs matplotlib (the extra ``bench``)."""
+        """Draw times by station and distance, and by warps. Needs matplotlib (the extra ``bench``).
+
+        Returns:
+            Figure: matplotlib's figure.
+        """
         times = self.default_us, self.best_us, self.floor_us
         on_gpu = self.device.type == "cuda"
         return figures.of_table(self.decisions, Schedule.parse(self.schedule), *times, on_gpu)

@@ -36,7 +36,7 @@ def planner(
     constraints: dict[str, ParameterConstraints] | None = None,
     **options: Any,
 ) -> EmbeddingShardingPlanner:
-    """Returns TorchRec's planner with estimates of recfuse's kernels.
+    """Return TorchRec's planner with estimates of recfuse's kernels.
 
     The times of lookup and of backward pass with update differ from TorchRec's estimates, each at its own
     rates. The rating of a plan adds the launches and the host's work for each sharding type, so that plans of
@@ -47,18 +47,22 @@ def planner(
     Args:
         topology: TorchRec's, with ``compute_device="cuda"``.
         batch_size: samples of a step on each GPU.
-        calibration: a calibration, or its file. Default: the calibration of the GPU of this
-            machine, or of the H100.
+        calibration: a calibration, or its file. Default: the calibration of the GPU of this machine, or of
+            the H100.
         constraints: TorchRec's, by table; they hold the pooling factors.
         options: other arguments of ``EmbeddingShardingPlanner``, except ``enumerator``.
+
+    Returns:
+        EmbeddingShardingPlanner: the planner.
 
     Raises:
         ValueError: no calibration of the device; the message names the available calibrations.
 
     Example:
-        >>> topology = Topology(world_size=8, compute_device="cuda")
-        >>> ours = recfuse.torchrec.planner(topology, batch_size=4096)
-        >>> plan = ours.collective_plan(model, [sharder])  # doctest: +SKIP
+        >>> from torchrec.distributed.planner import Topology
+        >>> topology = Topology(world_size=8, compute_device="cuda", hbm_cap=70 << 30)
+        >>> planner = recfuse.torchrec.planner(topology, batch_size=4096)
+        >>> plan = planner.collective_plan(model, [sharder])  # doctest: +SKIP
     """
     calibrated = CalibratedEstimator(topology, constraints, calibration=calibration)
     estimators: list[ShardEstimator] = [

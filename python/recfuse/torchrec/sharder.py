@@ -68,51 +68,92 @@ class EmbeddingBagCollectionSharder(embeddingbag.EmbeddingBagCollectionSharder):
     Args:
         fused_params: as TorchRec's: ``optimizer`` (EXACT_SGD, EXACT_ADAGRAD, EXACT_ROWWISE_ADAGRAD, ADAM),
             ``learning_rate``, ``eps``, ``output_dtype``, ...
-        arguments: TorchRec's other arguments (``qcomm_codecs_registry``).
+        qcomm_codecs_registry, sharded_module_order_overwrite: as TorchRec's.
 
     Raises:
         ValueError: in ``DistributedModelParallel``: a table whose compute kernel needs a cache, an optimizer
             or an option without a fused form; the message names the table or the option.
 
+    Example:
+        >>> from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        >>> fused_params = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
+        >>> sharder = recfuse.torchrec.EmbeddingBagCollectionSharder(fused_params=fused_params)
+        >>> sharder.compute_kernels("table_wise", "cpu")
+        ['fused']
+
+    Note:
+        Works on the CPU and on CUDA. Fused optimizers update the rows in the backward pass.
+
     Source: TorchRec (Ivchenko et al., RecSys 2022), for whose engine this is a kernel.
     """
 
     def shard(self, *arguments: Any, **named: Any) -> embeddingbag.ShardedEmbeddingBagCollection:
-        """Returns the sharded collection, as TorchRec's sharder does."""
+        """Return the sharded collection, as TorchRec's sharder does.
+
+        Args:
+            arguments, named: as TorchRec's.
+        """
         with _with_kernels():
             return super().shard(*arguments, **named)
 
     def reshard(self, *arguments: Any, **named: Any) -> embeddingbag.ShardedEmbeddingBagCollection:
-        """Moves tables of a sharded collection, as TorchRec's sharder does."""
+        """Move tables of a sharded collection, as TorchRec's sharder does.
+
+        Args:
+            arguments, named: as TorchRec's.
+
+        Returns:
+            ShardedEmbeddingBagCollection: the collection.
+        """
         with _with_kernels():
             return super().reshard(*arguments, **named)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Returns the compute kernels without a cache, from which a planner may choose."""
+        """Return the compute kernels without a cache, from which a planner may choose.
+
+        Args:
+            sharding_type: TorchRec's sharding type.
+            compute_device_type: "cpu" or "cuda".
+        """
         kept = {kernel.value for kernel in KERNELS}
         return [name for name in super().compute_kernels(sharding_type, compute_device_type) if name in kept]
 
 
 def enable() -> None:
-    """Enables recfuse's kernels in all collections that this process shards from now on, with any sharder.
+    """Enable recfuse's kernels in all collections that this process shards from now on, with any sharder.
 
     This helps scripts that create their sharders internally.
+
+    Example:
+        >>> recfuse.torchrec.enable()
+        >>> recfuse.torchrec.disable()
     """
     global _enabled
     _enabled = True
 
 
 def disable() -> None:
-    """Reverts :func:`enable`, for collections that are sharded from now on."""
+    """Revert :func:`enable`, for collections that are sharded from now on.
+
+    Example:
+        >>> recfuse.torchrec.disable()
+    """
     global _enabled
     _enabled = False
 
 
 def uses_recfuse(module: nn.Module) -> bool:
-    """Returns whether all lookups of a sharded collection, or of a model with such collections,
-    use recfuse's kernels.
+    """Return True if all lookups of a model use recfuse's kernels.
 
-    Returns False on a rank without tables.
+    Args:
+        module: a sharded collection, or a model with sharded collections.
+
+    Returns:
+        bool: True if all lookups use them; False on a rank without tables.
+
+    Example:
+        >>> recfuse.torchrec.uses_recfuse(torch.nn.Linear(2, 1))
+        False
     """
     kernels = list(kernels_of(module, GroupedPooledEmbeddingsLookup))
     return bool(kernels) and all(isinstance(kernel, (FusedKernel, DenseKernel)) for kernel in kernels)

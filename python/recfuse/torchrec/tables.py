@@ -30,22 +30,39 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
     The class has the constructor and the methods of FBGEMM's ``SplitTableBatchedEmbeddingBagsCodegen``, with
     recfuse's kernels. It is a subclass only for ``isinstance``; it has none of FBGEMM's state.
 
+    Any dim is allowed, also dims that are not multiples of 4. ADAM also runs on the CPU. An invalid index
+    raises ``IndexError`` for every ``bounds_check_mode``; FBGEMM replaces it by 0.
+
     Args:
-        embedding_specs: ``(rows, dim, location, compute_device)`` of each table. Locations must
-            be DEVICE or HOST.
-        feature_table_map: number of the table of each feature; default: a feature per table.
+        embedding_specs: ``(rows, dim, location, compute_device)`` of each table. Locations must be DEVICE or
+            HOST.
+        feature_table_map: the number of the table of each feature. Default: a feature for each table.
         table_names: names, for errors.
         device: the device of the tables.
         options: FBGEMM's other keyword arguments: ``optimizer`` (EXACT_SGD, EXACT_ADAGRAD,
-            EXACT_ROWWISE_ADAGRAD, ADAM), ``learning_rate``, ``eps``, ``beta1``, ``beta2``,
-            ``weight_decay`` with ``weight_decay_mode`` L2, ``stochastic_rounding``,
-            ``pooling_mode``, ``weights_precision``, ``output_dtype``.
+            EXACT_ROWWISE_ADAGRAD, ADAM), ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``
+            with ``weight_decay_mode`` L2, ``stochastic_rounding``, ``pooling_mode``, ``weights_precision``,
+            ``output_dtype``.
+
+    Shape:
+        - indices: ``[lookups]``, feature by feature, bag by bag. - offsets: ``[features * bags + 1]``. -
+        output: ``[bags, sum of dims]``.
 
     Raises:
         ValueError, TypeError: a location that needs a cache, an optimizer or option without a fused form.
 
-    Differences: any dim is allowed, also dims that are not multiples of 4. ADAM also runs on the CPU. An
-    invalid index raises ``IndexError`` for every ``bounds_check_mode``; FBGEMM replaces it by 0.
+    Example:
+        >>> from fbgemm_gpu import split_table_batched_embeddings_ops_training as ops
+        >>> spec = (1000, 16, ops.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)
+        >>> tables = recfuse.torchrec.TableBatchedEmbeddingBags([spec], device="cpu")
+        >>> tables.init_embedding_weights_uniform(-0.1, 0.1)
+        >>> tables(torch.tensor([3, 7, 2]), torch.tensor([0, 2, 3])).shape
+        torch.Size([2, 16])
+
+    Note:
+        Works on the CPU and on CUDA. The backward pass updates the rows; tables have no gradients.
+
+    Source: FBGEMM's ``SplitTableBatchedEmbeddingBagsCodegen``.
     """
 
     def __init__(
@@ -97,24 +114,26 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         vbe_output: Tensor | None = None,
         vbe_output_offsets: Tensor | None = None,
     ) -> Tensor:
-        """Pools every feature; the backward pass updates the rows.
+        """Pool every feature; the backward pass updates the rows.
 
         Args:
             indices: int32 or int64 ``[lookups]``, feature by feature.
             offsets: int32 or int64 ``[features * bags + 1]``.
             per_sample_weights: floating ``[lookups]``; not with pooling MEAN.
+            feature_requires_grad, hash_zch_identities, hash_zch_runtime_meta: must be None.
             batch_size_per_feature_per_rank: bags of each feature from each rank, if they differ; the output
                 is then flat, rank by rank.
-            vbe_output: flat output to write into, at ``vbe_output_offsets`` ``[ranks, features]``.
-            feature_requires_grad, hash_zch_identities, hash_zch_runtime_meta: must be None.
             total_unique_indices: not read.
+            vbe_output, vbe_output_offsets: flat output to write into, and the offsets ``[ranks, features]``
+                at which to write.
 
         Returns:
-            ``[bags, columns]`` of ``output_dtype``, or flat with a batch size per feature.
+            Tensor: ``[bags, columns]`` of ``output_dtype``, or flat with a batch size per feature.
 
         Raises:
             IndexError: an invalid index or offset; the message names table, feature and bag. On a GPU the
                 next call raises it.
+            ValueError: an argument that is not supported.
         """
         for name, value in (
             ("feature_requires_grad", feature_requires_grad),
@@ -129,12 +148,13 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         )
 
     def split_embedding_weights(self) -> list[Tensor]:
-        """Returns each table's rows ``[rows, dim]``, as views."""
+        """Return the rows ``[rows, dim]`` of each table, as views."""
         return self.tables.table_rows()
 
     def split_optimizer_states(self) -> list[list[Tensor]]:
-        """Returns views of each table's states, in FBGEMM's order: ``[rows, dim]``, for row-wise
-        Adagrad ``[rows]``.
+        """Return the states of each table, as views, in FBGEMM's order.
+
+        A state is ``[rows, dim]``, for row-wise Adagrad ``[rows]``.
         """
         kind = OPTIMIZERS[self.optimizer]._kind
         states: list[list[Tensor]] = [[] for _ in self.embedding_specs] if kind.states else []
@@ -145,26 +165,41 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         return states
 
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
-        """Returns the states by the names of torch's optimizers."""
+        """Return the states by the names of torch's optimizers."""
         names = OPTIMIZERS[self.optimizer]._kind.states
         return [dict(zip(names, states, strict=True)) for states in self.split_optimizer_states()]
 
     # ---- hyper-parameters
 
     def get_learning_rate(self) -> float:
-        """Returns the learning rate."""
+        """Return the learning rate."""
         return float(self._fused.param_groups[0]["lr"])
 
     def set_learning_rate(self, lr: float) -> None:
-        """Sets the learning rate, from the next update on."""
+        """Set the learning rate, from the next update on.
+
+        Args:
+            lr: the learning rate.
+        """
         self._fused.param_groups[0]["lr"] = lr
 
     def set_optimizer_step(self, step: int) -> None:
-        """Sets the number of past updates, on which Adam's corrections depend."""
+        """Set the number of past updates, on which Adam's corrections depend.
+
+        Args:
+            step: the number.
+        """
         self._fused.set_steps(step)
 
     def update_hyper_parameters(self, params_dict: dict[str, float]) -> None:
-        """Sets ``lr``, ``eps``, ``beta1``, ``beta2`` or ``weight_decay``, from the next update on."""
+        """Set parameters of the optimizer, from the next update on.
+
+        Args:
+            params_dict: values of ``lr``, ``eps``, ``beta1``, ``beta2`` or ``weight_decay``.
+
+        Raises:
+            NotImplementedError: a parameter that the optimizer does not have.
+        """
         group = self._fused.param_groups[0]
         for name, value in params_dict.items():
             if name in ("beta1", "beta2") and "betas" in group:
@@ -182,18 +217,23 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
     # ---- for callers of FBGEMM's module: there is no cache
 
     def init_embedding_weights_uniform(self, min_val: float, max_val: float) -> None:
-        """Draws all rows from a uniform distribution."""
+        """Draw all rows from a uniform distribution.
+
+        Args:
+            min_val: the least value.
+            max_val: the largest value.
+        """
         for rows in self.split_embedding_weights():
             rows.uniform_(min_val, max_val)
 
     def prefetch(self, *_: Any, **__: Any) -> None:
-        """Does nothing: there is no cache to fill."""
+        """Do nothing: there is no cache to fill."""
 
     def flush(self) -> None:
-        """Does nothing: rows are never kept outside the tables."""
+        """Do nothing: all rows are in the tables."""
 
     def reset_cache_states(self) -> None:
-        """Does nothing: there is no cache."""
+        """Do nothing: there is no cache."""
 
     def reset_embedding_weight_momentum(
         self,
@@ -202,11 +242,18 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         logical_table_ids: Tensor,
         buffer_ids: Tensor,
     ) -> None:
-        """Raises NotImplementedError: rows that are pruned during training are not supported."""
+        """Raise an error: rows that are pruned during training are not supported.
+
+        Args:
+            pruned_indices, pruned_indices_offsets, logical_table_ids, buffer_ids: as FBGEMM's.
+
+        Raises:
+            NotImplementedError: always.
+        """
         raise NotImplementedError(f"{WHERE}: tables that are pruned during training are not supported")
 
     def extra_repr(self) -> str:
-        """Formats sizes and optimizer."""
+        """Return sizes and optimizer."""
         rows = sum(rows for rows, *_ in self.embedding_specs)
         dtype = self.options.dtype
         size = sum(rows * row_bytes(dim, dtype) for rows, dim, *_ in self.embedding_specs)

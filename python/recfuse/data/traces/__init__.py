@@ -197,6 +197,12 @@ def hottest(trace: NDArray[np.integer], count: int | None = None) -> NDArray[np.
         trace: indices ``[lookups]``.
         count: the number of rows. Default: all.
 
+    Returns:
+        ndarray: int64 ``[count]``.
+
+    Raises:
+        ValueError: a trace that is not one-dimensional, a negative count.
+
     Example:
         >>> recfuse.traces.hottest([5, 2, 5, 7, 5, 2], count=2).tolist()
         [5, 2]

@@ -44,7 +44,16 @@ def read(
 
     Raises:
         ValueError: as :func:`read_tables`; several tables and no number.
+        TypeError: a number that is not whole.
         IndexError: no such table.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "trace.txt")
+        ...     _ = path.write_text("5" + chr(10) + "2" + chr(10))
+        ...     recfuse.traces.read(path).tolist()
+        [5, 2]
     """
     tables = read_tables(path, most_bytes=most_bytes)
     if table is None:
@@ -87,6 +96,14 @@ def read_tables(path: str | PathLike[str], *, most_bytes: int = MOST_BYTES) -> l
             file that needs more memory than `most_bytes`.
         OSError: the file cannot be opened.
         MemoryError: not enough free memory within the bound.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "trace.pt")
+        ...     torch.save((torch.tensor([3, 4, 5]), torch.tensor([0, 1, 3]), torch.tensor([[1], [2]])), path)
+        ...     [table.indices.tolist() for table in recfuse.traces.read_tables(path)]
+        [[3], [4, 5]]
     """
     path = Path(path_of(path, "recfuse.data.traces.read"))
     bound = Bound(integer("traces: most_bytes", most_bytes, 0, 2**63 - 1))

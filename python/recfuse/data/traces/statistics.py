@@ -27,27 +27,37 @@ LRU_ROWS = (1_000, 10_000, 60_000)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Statistics:
-    """Statistics of a trace; `str` gives a table, `plot` a figure, `as_dict` the numbers for JSON."""
+    """Statistics of a trace: ``str`` returns a table, :meth:`plot` a figure, :meth:`as_dict` the numbers.
+
+    Attributes:
+        lookups: the number of lookups.
+        rows: rows of the table.
+        bag: lookups of a bag; bags begin at the start of the trace.
+        window: lookups of a batch.
+        counts: ``[unique]``, lookups of each row that occurs, the hottest first.
+        hottest: ``[unique]``, the indices of the rows in ``counts``.
+        gaps: ``[lookups - unique]``, sorted: the lookups since the previous read of the same row.
+        lru_hits: ``[unique + 1]``, lookups that hit in an LRU cache of 0, 1, 2 ... rows.
+        duplicates_percent: percent of lookups whose bag has already read the row, in complete bags only; NaN
+            without complete bags.
+        window_unique: different rows in a window, the mean over all windows; NaN if the trace is shorter.
+
+    Example:
+        >>> statistics = recfuse.traces.statistics([5, 2, 5, 7], rows=10)
+        >>> statistics.counts.tolist(), statistics.hottest.tolist()
+        ([2, 1, 1], [5, 2, 7])
+    """
 
     lookups: int
     rows: int
-    """Rows of the table."""
     bag: int
-    """Lookups of a bag; the trace is cut into bags from its start."""
     window: int
-    """Lookups of a batch."""
     counts: NDArray[np.int64]
-    """[unique]: lookups of each row that occurs, the hottest first."""
     hottest: NDArray[np.int64]
-    """[unique]: the indices of the rows in `counts`."""
     gaps: NDArray[np.int64]
-    """[lookups - unique], sorted: the number of lookups since the previous read of the same row."""
     lru_hits: NDArray[np.int64]
-    """[unique + 1]: lookups that hit in an LRU cache of 0, 1, 2 ... rows."""
     duplicates_percent: float
-    """Percent of lookups whose bag has already read the row, in complete bags only. NaN without these."""
     window_unique: float
-    """Different rows in a window, the mean over all windows. NaN if the trace is shorter."""
 
     @property
     def unique(self) -> int:
@@ -60,9 +70,16 @@ class Statistics:
         return 100 * self.unique / self.rows if self.rows else float("nan")
 
     def coverage(self, percent: float) -> float:
-        """Return the share of lookups that read the first `percent` of rows by frequency, in percent.
+        """Return the share of lookups that read the first rows by frequency, in percent.
 
-        At least one row counts. 0 for 0 percent, NaN without lookups. Raises ValueError outside of [0, 100].
+        Args:
+            percent: the share of the rows in use; at least one row counts.
+
+        Returns:
+            float: percent of the lookups; 0 for 0 percent, NaN without lookups.
+
+        Raises:
+            ValueError: a percent outside of [0, 100].
         """
         if not 0 <= percent <= 100:
             raise ValueError(f"traces: percent is {percent}; expected [0, 100]")
@@ -70,21 +87,43 @@ class Statistics:
         return 100 * float(hottest.sum()) / self.lookups if self.lookups else float("nan")
 
     def count_at(self, rank: int) -> int:
-        """Return the lookups of the row at a rank (1 is the most frequent); 0 after the last."""
+        """Return the lookups of the row at a rank; 0 after the last.
+
+        Args:
+            rank: 1 for the most frequent row.
+
+        Raises:
+            ValueError: a rank below 1.
+        """
         if rank < 1:
             raise ValueError(f"traces: rank is {rank}; expected >= 1")
         return int(self.counts[rank - 1]) if rank <= self.unique else 0
 
     def rows_with(self, occurrences: int) -> int:
-        """Return the number of rows with exactly this many lookups, at least 1."""
+        """Return the number of rows with exactly this many lookups.
+
+        Args:
+            occurrences: lookups of a row, at least 1.
+        """
         return int(np.count_nonzero(self.counts == occurrences))
 
     def gap_percentile(self, percent: float) -> float:
-        """Return a percentile of the reuse gaps, in lookups; NaN if no row occurs twice."""
+        """Return a percentile of the reuse gaps, in lookups; NaN if no row occurs twice.
+
+        Args:
+            percent: the percentile, in [0, 100].
+        """
         return float(np.percentile(self.gaps, percent)) if len(self.gaps) else float("nan")
 
     def lru_hit_rate(self, cache_rows: int) -> float:
-        """Return the hit rate of an LRU cache of this many rows, empty at first; NaN without lookups."""
+        """Return the hit rate of an LRU cache that is empty at first; NaN without lookups.
+
+        Args:
+            cache_rows: rows of the cache.
+
+        Raises:
+            ValueError: a negative number of rows.
+        """
         if cache_rows < 0:
             raise ValueError(f"traces: cache_rows is {cache_rows}; expected >= 0")
         hits = float(self.lru_hits[min(cache_rows, self.unique)])
@@ -139,7 +178,11 @@ class Statistics:
         return text.getvalue()
 
     def plot(self) -> Figure:
-        """Draw coverage, reuse gaps and LRU hit rate. Needs matplotlib (the extra `bench`)."""
+        """Draw coverage, reuse gaps and LRU hit rate. Needs matplotlib (the extra ``bench``).
+
+        Returns:
+            Figure: matplotlib's figure.
+        """
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(12, 3.6), layout="constrained")

@@ -69,12 +69,21 @@ _OFFSET_BYTES = 48  # per offset: the value, its differences and comparisons, an
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The lookups of one table. Bag b is `indices[offsets[b]:offsets[b + 1]]`."""
+    """The lookups of one table of a trace file. Bag b is ``indices[offsets[b]:offsets[b + 1]]``.
+
+    Attributes:
+        indices: ``[lookups]``.
+        offsets: ``[bags + 1]``, from 0; None if the file has no bags.
+
+    Example:
+        >>> import numpy
+        >>> table = recfuse.traces.Table(numpy.array([5, 2, 7]), numpy.array([0, 1, 3]))
+        >>> table.indices[table.offsets[1] : table.offsets[2]].tolist()
+        [2, 7]
+    """
 
     indices: NDArray[np.int64]
-    """[lookups]."""
     offsets: NDArray[np.int64] | None
-    """[bags + 1], from 0; None if the file has no bags."""
 
 
 @dataclass(frozen=True)

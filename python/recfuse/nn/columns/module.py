@@ -288,7 +288,11 @@ class EmbeddingColumns(PackedTables):
         return self._reader.packer(given, pin and not torch.compiler.is_compiling())
 
     def memory_report(self) -> MemoryReport:
-        """Return the bytes of tables on the GPU and on the host, and the names of the host's tables."""
+        """Return the memory of the tables on the GPU and on the host.
+
+        Returns:
+            MemoryReport: bytes by device, and the names of the tables on the host.
+        """
         sizes, names = [0, 0], []
         weights = self.packed_weights()
         for spec in self.layout.tables:
@@ -327,7 +331,10 @@ class EmbeddingColumns(PackedTables):
         """Return the same columns in plain PyTorch, with copies of the tables.
 
         They are the specification of this module: compare with them, or run them without recfuse. Batches and
-        state_dict are the same.
+        ``state_dict`` are the same.
+
+        Returns:
+            ReferenceColumns: the module.
         """
         tables = {name: table.weight for name, table in self.tables.items()}
         return ReferenceColumns(self.specs, self._reader, tables).train(self.training)
@@ -341,6 +348,9 @@ class EmbeddingColumns(PackedTables):
                 its class.
             options: further arguments of the class.
 
+        Returns:
+            EmbeddingColumns: the module.
+
         Raises:
             OSError: the file cannot be read.
             TypeError: a bad field; names the column.
@@ -349,7 +359,14 @@ class EmbeddingColumns(PackedTables):
         return cls(json.read(columns), **options)
 
     def to_json(self, path: str | Path | None = None) -> list[dict[str, Any]]:
-        """Return the columns as a JSON list for :meth:`from_json`, and write it to ``path`` if given."""
+        """Return the columns as a JSON list for :meth:`from_json`.
+
+        Args:
+            path: a file to write the list to. Default: none.
+
+        Returns:
+            list: a dict for each column.
+        """
         return json.write(self.specs, path)
 
     def extra_repr(self) -> str:

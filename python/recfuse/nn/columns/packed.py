@@ -61,7 +61,14 @@ class PackedColumns:
         self.on_host: Inputs | None = None  # the source of the copy
 
     def inputs(self, uses: tuple[FeatureRef, ...]) -> Inputs:
-        """Return the tensors for columns with these uses; raises ValueError for others."""
+        """Return the tensors of the batch.
+
+        Args:
+            uses: the features that the columns read.
+
+        Raises:
+            ValueError: the batch was packed for other features.
+        """
         if self._uses is not uses and self._uses != uses:
             raise ArgumentValueError(
                 "recfuse.nn.EmbeddingColumns: the batch was packed for other columns. Pack it by this module."
@@ -88,7 +95,12 @@ class PackedColumns:
         return sum(one.nbytes for one in tensors) if self._buffer is None else self._buffer.nbytes
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> PackedColumns:
-        """Copy to a device. ``non_blocking`` does not wait for a copy from page-locked memory."""
+        """Return a copy on a device.
+
+        Args:
+            device: the device.
+            non_blocking: do not wait for a copy from page-locked memory.
+        """
         target, given = torch.empty(0, device=device).device, self._inputs  # with an explicit number
         if target == given.device:
             return self

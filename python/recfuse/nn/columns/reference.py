@@ -116,7 +116,15 @@ class ReferenceColumns(torch.nn.Module):
             self.tables._modules[name] = table
 
     def forward(self, batch: Any, dense: Mapping[str, Any] | None = None) -> Tensor:
-        """Compute all columns, as ``EmbeddingColumns.forward``."""
+        """Compute all columns, as ``EmbeddingColumns.forward``.
+
+        Args:
+            batch: the entries of the batch by name.
+            dense: further entries by name.
+
+        Returns:
+            Tensor: ``[batch, sum of the columns' widths]``.
+        """
         weights = {name: table.weight for name, table in self.tables._modules.items()}
         return evaluate(self._columns, self._reader.uses, weights, self._reader.read(batch, dense))
 

@@ -81,6 +81,10 @@ class Column:
     Args:
         name: the name of the column, and of its feature unless that is given.
 
+    Raises:
+        TypeError: a bad field; names the column.
+        ValueError: a bad field; names the column.
+
     Example:
         >>> isinstance(recfuse.nn.columns.Numeric("price"), recfuse.nn.columns.Column)
         True
@@ -105,7 +109,11 @@ class Column:
         object.__setattr__(self, name, value)
 
     def sources(self) -> tuple[Source, ...]:
-        """Return the entries that the column reads, with their steps: 2 for a cross, else 1."""
+        """Return the entries that the column reads, with their steps: 2 for a cross, else 1.
+
+        Raises:
+            NotImplementedError: the class of the column does not define its entries.
+        """
         raise NotImplementedError
 
     @property

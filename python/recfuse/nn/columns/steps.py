@@ -45,6 +45,9 @@ class Affine(Step):
         scale: a finite number. Default: 1.
         offset: a finite number. Default: 0.
 
+    Raises:
+        ValueError: a number that is not finite in float32.
+
     Example:
         >>> recfuse.nn.columns.Affine(scale=0.1)
         Affine(scale=0.1, offset=0.0)
@@ -83,6 +86,9 @@ class Clip(Step):
     Args:
         min: the lower bound. Default: no bound.
         max: the upper bound. Default: no bound.
+
+    Raises:
+        ValueError: a NaN.
 
     Example:
         >>> recfuse.nn.columns.Clip(min=0).bounds()
@@ -125,6 +131,10 @@ class ClipInteger(Step):
         min: the lower bound. Default: no bound.
         max: the upper bound. Default: no bound.
 
+    Raises:
+        TypeError: a bound that is no integer.
+        ValueError: a bound outside of int64.
+
     Example:
         >>> recfuse.nn.columns.ClipInteger(0, 9).bounds()
         (0, 9)
@@ -151,6 +161,10 @@ class Modulo(Step):
     Args:
         divisor: an integer, at least 1.
 
+    Raises:
+        TypeError: a divisor that is no integer.
+        ValueError: a divisor below 1.
+
     Example:
         >>> recfuse.nn.columns.Modulo(10)
         Modulo(divisor=10)
@@ -173,6 +187,10 @@ class ToBucket(Step):
     Args:
         boundaries: ascending numbers.
         right: count boundaries that are not greater, instead of less. Default: False.
+
+    Raises:
+        TypeError: boundaries that are no sequence of numbers.
+        ValueError: boundaries that decrease.
 
     Example:
         >>> recfuse.nn.columns.ToBucket([18, 25]).boundaries
@@ -209,6 +227,10 @@ class ToHash(Step):
         num_buckets: the number of values.
         seed: the seed of the hash. Default: 0.
 
+    Raises:
+        TypeError: an argument that is no integer.
+        ValueError: a number out of range.
+
     Example:
         >>> recfuse.nn.columns.ToHash(1000)
         ToHash(num_buckets=1000, seed=0)
@@ -230,6 +252,10 @@ class ToWord(Step):
 
     Args:
         vocabulary: different integers.
+
+    Raises:
+        TypeError: words that are no integers.
+        ValueError: repeated words, or words outside of int64.
 
     Example:
         >>> recfuse.nn.columns.ToWord([47, 51]).vocabulary

@@ -193,7 +193,11 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
         return self.tables
 
     def rows_of(self, number: int) -> Rows:
-        """Return the rows of a table, as views."""
+        """Return the rows of a table, as views.
+
+        Args:
+            number: the position of the table.
+        """
         spec = self.layout.tables[number]
         data, parameters = (self.get_buffer(name) for name in self._names[spec.matrix])
         rows = Rows(self.kinds[spec.matrix], self._dims[spec.matrix], data, parameters)
