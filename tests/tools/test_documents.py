@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import recfuse
 from recfuse import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +19,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MOST_WORDS = 1200
 HEADLINES = sorted((ROOT / "benchmarks").glob("*/README.md"))
 OTHERS = {"serving.md", "training.md"}  # tested with their subjects
+NEEDS_NO_GPU = {"explain.md", "predicting.md"}  # pages whose commands run on any machine
 EXAMPLES = [page for page in (README, *DOCS) if BLOCK.search(page.read_text()) and page.name not in OTHERS]
 HEADINGS = ["When it wins, and when not", "Shapes", "Errors", "Figures", "Source"]
 FAMILIES = sorted(set(re.findall(r"^\| \[`\w+`\]\((docs/\w+\.md)\)", README.read_text(), re.MULTILINE)))
@@ -150,12 +150,39 @@ def test_a_page_of_an_operator_says_everything(page):
     assert [heading for heading in headings if heading in HEADINGS] == HEADINGS
 
 
+def commands(page):
+    """The arguments of each `recfuse` command of a page."""
+    shell = "\n".join(block for kind, block in FENCED.findall(page.read_text()) if kind in ("", "bash"))
+    return [shlex.split(line) for line in re.findall(r"^recfuse (.*?)(?: +#.*)?$", shell, re.MULTILINE)]
+
+
 @pytest.mark.parametrize("page", [README, *DOCS], ids=name)
 def test_commands_of_a_page_have_these_options(page):
     parser = cli._parser()
-    shell = "\n".join(block for kind, block in FENCED.findall(page.read_text()) if kind in ("", "bash"))
-    for command in re.findall(r"^recfuse (.*?)(?: +#.*)?$", shell, re.MULTILINE):
-        parser.parse_args(shlex.split(command))
+    for command in commands(page):
+        parser.parse_args(command)
+
+
+def run_examples(page):
+    """Runs the examples of a page in this folder, as one program; returns its names."""
+    names = {"__name__": "page"}
+    for number, example in enumerate(BLOCK.findall(page.read_text())):
+        if file := re.match(r"# (\w+\.py)\n", example):
+            Path(file[1]).write_text(example)
+        file = f"{page.name}, example {number}"  # with its source, like a cell of a notebook
+        linecache.cache[file] = len(example), None, example.splitlines(keepends=True), file
+        exec(compile(example, file, "exec"), names)
+    return names
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", [page for page in DOCS if page.name in NEEDS_NO_GPU], ids=name)
+def test_the_commands_of_a_page_run(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run_examples(page)
+    assert len(commands(page)) >= 3
+    for command in commands(page):
+        assert cli.main(command) == 0
 
 
 @pytest.mark.parametrize(
@@ -166,12 +193,7 @@ def test_the_examples_of_a_page_run(page, capsys, monkeypatch, tmp_path):
     text = page.read_text()
     if "torchrec" in text and page != README:
         pytest.importorskip("torchrec", reason="TorchRec is not installed")
-    names = {"__name__": "page"}
-    for number, example in enumerate(BLOCK.findall(text)):
-        example = example.replace("path/to/librecfuse.so", recfuse.library_path())
-        file = f"{page.name}, example {number}"  # with its source, like a cell of a notebook
-        linecache.cache[file] = len(example), None, example.splitlines(keepends=True), file
-        exec(compile(example, file, "exec"), names)
+    names = run_examples(page)
     printed = capsys.readouterr().out
     for said in re.findall(r'print\(.*# .*"(.*)"$', text, flags=re.MULTILINE):
         assert said in printed
