@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -25,10 +24,11 @@ from torchrec.distributed.types import ShardingEnv, ShardingStrategy
 from recfuse.torchrec import TESTED, EmbeddingBagCollectionSharder, TableBatchedEmbeddingBags
 from recfuse.torchrec.kernels import DenseTables
 from recfuse.torchrec.options import Options
+from support.processes.fresh import run_python
 from support.torchrec.models import BATCH, ROWS, batch, loss_of, sharded
 from support.torchrec.processes import check, run_cases
 
-WAIT = 8.0  # seconds of a process group
+WAIT = 3.0  # seconds of a process group after both ranks have begun
 CACHED = [
     kernel
     for kernel in EmbeddingComputeKernel
@@ -151,7 +151,7 @@ IMPORTS = {
 @pytest.mark.parametrize("before", IMPORTS, ids=list(IMPORTS.values()))
 def test_without_torchrec_or_with_another(before):
     code = f"{before}\nimport recfuse.torchrec"
-    found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    found = run_python("-c", f"import warnings; warnings.simplefilter('ignore')\n{code}")
     line = found.stderr.strip().splitlines()[-1]
     assert line.startswith("ImportError: recfuse.torchrec: ") and IMPORTS[before] in line
     assert line.endswith(f"tested with torchrec {' and '.join(TESTED)}.")
@@ -182,6 +182,7 @@ def _bad_index() -> tuple[str, str, float]:
             keys=["f0", "f1", "f2", "f3"], values=torch.tensor([ROWS[1]]), lengths=lengths
         )
     dist.barrier()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=WAIT), dist.group.WORLD)
     begin = time.monotonic()
     try:
         loss_of(parallel, features)
@@ -195,7 +196,7 @@ def _bad_index() -> tuple[str, str, float]:
 
 @pytest.mark.long
 def test_a_rank_that_raises_delays_others_by_the_timeout_at_most():
-    results = run_cases(2, _cases, WAIT)
+    results = run_cases(2, _cases)
     (other, _, waited), (kind, text, spent) = check(results, "bad index")
     assert kind == "IndexRangeError" and spent < WAIT
     assert "of rank 1" in text and "feature 0" in text and "bag 1" in text and "t1" in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import os
 import pickle
 import socket
@@ -18,6 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 ON_GPUS = os.environ.get("TORCHREC_TESTS") == "nccl"  # a GPU for each rank
+TIMEOUT = timedelta(seconds=60)  # if another rank has failed
 
 
 def free_port() -> int:
@@ -26,20 +29,26 @@ def free_port() -> int:
         return bound.getsockname()[1]
 
 
-def run_cases(
-    world: int, cases: Callable[[], Mapping[str, Callable[[], Any]]], wait: float = 60.0
-) -> dict[str, list[Any]]:
+def run_cases(world: int, cases: Callable[[], Mapping[str, Callable[[], Any]]]) -> dict[str, list[Any]]:
     """Runs each case on all ranks of a new group. Returns, by name, each rank's result, or its traceback.
 
-    The cases after a failing case do not run. ``wait``: the group's timeout in seconds.
+    The cases after a failing case do not run.
     """
     if ON_GPUS and torch.cuda.device_count() < world:
         pytest.skip(f"needs {world} GPUs")
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, (world, free_port(), cases, folder, wait), world)
+        _warm_server()
+        arguments = (world, free_port(), cases, folder)
+        mp.start_processes(_process, arguments, world, start_method="forkserver")
         ranks = [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world)]
     names = dict.fromkeys(name for found in ranks for name in found)
     return {name: [found.get(name, "not run: another case has failed") for found in ranks] for name in names}
+
+
+@functools.cache
+def _warm_server() -> None:
+    """Lets ranks be forks of one process that has imported TorchRec, which takes four seconds."""
+    multiprocessing.set_forkserver_preload(["fbgemm_gpu", "torchrec", "recfuse.torchrec"])
 
 
 def _process(
@@ -48,7 +57,6 @@ def _process(
     port: int,
     cases: Callable[[], Mapping[str, Callable[[], Any]]],
     folder: str,
-    wait: float,
 ) -> None:
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
@@ -61,9 +69,7 @@ def _process(
     torch.set_num_threads(1)
     if ON_GPUS:
         torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if ON_GPUS else "gloo", timeout=timedelta(seconds=wait)
-    )  # if another rank has failed
+    dist.init_process_group("nccl" if ON_GPUS else "gloo", timeout=TIMEOUT)
     found = {}
     for name, case in cases().items():
         try:
