@@ -16,10 +16,10 @@ enum {
 
 /* Columns [column, column + columns) of a row. `vectors`, `part` and `dtype` are constants wherever this is
  * inlined. */
-static RF__INLINE void sum_chunk(const rf_fused_backward_params *params, const rf__entry *first,
-                                 const rf__entry *last, const rf__entry *end, float divisor, int64_t column,
-                                 int64_t columns, char *row, const int vectors, const bool part,
-                                 const rf_dtype dtype) {
+static RF__FOR_CONSTANTS void sum_chunk(const rf_fused_backward_params *params, const rf__entry *first,
+                                        const rf__entry *last, const rf__entry *end, float divisor,
+                                        int64_t column, int64_t columns, char *row, const int vectors,
+                                        const bool part, const rf_dtype dtype) {
     const int64_t vector_bytes = rf__elements_bytes(dtype, RF__WIDEST);
     const char *grad = rf__element_at(params->grad, dtype, column);
     RF__N(vec) sum[8] = {{0}};

@@ -15,6 +15,14 @@
 #define RF__UNROLL _Pragma("GCC unroll 8")
 #endif
 
+/* Kernels with constant arguments are inlined into a function each. RF_ONE_KERNEL: all of a width call one
+ * function, as sanitizers compile hundreds of copies of a kernel in minutes and find the same in one. */
+#if defined(RF_ONE_KERNEL)
+#define RF__FOR_CONSTANTS __attribute__((noinline))
+#else
+#define RF__FOR_CONSTANTS RF__INLINE
+#endif
+
 /* The prefetch cursor, in registers while bags are pooled. Off: the columns of a row after its first
  * chunk. */
 typedef struct rf__look {

@@ -8,10 +8,11 @@
 /* Columns [column, column + columns) of bags [first, last); false at an invalid index. `vectors` and `part`
  * (one vector, of which fewer columns are used), `dtype`, `index_type` and `op` are constants wherever this
  * is inlined. */
-static RF__INLINE bool RF__N(pool_chunk)(const rf__pool_call *call, const rf__table *table, int64_t first,
-                                         int64_t last, int64_t column, int64_t columns, rf__ahead *ahead,
-                                         const int vectors, const bool part, const rf_dtype dtype,
-                                         const rf_int_type index_type, const int op) {
+static RF__FOR_CONSTANTS bool RF__N(pool_chunk)(const rf__pool_call *call, const rf__table *table,
+                                                int64_t first, int64_t last, int64_t column, int64_t columns,
+                                                rf__ahead *ahead, const int vectors, const bool part,
+                                                const rf_dtype dtype, const rf_int_type index_type,
+                                                const int op) {
     if (rf_is_quantized((int)dtype))
         return RF__N(quantized_chunk)(call, table, first, last, column, columns, ahead, vectors, part, dtype,
                                       index_type, op);

@@ -67,8 +67,9 @@ enum { MOST_STATES = sizeof((rf_update_matrix){0}.states) / sizeof(float *) };
 #define RF_STEP_QUOTIENT(x, y) ((x) / (y))
 #define RF_STEP_BY_ROW(g) (step->lr * (g) / of_row)
 
-static RF__INLINE void update_row(const rf__step *step, const rf_update_matrix *matrix, int64_t row,
-                                  const float *sum, const rf_dtype dtype, const rf_optimizer optimizer) {
+static RF__FOR_CONSTANTS void update_row(const rf__step *step, const rf_update_matrix *matrix, int64_t row,
+                                         const float *sum, const rf_dtype dtype,
+                                         const rf_optimizer optimizer) {
     const int64_t dim = matrix->dim;
     char *weight = (char *)matrix->weight + rf__elements_bytes(dtype, row * dim);
     const int columns_states = rf_optimizer_column_states(optimizer);
