@@ -107,8 +107,8 @@ def embedding_bag(
     Raises:
         TypeError: a bad argument; like all errors here also of the class that torch raises.
         ValueError: a bad argument or offset.
-        IndexError: an index outside the table. On a GPU it is left out, without gradient, and the next call
-            with this table, or :func:`check`, raises it.
+        IndexError: an index outside the table. On a GPU the kernel skips it, without gradient, and the next
+            call with this table, or :func:`check`, raises the error.
         NotImplementedError: forward-mode derivatives (``torch.func.jvp``, ``jacfwd``, dual tensors) and
             second derivatives, as in torch.
 

@@ -92,8 +92,8 @@ def fused_embedding_bag(
     Raises:
         TypeError: a bad argument.
         ValueError: a bad argument or offset.
-        IndexError: an index outside its table; names feature and bag. On a GPU it is left out, without
-            gradient, and the next call with these tables, or :func:`check`, raises it.
+        IndexError: an index outside its table; names feature and bag. On a GPU the kernel skips it, without
+            gradient, and the next call with these tables, or :func:`check`, raises the error.
         NotImplementedError: forward-mode and second derivatives.
 
     Example:

@@ -45,7 +45,7 @@ def unpin(weight: Tensor, rows: Any = None) -> None:
         rows: as in :func:`pin_rows`. Default: all pinned data of the device.
 
     Raises:
-        ValueError: as :func:`pin_rows`, and so are other errors.
+        TypeError, ValueError, IndexError: as :func:`pin_rows`.
 
     Example:
         >>> table = recfuse.nn.EmbeddingBag(1000, 16)

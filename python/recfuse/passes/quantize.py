@@ -96,8 +96,8 @@ def quantize(
 
     Collections of :class:`recfuse.nn.FusedEmbeddingBagCollection`, and TorchRec's after :func:`recfuse.swap`,
     become a :class:`recfuse.nn.QuantizedEmbeddingBagCollection`; they stay the same objects, with the same
-    input and output. A row has a scale and a bias in float16: each value changes by at most half a scale,
-    which is the range of its row / 255 / 2 for int8, and / 15 / 2 for int4. An int8 table of 128 columns
+    input and output. A row has a scale and a bias in float16. The scale is the range of the row divided by
+    255 for int8, and by 15 for int4; each value changes by at most half a scale. An int8 table of 128 columns
     takes 0.26 of the memory of float32.
 
     Tables on a GPU pass through the host in pieces. On an error no collection has changed.
@@ -144,7 +144,7 @@ def quantize(
 def dequantize(model: torch.nn.Module) -> None:
     """Turn the quantised collections of a model into collections of floats, in place.
 
-    The values stay those of the codes. Tables are float32, or what they were if they were not quantised.
+    The values stay those of the codes. Quantised tables become float32, and other tables keep their dtype.
 
     Args:
         model: a collection, or a module with collections.

@@ -51,17 +51,18 @@ def swap(
 ) -> SwapReport:
     """Replace embedding tables of a model, or operators in a graph, by recfuse's, in place.
 
-    Of a module, ``swap`` replaces submodules:
+    In a module, ``swap`` replaces submodules:
 
     - Every ``torch.nn.EmbeddingBag`` on the CPU or a CUDA device becomes a :class:`recfuse.nn.EmbeddingBag`.
       It stays the same object, with its Parameter, name and hooks.
     - With ``fuse``, every unsharded ``torchrec.EmbeddingBagCollection`` pools all its tables in one call, and
       every unsharded ``torchrec.EmbeddingCollection`` looks all its tables up in one call.
-    - With ``fuse``, a model like facebookresearch/dlrm's ``DLRM_Net`` does so too. It has ``emb_l``, a
-      ModuleList of EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l, v_W_l)``. ``swap`` reads the
-      code of the method, and replaces it only if that proves that one call gives the same result.
+    - With ``fuse``, a model like facebookresearch/dlrm's ``DLRM_Net`` pools all its tables in one call. Such
+      a model has ``emb_l``, a ModuleList of EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l,
+      v_W_l)``. ``swap`` reads the code of the method, and replaces it only if the code proves that one call
+      gives the same result.
 
-    Of an ``ExportedProgram``, or a ``torch.fx.GraphModule`` of ATen operators, it rewrites the graph
+    In an ``ExportedProgram``, or a ``torch.fx.GraphModule`` of ATen operators, ``swap`` rewrites the graph
     (``exported.graph_module``); docs/passes.md lists the patterns. Weights do not move. For torch.compile use
     :func:`recfuse.backend`.
 
@@ -70,8 +71,8 @@ def swap(
     checkpoints load before and after. An old reference to a weight still shows the values of the table, but
     has no gradient.
 
-    Modules that cannot be swapped are left, and the report gives the reason. A second swap changes nothing
-    and reports "already swapped". :func:`unswap` restores the modules of torch and TorchRec.
+    ``swap`` leaves other modules, and the report gives the reason. A second swap changes nothing and reports
+    "already swapped". :func:`unswap` restores the modules of torch and TorchRec.
 
     Args:
         model: any module, or a graph, as above.
@@ -87,15 +88,15 @@ def swap(
             without weight decay. Default: False.
         check: batches, each a tuple of the model's arguments, a dict of them by name, or a pair of both.
             Copies of the model run on copies of the batches before and after, without gradients, a module in
-            eval mode. Of a graph, a match that changes a result by more than the order of sums is left; of a
-            module, everything is.
-        patterns: of a graph, the patterns to look for. Default: all.
-        predict: of a module, predict the gain for inference of the first batch of ``check``, on the GPU that
-            is here, else an H100, or on a GPU by its name. See :func:`recfuse.predict`. Default: False.
+            eval mode. If a result changes by more than the order of sums, ``swap`` leaves that match of a
+            graph, or the whole module.
+        patterns: the patterns to look for in a graph. Default: all.
+        predict: predict the gain of a module for inference of the first batch of ``check``. True: on the GPU
+            of this machine, else an H100; or the name of a GPU. See :func:`recfuse.predict`. Default: False.
 
     Returns:
-        SwapReport: each module that is an embedding bag, or has the name of one, with its action and the
-        reason; of a graph, each match. ``fused_optimizers`` are the optimizers of ``fuse_optimizers``;
+        SwapReport: each embedding bag, and each module whose class has such a name, with its action and the
+        reason; in a graph, each match. ``fused_optimizers`` are the optimizers of ``fuse_optimizers``;
         ``gain`` is the prediction of ``predict``.
 
     Raises:

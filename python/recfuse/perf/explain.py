@@ -25,8 +25,9 @@ def explain(
 ) -> Launches:
     """Return the kernels that recfuse launches for a call.
 
-    With ``gpu`` the call is lowered for that GPU and not run: it takes tensors on the CPU, needs no GPU, and
-    reads no table. Without ``gpu``, the call runs on the GPU of its tensors, and its launches are recorded.
+    With ``gpu``, ``explain`` lowers the call for that GPU and does not run it: it takes tensors on the CPU,
+    needs no GPU, and reads no table. Without ``gpu``, it runs the call on the GPU of its tensors, and records
+    the launches.
 
     Args:
         call: a module, an operator or any function, called as ``call(*batch)``.
@@ -40,7 +41,8 @@ def explain(
         compile: compile kernels that are not in the cache, so that registers are known.
 
     Returns:
-        The launches, in their order. Results of the call are dropped; with ``gpu`` they would be zeros.
+        Launches: the launches, in their order. ``explain`` drops the results of the call; with ``gpu`` they
+        would be zeros.
 
     Raises:
         ValueError: an unknown ``gpu``, a batch on the CPU without ``gpu``, or another `explain` at the same

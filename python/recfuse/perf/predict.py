@@ -63,7 +63,7 @@ def predict(
             tensors. Ctrl-C keeps the measured sizes and predicts the others. ``gpu`` must be this machine's.
 
     Returns:
-        Time in each regime, peak memory, and the operators.
+        Prediction: time in each regime, peak memory, and the operators.
 
     Raises:
         ValueError: an unknown GPU, no calibration, a GPU to measure that is not here, or a step that reads
