@@ -176,6 +176,7 @@ class PooledBags(torch.autograd.Function):
         output = grad, *lookups, sample_weights, winners, by_freq
         sparse: list[Form] = []
         due: dict[int, UpdateSink] = {}
+        nodes: Any = None
         traced: dict[int, TracedSink] = {}
         for form, sink in zip(forms, sinks, strict=True):
             group = form[0]
@@ -190,8 +191,10 @@ class PooledBags(torch.autograd.Function):
                 traced[group] = sink
             elif is_deferred(sink):
                 sparse.append(form)
-            elif is_due(sink, ctx.next_functions[at][0]):
-                due[group] = sink
+            else:
+                nodes = nodes or ctx.next_functions  # once: each read creates the tuple
+                if is_due(sink, nodes[at][0]):
+                    due[group] = sink
         if sparse:
             for form, gradient in zip(sparse, _marked(ctx, output, sparse), strict=True):
                 grads[form[0] - count] = gradient
@@ -199,8 +202,8 @@ class PooledBags(torch.autograd.Function):
             update_later(output, due, count)
         if traced:
             after = [kept[count], grads[_SAMPLE_WEIGHTS]] if of_factors else kept[count : count + 1]
-            nodes = [node for node, _ in ctx.next_functions[_TENSORS - len(needed) : -count]]
-            found = update_in_graph(output, kept[:count], traced, kept[count + 1 :], options, after, nodes)
+            anchors = [node for node, _ in ctx.next_functions[_TENSORS - len(needed) : -count]]
+            found = update_in_graph(output, kept[:count], traced, kept[count + 1 :], options, after, anchors)
             for anchor, token in found.items():
                 grads[_TENSORS + anchor] = token
         return tuple(grads)

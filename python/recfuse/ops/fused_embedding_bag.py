@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from recfuse.ops.bags import pooled, pools_max
 from recfuse.ops.gradients import bags_of
 from recfuse.ops.library import (
     below_autograd,
-    call_below_autograd,
     check_1d,
     check_call,
     is_compiled,
@@ -30,7 +28,7 @@ from recfuse.ops.updates import check_finished, unfinished, updates_of
 
 _DEFAULTS = (-1, "on", 0)
 _fused_embedding_bag = torch.ops.recfuse.fused_embedding_bag.default
-_pool = partial(call_below_autograd, _fused_embedding_bag)
+_call = _fused_embedding_bag._op  # as a call of the operator, without its Python frame
 
 
 def fused_embedding_bag(
@@ -143,12 +141,12 @@ def fused_embedding_bag(
         if derivatives:
             call = weights, *arguments, *options
             sinks = (sparse,) * len(weights) if updates is None else update_sinks(weights, updates, sparse)
-            found: Tensor = pooled(_pool, call, None, any_max, sinks, None, per_sample_weights, *weights)
-            return found
+            output: Tensor = pooled(_pool, call, None, any_max, sinks, None, per_sample_weights, *weights)
+            return output
         if torch.is_inference_mode_enabled():  # autograd is left out already
-            return _fused_embedding_bag(weights, *arguments, *options)
+            return _call(weights, *arguments, *options)  # type: ignore[no-any-return]
         with below_autograd():
-            return _fused_embedding_bag(weights, *arguments, *options)
+            return _call(weights, *arguments, *options)  # type: ignore[no-any-return]
     except TypeError:
         check_call(
             "fused_embedding_bag", weights, features, indices, offsets, per_sample_weights=per_sample_weights
@@ -157,6 +155,12 @@ def fused_embedding_bag(
 
 
 # ---- shape, and gradients
+
+
+def _pool(*call: Any) -> Any:
+    """Call the operator from the Function of an eager call, outside of torch.func's transforms."""
+    with below_autograd():
+        return _call(*call)
 
 
 def fused_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:

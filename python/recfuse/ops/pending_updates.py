@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.gradients import OutputGrad, coalesced, sparse_grads
-from recfuse.ops.training.scaled_losses import check_unscaled
+from recfuse.ops.training.scaled_losses import check_unscaled, scaled_passes
 from recfuse.ops.training.update_features import matrices_only
 from recfuse.ops.updates import Update, fused_update, rows_update
 
@@ -29,17 +29,16 @@ UpdateSink: TypeAlias = tuple[Tensor, Update]
 """A weight that a fused optimizer updates, and its update."""
 
 
-def check_hooks(weights: Sequence[Tensor], updates: Sequence[Update | None]) -> None:
+def check_hooks(weight: Tensor, update: Update) -> None:
     """Raise ValueError if a weight without a gradient has a hook that waits for a gradient."""
-    for weight, update in zip(weights, updates, strict=True):
-        if update is None or update.updater.deferred:
-            continue
-        if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
-            raise ArgumentValueError(
-                "recfuse.optim: a Parameter that a fused optimizer updates inside backward() has a hook, "
-                "which would never run, since the Parameter has no gradient. Remove it, or make the "
-                "optimizer with deferred=True."
-            )
+    if update.updater.deferred:
+        return
+    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+        raise ArgumentValueError(
+            "recfuse.optim: a Parameter that a fused optimizer updates inside backward() has a hook, "
+            "which would never run, since the Parameter has no gradient. Remove it, or make the "
+            "optimizer with deferred=True."
+        )
 
 
 def update_sinks(
@@ -52,15 +51,19 @@ def update_sinks(
             gradients of weights that are updated; or the backward pass that recomputes this call has updated
             them.
     """
-    check_hooks(weights, updates)
-    if (wrapper := DistributedDataParallel._get_active_ddp_module()) is not None:
-        for update in updates:
-            if update is not None and (owner := update.updater.owner) is not None:
-                owner._check_wrapper(wrapper)
+    wrapper = DistributedDataParallel._active_ddp_module
+    sinks: list[bool | UpdateSink] = []
+    for weight, update in zip(weights, updates, strict=True):
+        if update is None:
+            sinks.append(sparse)
+            continue
+        check_hooks(weight, update)
+        if wrapper is not None and (owner := update.updater.get_owner()) is not None:
+            owner._check_wrapper(wrapper)
+        sinks.append((weight, update))
     if torch._C._current_graph_task_id() != -1:
         _check_recomputed(updates)
-    pairs = zip(weights, updates, strict=True)
-    return [sparse if update is None else (weight, update) for weight, update in pairs]
+    return sinks
 
 
 def _check_recomputed(updates: Sequence[Update | None]) -> None:
@@ -81,7 +84,7 @@ def is_deferred(sink: UpdateSink) -> bool:
     """Return whether ``step()`` uses the gradient of a weight; raise if its optimizer cannot continue."""
     weight, update = sink
     updater = update.updater
-    if (owner := updater.owner) is not None:
+    if (owner := updater.get_owner()) is not None:
         owner._before_update(weight, updater)
     return updater.deferred
 
@@ -126,10 +129,11 @@ class _PendingUpdate(NamedTuple):
 
     def run(self, numbers: Sequence[int]) -> None:
         """Update some of the weights, which share an updater."""
-        output = self.output
+        output, sinks = self.output, self.sinks
         if len(numbers) < self.weights:
             output = output[0], matrices_only(output[1], numbers), *output[2:]
-        fused_update(output, *zip(*(self.sinks[number] for number in numbers), strict=True))
+        weights, updates = zip(*[sinks[number] for number in numbers], strict=True)
+        fused_update(output, weights, updates)
 
     def gradient(self, number: int) -> Tensor:
         """Return the sparse gradient of a weight, in float32."""
@@ -139,28 +143,33 @@ class _PendingUpdate(NamedTuple):
             return coalesced(form, rows, values)
 
 
-def _stream_of(tensor: Tensor) -> tuple[int, int, int] | None:
+def _stream_of(tensor: Tensor) -> tuple[int, int, int]:
     """Return number, device and kind of device of the current stream of a tensor's GPU.
 
     A tuple takes less time to create than a Stream.
     """
-    return torch._C._cuda_getCurrentStream(tensor.get_device()) if tensor.is_cuda else None
+    return torch._C._cuda_getCurrentStream(tensor.get_device())
 
 
 class _Pass:
     """A backward pass, and the updates at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: int) -> None:
+        self.task = task  # the engine's number
         self.pending: list[_PendingUpdate] = []
 
     def finish(self) -> None:
         """Make the updates. The engine calls it, on the caller's stream, unless the pass has failed."""
+        _passes.pop(self.task, None)
         pending, self.pending = self.pending, []
         uses: dict[int, int] = {}
+        owners: dict[int, Any] = {}
         for call in pending:
-            call.wait()
+            if call.stream is not None:
+                call.wait()
             for weight, update in call.sinks.values():
-                update.check()
+                owner = update.check()
+                owners[id(owner)] = owner
                 uses[id(weight)] = uses.get(id(weight), 0) + 1
         several: dict[int, list[tuple[_PendingUpdate, int]]] = {}
         for call in pending:
@@ -176,7 +185,6 @@ class _Pass:
             first, number = calls[0]
             total = functools.reduce(torch.add, (call.gradient(at) for call, at in calls)).coalesce()
             rows_update(*first.sinks[number], total.indices()[0], total.values())
-        owners = {id(u.updater.owner): u.updater.owner for call in pending for _, u in call.sinks.values()}
         for owner in owners.values():
             owner._pass_finished()
 
@@ -194,10 +202,13 @@ def update_later(output: OutputGrad, sinks: dict[int, UpdateSink], count: int) -
     found = _passes.get(task)
     running = None if found is None else found()
     if running is None:
-        check_unscaled(next(iter(sinks.values()))[1].updater.owner)
-        for old in [number for number, ref in list(_passes.items()) if ref() is None]:
-            _passes.pop(old, None)
-        running = _Pass()
+        if scaled_passes:
+            check_unscaled(next(iter(sinks.values()))[1].updater.owner)
+        if _passes:  # of passes that failed, or of other threads
+            for old in [number for number, ref in list(_passes.items()) if ref() is None]:
+                _passes.pop(old, None)
+        running = _Pass(task)
         _passes[task] = weakref.ref(running)
         torch.autograd.Variable._execution_engine.queue_callback(running.finish)
-    running.pending.append(_PendingUpdate(output, sinks, count, _stream_of(output[0])))
+    stream = _stream_of(output[0]) if output[0].is_cuda else None
+    running.pending.append(_PendingUpdate(output, sinks, count, stream))

@@ -27,6 +27,7 @@ from recfuse.ops.training.updaters import Updater
 
 _ops = torch.ops.recfuse
 fused_update_operator = _ops.fused_embedding_bag_update.default
+_call_fused_update = fused_update_operator._op  # as a call of the operator, without its Python frame
 _rows_update = _ops.rows_update.default
 
 _ATTRIBUTE = "_recfuse_update"  # of a Parameter; the compiler guards on it
@@ -82,9 +83,9 @@ class Update:
             self._new_applied(weight)
             weight.grad = self.applied
 
-    def check(self) -> None:
-        """Raise ValueError if an update at this time would differ from the user's intention."""
-        owner = self.updater.owner
+    def check(self) -> Any:
+        """Return the optimizer; raise ValueError if an update now would differ from the user's intention."""
+        owner = self.updater.get_owner()
         if owner is None:
             raise ArgumentValueError(
                 "recfuse.optim: the optimizer that the tables of this forward pass belonged to is gone. "
@@ -103,6 +104,7 @@ class Update:
                 "do not accumulate. "
                 f"{owner._instead}, or call zero_grad() before each backward()."
             )
+        return owner
 
     def check_finished(self, what: str) -> None:
         """Raise ValueError if ``what`` is called between backward() and step() of an optimizer of torch.
@@ -195,7 +197,7 @@ def note(weights: Sequence[Tensor], updates: Sequence[Update]) -> None:
         if update.applied is not None:
             if weight.grad is None:
                 update.set_applied(weight)
-            if (owner := update.updater.owner) is not None and owner._bridge is not None:
+            if (owner := update.updater.get_owner()) is not None and owner._bridge is not None:
                 unfinished.add(id(update))
     torch.autograd.graph.increment_version([weight for weight in weights if not weight.is_inference()])
 
@@ -231,13 +233,13 @@ def updates_of(weights: Sequence[Tensor]) -> list[Update | None] | None:
     """Return the update of each weight that requires a gradient, or None if no weight has an update."""
     if not torch.is_grad_enabled():
         return None
-    found: list[Update | None] = [
-        getattr(weight, _ATTRIBUTE, None) or None if weight.requires_grad else None for weight in weights
-    ]
-    for update in found:
-        if update is not None:
-            return found
-    return None
+    updates: list[Update | None] = []
+    has_any = False
+    for weight in weights:
+        update = getattr(weight, _ATTRIBUTE, None) or None if weight.requires_grad else None
+        has_any = has_any or update is not None
+        updates.append(update)
+    return updates if has_any else None
 
 
 def fused_update(output: OutputGrad, weights: Sequence[Tensor], updates: Sequence[Update]) -> None:
@@ -245,11 +247,13 @@ def fused_update(output: OutputGrad, weights: Sequence[Tensor], updates: Sequenc
 
     The first column of its features has positions in ``weights``, or -1.
     """
-    updater = updates[0].updater
-    states = [state for update in updates for state in update.states]
-    how: tuple[Any, ...] = updater.numbers, [], updater.kind, updater.stochastic_rounding, updater.seed
+    updater, states = updates[0].updater, updates[0].states
+    for update in updates[1:]:
+        states = states + update.states
+    grad, *lookups, _ = output
+    rounding = updater.stochastic_rounding, updater.seed
     with below_autograd():
-        fused_update_operator(output[0], weights, states, *output[1:6], *how)
+        _call_fused_update(grad, weights, states, *lookups, updater.numbers, [], updater.kind, *rounding)
     note(weights, updates)
 
 

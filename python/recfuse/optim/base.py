@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from recfuse._arguments import integer
 from recfuse.errors import ArgumentValueError
@@ -21,6 +20,7 @@ from recfuse.optim.groups import ParamGroup, check_betas, check_groups, check_nu
 from recfuse.optim.parameters import check_parameter, parameters_of, without_views
 from recfuse.optim.states import check_state, states_by_parameter
 from recfuse.optim.stepping import Stepping
+from recfuse.optim.steps import Owned
 from recfuse.optim.surroundings import check_wrapper
 
 _NUMBERS = {"lr": LR, "weight_decay": WEIGHT_DECAY, "eps": EPS}
@@ -178,26 +178,29 @@ class FusedOptimizer(Stepping):
         if self._bridge is not None and (bridge := self._bridge()) is not None:
             bridge.check_groups()
 
-    def _own(self) -> Iterable[tuple[dict[str, Any], Parameter, Update]]:
-        """Iterate over all Parameters with their updates; raise if another optimizer has taken over."""
+    def _own(self) -> list[Owned]:
+        """Return all Parameters; raise if another optimizer has taken over, or a state was replaced."""
         self._check_groups()
+        own: list[Owned] = []
         for group in self.param_groups:
             for parameter in group["params"]:
                 update = update_of(parameter)
-                if update is None or update.updater.owner is not self:
+                if update is None or update.updater.get_owner() is not self:
                     raise ArgumentValueError(
                         f"{self._where}: a Parameter of shape {list(parameter.shape)} belongs to another "
                         "optimizer of recfuse.optim now, which was created later"
                     )
+                state = self.state[parameter]
                 if update.states:
-                    self._check_shared(self.state[parameter], update)
-                yield group, parameter, update
+                    self._check_shared(state, update)
+                own.append((group, parameter, update, state))
+        return own
 
-    def _check_step(self, parameter: Tensor, update: Update) -> None:
+    def _check_step(self, state: Mapping[str, Any], update: Update) -> None:
         """Raise ValueError if the user has changed the number of the step in the state."""
-        found = self.state[parameter].get("step")
-        if found is not None and int(found) != update.step_in_state:
-            raise step_was_set(self._where, found)
+        step = state.get("step")
+        if step is not None and int(step) != update.step_in_state:
+            raise step_was_set(self._where, step)
 
     def _check_shared(self, state: Mapping[str, Any], update: Update) -> None:
         """Raise ValueError if an entry of a state is not the tensor that kernels write to."""
@@ -239,10 +242,10 @@ class FusedOptimizer(Stepping):
         """Write the number of steps into the state, as torch's optimizers do."""
         step = self._kind.step
         if step is not None or self._settings[1]:
-            for _, parameter, update in self._own():
-                self._check_step(parameter, update)
+            for _, _, update, state in self._own():
+                self._check_step(state, update)
                 steps_done = update.updater.counted_steps()
-                self.state[parameter]["step"] = steps_done if step is None else step(steps_done)
+                state["step"] = steps_done if step is None else step(steps_done)
                 update.step_in_state = steps_done
 
     def state_dict(self) -> dict[str, Any]:
@@ -264,7 +267,7 @@ class FusedOptimizer(Stepping):
         """
         groups_before, state_before = self.param_groups, self.state
         before = [dict(group) for group in self.param_groups]
-        states = {parameter: dict(self.state[parameter]) for _, parameter, _ in self._own()}
+        states = {parameter: dict(state) for _, parameter, _, state in self._own()}
         raw: dict[Any, Mapping[str, Any]] = {}
 
         def check(_: Any, given: dict[str, Any]) -> None:

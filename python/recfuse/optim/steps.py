@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.pending_updates import check_hooks
@@ -13,15 +15,18 @@ from recfuse.ops.training.compilers import with_old_compiler
 from recfuse.ops.updates import Update, rows_update, unfinished
 from recfuse.optim.surroundings import check_scaler
 
+Owned: TypeAlias = tuple[Mapping[str, Any], Parameter, Update, dict[str, Any]]
+"""A Parameter of a fused optimizer: its group, the Parameter, its update, and its state."""
+
 
 def direct_step(optimizer: Any) -> None:
     """Check that ``backward()`` has made the whole step, and increment the number of steps."""
-    where, own = optimizer._where, list(optimizer._own())
+    where, own = optimizer._where, optimizer._own()
     check_scaler(optimizer, where, optimizer._instead)
     _check_steps(optimizer, own)
-    check_hooks([parameter for _, parameter, _ in own], [update for _, _, update in own])
     captured = False
-    for _, parameter, update in own:
+    for _, parameter, update, _ in own:
+        check_hooks(parameter, update)
         check_gradient(where, parameter, update)
         captured |= update.captured and update.updater.counts_on_device
     if captured and not torch.cuda.is_current_stream_capturing():
@@ -29,7 +34,7 @@ def direct_step(optimizer: Any) -> None:
             f"{where}: backward() was captured in a CUDA graph, step() was not, which raises the number of "
             "the step. Capture both in one graph."
         )
-    for _, parameter, _ in own:
+    for _, parameter, _, _ in own:
         parameter.grad = None
     _advance(optimizer, own)
 
@@ -51,12 +56,12 @@ def check_gradient(where: str, parameter: Tensor, update: Update) -> None:
 @torch.no_grad()
 def deferred_step(optimizer: Any) -> None:
     """Update rows with the present sparse gradients."""
-    where, own = optimizer._where, list(optimizer._own())
+    where, own = optimizer._where, optimizer._own()
     _check_steps(optimizer, own)
-    given = [
-        (parameter, update, parameter.grad) for _, parameter, update in own if parameter.grad is not None
+    gradients = [
+        (parameter, update, parameter.grad) for _, parameter, update, _ in own if parameter.grad is not None
     ]
-    for parameter, _, grad in given:
+    for parameter, _, grad in gradients:
         if grad.layout is not torch.sparse_coo or grad.sparse_dim() != 1:
             text = (
                 f"{where}: the gradient of a Parameter of shape {list(parameter.shape)} is {grad.layout}; "
@@ -67,11 +72,11 @@ def deferred_step(optimizer: Any) -> None:
     scaled = hasattr(optimizer, "grad_scale")
     found_inf = getattr(optimizer, "found_inf", None)
     found_inf = found_inf if isinstance(found_inf, Tensor) else None
-    updaters = {id(update.updater): update.updater for _, update, _ in given}.values()
+    updaters = {id(update.updater): update.updater for _, update, _ in gradients}.values()
     if scaled:
         for updater in updaters:
             updater.scale(getattr(optimizer, "grad_scale", None), found_inf)
-    for parameter, update, grad in given:
+    for parameter, update, grad in gradients:
         whole = grad.coalesce()
         rows_update(parameter, update, whole.indices()[0], whole.values())
     if scaled:
@@ -80,26 +85,26 @@ def deferred_step(optimizer: Any) -> None:
     _advance(optimizer, own, found_inf)
 
 
-def _check_steps(optimizer: Any, own: list[tuple[Any, Any, Update]]) -> None:
-    for _, parameter, update in own:
-        if "step" in optimizer.state[parameter]:
-            optimizer._check_step(parameter, update)
+def _check_steps(optimizer: Any, own: Sequence[Owned]) -> None:
+    for _, _, update, state in own:
+        if "step" in state:
+            optimizer._check_step(state, update)
 
 
-def _advance(optimizer: Any, own: list[tuple[Any, Any, Update]], found_inf: Tensor | None = None) -> None:
+def _advance(optimizer: Any, own: Sequence[Owned], found_inf: Tensor | None = None) -> None:
     """Increment the number of steps of updated Parameters, as torch does for each Parameter.
 
     If only some Parameters of an updater were updated, they get another updater. This happens after all
     others were counted, because they may then share an updater.
     """
     optimizer._is_checked = False
-    for _, parameter, update in own:
+    for _, parameter, update, state in own:
         if update.step_in_state is not None:  # outdated; state_dict() writes it again
-            optimizer.state[parameter] = {k: v for k, v in optimizer.state[parameter].items() if k != "step"}
+            optimizer.state[parameter] = {key: value for key, value in state.items() if key != "step"}
             update.step_in_state = None
     parted: dict[int, dict[Any, int]] = {}
     for group, updater in optimizer._updaters:
-        members = [(parameter, update) for _, parameter, update in own if update.updater is updater]
+        members = [(parameter, update) for _, parameter, update, _ in own if update.updater is updater]
         updated = []
         for parameter, update in members:
             if update.updated:
@@ -118,5 +123,5 @@ def _advance(optimizer: Any, own: list[tuple[Any, Any, Update]], found_inf: Tens
         parted.setdefault(id(group), {}).update(steps)
     for group in optimizer.param_groups:
         if id(group) in parted:
-            steps = {p: update.updater.counted_steps() for g, p, update in own if g is group}
+            steps = {p: update.updater.counted_steps() for g, p, update, _ in own if g is group}
             optimizer._arrange(group, steps | parted[id(group)])

@@ -52,7 +52,9 @@ def is_planned(matrices: Sequence[Tensor]) -> bool:
     """Return whether schedules apply to a call with these matrices: on a GPU, or inside `explain`."""
     if not matrices or not matrices[0].is_cpu:
         return on_gpu(matrices)
-    return not torch.compiler.is_compiling() and _C.explain_lowers()
+    if torch.compiler.is_dynamo_compiling():  # which cannot trace the call below
+        return False
+    return _C.explain_lowers() and not torch.compiler.is_compiling()
 
 
 def refuse_proxy(value: Any) -> None:

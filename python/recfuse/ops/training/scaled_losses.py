@@ -19,7 +19,7 @@ from torch.amp import GradScaler
 from recfuse.errors import ArgumentValueError
 
 _ATTRIBUTE = "_recfuse_watched"
-_scaled: collections.deque[int] = collections.deque(maxlen=16)  # the engine's numbers of backward passes
+scaled_passes: collections.deque[int] = collections.deque(maxlen=16)  # the engine's numbers of them
 
 
 def watch_scalers() -> None:
@@ -42,12 +42,12 @@ def watch_scalers() -> None:
 
 
 def _note(_: Tensor) -> None:
-    _scaled.append(torch._C._current_graph_task_id())
+    scaled_passes.append(torch._C._current_graph_task_id())
 
 
 def check_unscaled(owner: Any = None) -> None:
     """Raise ValueError in a backward pass of a scaled loss, before it updates rows."""
-    if _scaled and torch._C._current_graph_task_id() in _scaled:
+    if scaled_passes and torch._C._current_graph_task_id() in scaled_passes:
         where = "recfuse.optim" if owner is None else owner._where
         instead = "Create the optimizer with deferred=True" if owner is None else owner._instead
         raise ArgumentValueError(

@@ -26,7 +26,7 @@ class Updater:
             the names after it. STEP is the step of the next update.
         deferred: the backward pass leaves sparse gradients, instead of updates.
         counts_on_device: True if kernels read the number of the step.
-        owner: the optimizer, or None after its deletion.
+        owner: the optimizer, or None after its deletion; ``get_owner()`` returns it in less time.
         device: the device of ``numbers``.
         steps_done: the number of steps by the host's count.
     """
@@ -45,21 +45,22 @@ class Updater:
         self.stochastic_rounding, self.seed = stochastic_rounding, seed
         self.options = kind, int(self.stochastic_rounding), self.seed
         self.counts_on_device = KINDS[kind].counts or stochastic_rounding
-        self._owner: Callable[[], Any] = weakref.ref(owner)
+        self.get_owner: Callable[[], Any] = weakref.ref(owner)
         self.steps_done = 0
         self.device = device
         self._written = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
         with torch.inference_mode(False):
             self.numbers = torch.tensor(self._written, dtype=torch.float32, device=device)
+            self._step = self.numbers[STEP]
 
     @property
     def owner(self) -> Any:
         """The optimizer, or None."""
-        return self._owner()
+        return self.get_owner()
 
     def disown(self) -> None:
         """Detach from the optimizer, as if it were deleted."""
-        self._owner = lambda: None
+        self.get_owner = lambda: None
 
     def write(self, number: int, value: float) -> None:
         """Write a number, asynchronously, unless it is equal already."""
@@ -92,16 +93,14 @@ class Updater:
         """Count a step, unless ``found_inf`` marks it as skipped."""
         self.steps_done += 1
         if self.counts_on_device:
-            with torch.inference_mode(False), torch.no_grad():
-                step = self.numbers[STEP]
-                if found_inf is None:
-                    step.add_(1)
-                else:
-                    step.add_(found_inf.to(self.device, non_blocking=True).reshape(()) == 0)
-                if self.stochastic_rounding:
-                    # A constant step would round with the same bits forever. A cycle of half of 2^24 steps is
-                    # long enough, and Adam's corrections are 1 there.
-                    step.add_(step >= _WHOLE, alpha=-(_WHOLE // 2))
+            if found_inf is None:
+                self._step.add_(1)
+            else:
+                self._step.add_(found_inf.to(self.device, non_blocking=True).reshape(()) == 0)
+            if self.stochastic_rounding:
+                # A constant step would round with the same bits forever. A cycle of half of 2^24 steps is
+                # long enough, and Adam's corrections are 1 there.
+                self._step.add_(self._step >= _WHOLE, alpha=-(_WHOLE // 2))
 
     def scale(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         """Set the results of a gradient scaler.
