@@ -32,7 +32,7 @@ from recfuse.ops.gradients import (
     sparse_grads,
     used_of,
 )
-from recfuse.ops.library import call_below_autograd, dtype_code, library, register_fake
+from recfuse.ops.library import DTYPE_CODES, call_below_autograd, dtype_code, library, register_fake
 from recfuse.ops.pending_updates import UpdateSink, is_deferred, is_due, update_later
 from recfuse.ops.traced_updates import TracedSink, Updates, update_in_graph
 
@@ -139,10 +139,12 @@ class PooledBags(torch.autograd.Function):
         elif ctx.needs_input_grad[_SAMPLE_WEIGHTS]:
             kept = [weight.contiguous() for weight in weights]
         if bag is None:
-            forms = [
-                (group, *weight.shape, dtype_code(weight, "fused_embedding_bag", "weights"))
-                for group, weight in enumerate(weights)
-            ]
+            forms = []
+            for group, weight in enumerate(weights):
+                code = DTYPE_CODES.get(weight.dtype)
+                if code is None:  # the compiler calls this before the operator checks its arguments
+                    code = dtype_code(weight, "fused_embedding_bag", "weights")
+                forms.append((group, *weight.shape, code))
             ctx.save_for_backward(*call[2:4], sample_weights, winners, call[1], *kept)
         elif kept:
             ctx.save_for_backward(*call[1:3], sample_weights, winners, None, *kept)

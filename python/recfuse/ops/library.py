@@ -19,6 +19,7 @@ HAS_CUDA_KERNELS = torch.version.hip is None  # torch names ROCm's devices "cuda
 
 # Must live as long as the process: its destructor would remove the operators.
 library = torch.library.Library("recfuse", "FRAGMENT")
+DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 below_autograd = torch._C._AutoDispatchBelowAutograd
 Fake = TypeVar("Fake", bound=Callable[..., Any])
 _PUBLIC = (
@@ -152,13 +153,13 @@ def dtype_code(tensor: Tensor, operator: str, argument: str) -> int:
 
     The compiler calls this before the operator checks its arguments.
     """
-    try:
-        return DTYPES.index(tensor.dtype)
-    except ValueError:
+    code = DTYPE_CODES.get(tensor.dtype)
+    if code is None:
         name = str(tensor.dtype).removeprefix("torch.")
         raise ArgumentTypeError(
             f"recfuse.{operator}: {argument} is {name}; expected float32, float16 or bfloat16"
-        ) from None
+        )
+    return code
 
 
 def public_name(operator: str) -> str:

@@ -44,7 +44,7 @@ class AddressReader:
         """Create a reader for ``uses``, the features that the columns read."""
         self._names = tuple(use.feature for use in uses)
         self._is_plain = all(use.weights is None and not use.weighted for use in uses)
-        self._places: dict[bytes, tuple[InputRef, ...]] = {}  # by widths
+        self._places: dict[bytes, tuple[tuple[InputRef, ...], int]] = {}  # places and n_dense, by widths
 
     def __call__(self, batch: dict[str, Any]) -> Addresses | None:
         """Return the addresses, or None if an entry is missing, wrong, or neither a plain tensor nor a pair.
@@ -55,17 +55,17 @@ class AddressReader:
             entries = tuple(map(batch.__getitem__, self._names)) if self._is_plain else ()
         except KeyError:
             return None
-        found = _C.embedding_columns_inputs(Tensor, CELL, entries, -1) if entries else None
-        if found is None:
+        inputs = _C.embedding_columns_inputs(Tensor, CELL, entries, -1) if entries else None
+        if inputs is None:
             return None
-        widths = found[3]
+        widths = inputs[3]
         key = widths.tobytes()
         places = self._places.get(key)
         if places is None:
             if len(self._places) >= MOST_FORMS:
                 self._places.clear()
-            places = self._places[key] = _places(widths)
-        return _addresses(places, entries, found)
+            places = self._places[key] = _places(widths), _n_dense(widths)
+        return _addresses(*places, entries, inputs)
 
 
 def addresses_of(given: Inputs) -> Addresses | None:
@@ -73,14 +73,19 @@ def addresses_of(given: Inputs) -> Addresses | None:
     lists = [[one if type(one) is Tensor else one.as_subclass(Tensor) for one in each] for each in given[2:]]
     dense, values, offsets, weights = lists
     entries = (*dense, *zip(values, offsets, weights or [None] * len(values), strict=True))
-    found = _C.embedding_columns_inputs(Tensor, CELL, entries, given.batch)
-    return None if found is None else _addresses(given.places, entries, found)
+    inputs = _C.embedding_columns_inputs(Tensor, CELL, entries, given.batch)
+    return None if inputs is None else _addresses(given.places, _n_dense(inputs[3]), entries, inputs)
 
 
-def _addresses(places: tuple[InputRef, ...], entries: Any, found: Any) -> Addresses:
-    owner, number, forms, widths, batch, on_gpu, index = found
+def _addresses(places: tuple[InputRef, ...], n_dense: int, entries: Any, inputs: Any) -> Addresses:
+    owner, number, forms, _, batch, on_gpu, index = inputs
     device = ("cuda", index) if on_gpu else ("cpu", None)
-    return Addresses(places, batch, number, forms, int((widths > 0).sum()), device, owner, entries)
+    return Addresses(places, batch, number, forms, n_dense, device, owner, entries)
+
+
+def _n_dense(widths: NDArray[Any]) -> int:
+    """Return the number of dense inputs; a jagged input has width 0."""
+    return int((widths > 0).sum())
 
 
 def _places(widths: NDArray[Any]) -> tuple[InputRef, ...]:

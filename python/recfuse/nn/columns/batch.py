@@ -112,7 +112,7 @@ class Reader:
 
     def addresses(self, batch: Any) -> Addresses | None:
         """Return addresses of a dict's tensors, or None if a tensor is not plain or a program is traced."""
-        if type(batch) is not dict or torch.compiler.is_compiling() or is_transformed():
+        if type(batch) is not dict or is_transformed():
             return None
         return None if torch._C._len_torch_dispatch_stack() else self._address_reader(batch)
 

@@ -191,7 +191,8 @@ class EmbeddingColumns(PackedTables):
                 :func:`recfuse.check`, raises it.
             NotImplementedError: numbers or weights in the batch require a gradient.
         """
-        refuse_proxy(batch)
+        if type(batch) is not dict:
+            refuse_proxy(batch)
         on_host = None
         if isinstance(batch, PackedColumns):
             if not torch.compiler.is_compiling():
