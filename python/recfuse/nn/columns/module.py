@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recfuse._arguments import wrong_type
-from recfuse._codes import DTYPES, MODES, row_bytes
+from recfuse._codes import DTYPES, MODES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.columns import json
 from recfuse.nn.columns.addresses import Addresses
@@ -21,20 +21,19 @@ from recfuse.nn.columns.groups import ColumnGroup
 from recfuse.nn.columns.host import HostSplit, Lookup, inputs_to_device, packed_to_device
 from recfuse.nn.columns.inputs import Inputs
 from recfuse.nn.columns.packed import PackedColumns
-from recfuse.nn.columns.placement import MemoryReport, form_of, page_locked, size_of
+from recfuse.nn.columns.placement import HostTables, form_of, size_of
 from recfuse.nn.columns.programs import is_captured
 from recfuse.nn.columns.reference import ReferenceColumns, evaluate
 from recfuse.nn.columns.specs import Column, FeatureRef, TableColumn
 from recfuse.nn.packed.layout import TableSpec, arrange, layout_of
 from recfuse.nn.packed.pooling import has_kernel, on_gpu, refuse_proxy
-from recfuse.nn.packed.tables import PackedTables
 from recfuse.ops.embedding_columns import fits_a_gpu
 from recfuse.ops.library import needs_derivatives
 
 _WHERE = "recfuse.nn.EmbeddingColumns"
 
 
-class EmbeddingColumns(PackedTables):
+class EmbeddingColumns(HostTables):
     """Compute feature columns in one call, from raw values to pooled rows, and write them side by side.
 
     A column turns the values of a sample into rows of its table, in a few steps, and pools the rows. Values
@@ -149,19 +148,7 @@ class EmbeddingColumns(PackedTables):
         self._split: HostSplit | None = None
         if self._host_matrices:
             self._split = HostSplit(self.specs, self.layout.tables, self._host_matrices, self._reader.packer)
-        self._always_split = False  # for tests: both parts on one device
         self.output_dim = self._whole.output_dim
-
-    def _why_not_movable(self) -> str | None:
-        return "some tables of its module stay in the host's memory" if self._host_matrices else None
-
-    def _lock_pages(self) -> None:
-        """Page-lock the host's tables, if the others are on a GPU."""
-        weights = self.packed_weights()
-        if self._host_matrices and self._home.device.type == "cuda":
-            for number in self._host_matrices:
-                if weights[number].is_cpu:
-                    weights[number].data = page_locked(weights[number].data)
 
     @property
     def columns(self) -> dict[str, slice]:
@@ -260,11 +247,6 @@ class EmbeddingColumns(PackedTables):
             given = inputs_to_device(given, self._reader.packer, weights[0].device, len(weights))
         return self._whole(weights, given, self.layout.sparse, self.bounds_check)
 
-    def _is_split(self, weights: Sequence[Tensor]) -> bool:
-        """Return whether some tables are on the host and the module on another device."""
-        on_host = all(weights[number].is_cpu for number in self._host_matrices)
-        return on_host and (self._always_split or self._home.device.type == "cuda")
-
     def pack(self, batch: Any, dense: Mapping[str, Any] | None = None) -> PackedColumns:
         """Pack the entries that the columns read into one buffer, page-locked if there is a GPU.
 
@@ -287,46 +269,6 @@ class EmbeddingColumns(PackedTables):
         given = self._reader.read(batch, dense)
         pin = given.device.type == "cpu" and torch.cuda.is_available()
         return self._reader.packer(given, pin and not torch.compiler.is_compiling())
-
-    def memory_report(self) -> MemoryReport:
-        """Return the memory of the tables on the GPU and on the host.
-
-        Returns:
-            MemoryReport: bytes by device, and the names of the tables on the host.
-        """
-        sizes, names = [0, 0], []
-        weights = self.packed_weights()
-        for spec in self.layout.tables:
-            on_host = spec.matrix in self._host_matrices
-            size = row_bytes(spec.embedding_dim, weights[spec.matrix].dtype)
-            sizes[on_host] += spec.num_embeddings * size
-            if on_host:
-                names.append(spec.name)
-        home = self._home.device if self._host_matrices else weights[0].device if weights else "cpu"
-        return MemoryReport(str(home), *sizes, tuple(names))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingColumns:
-        """Apply a function, as every module.
-
-        If the others move to a GPU, tables that stay on the host only take the new dtype.
-        """
-        weights = self.packed_weights()
-        own = [weights[number] for number in self._host_matrices]
-        kept = {
-            id(one) for weight in own if weight.is_cpu for one in (weight, weight.grad) if one is not None
-        }
-
-        def moved_or_kept(tensor: Tensor) -> Tensor:
-            if id(tensor) not in kept:
-                return fn(tensor)
-            probe = fn(torch.empty(0, dtype=tensor.dtype))
-            if not probe.is_cuda:
-                return fn(tensor)
-            cast = tensor.to(probe.dtype)
-            return page_locked(cast) if any(tensor is weight for weight in own) else cast
-
-        super()._apply(moved_or_kept if kept else fn, recurse)
-        return self
 
     def to_torch(self) -> ReferenceColumns:
         """Return the same columns in plain PyTorch, with copies of the tables.

@@ -1,10 +1,10 @@
-"""The placement of tables: sizes, page-locked memory, and the streams of GPUs that read it."""
+"""The placement of tables: their sizes, page-locked memory, and the streams of GPUs that read it."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from recfuse.errors import ArgumentValueError
 from recfuse.nn.columns.programs import is_captured
 from recfuse.nn.columns.specs import TableColumn
 from recfuse.nn.packed.layout import WeightForm
+from recfuse.nn.packed.tables import PackedTables
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -135,3 +136,70 @@ class PinnedReaders:
                 torch.empty_like(first, device=device).copy_(first, non_blocking=True)
                 streams.add(stream)
             self._streams[number] = memory, streams
+
+
+class HostTables(PackedTables):
+    """Packed tables with matrices on the host, page-locked if the others are on a GPU."""
+
+    _host_matrices: list[int]
+    """The numbers of the matrices on the host."""
+    _home: Tensor
+    """An empty buffer on the device of the module, if a matrix is on the host."""
+    _always_split = False
+    """For tests: split a call although both parts are on one device."""
+
+    def _why_not_movable(self) -> str | None:
+        return "some tables of its module stay in the host's memory" if self._host_matrices else None
+
+    def _lock_pages(self) -> None:
+        """Page-lock the host's tables, if the others are on a GPU."""
+        weights = self.packed_weights()
+        if self._host_matrices and self._home.device.type == "cuda":
+            for number in self._host_matrices:
+                if weights[number].is_cpu:
+                    weights[number].data = page_locked(weights[number].data)
+
+    def _is_split(self, weights: Sequence[Tensor]) -> bool:
+        """Return whether some tables are on the host and the module on another device."""
+        on_host = all(weights[number].is_cpu for number in self._host_matrices)
+        return on_host and (self._always_split or self._home.device.type == "cuda")
+
+    def memory_report(self) -> MemoryReport:
+        """Return the memory of the tables on the GPU and on the host.
+
+        Returns:
+            MemoryReport: bytes by device, and the names of the tables on the host.
+        """
+        sizes, names = [0, 0], []
+        weights = self.packed_weights()
+        for spec in self.layout.tables:
+            on_host = spec.matrix in self._host_matrices
+            size = row_bytes(spec.embedding_dim, weights[spec.matrix].dtype)
+            sizes[on_host] += spec.num_embeddings * size
+            if on_host:
+                names.append(spec.name)
+        home = self._home.device if self._host_matrices else weights[0].device if weights else "cpu"
+        return MemoryReport(str(home), *sizes, tuple(names))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HostTables:
+        """Apply a function, as every module.
+
+        If the others move to a GPU, tables that stay on the host only take the new dtype.
+        """
+        weights = self.packed_weights()
+        own = [weights[number] for number in self._host_matrices]
+        kept = {
+            id(one) for weight in own if weight.is_cpu for one in (weight, weight.grad) if one is not None
+        }
+
+        def moved_or_kept(tensor: Tensor) -> Tensor:
+            if id(tensor) not in kept:
+                return fn(tensor)
+            probe = fn(torch.empty(0, dtype=tensor.dtype))
+            if not probe.is_cuda:
+                return fn(tensor)
+            cast = tensor.to(probe.dtype)
+            return page_locked(cast) if any(tensor is weight for weight in own) else cast
+
+        super()._apply(moved_or_kept if kept else fn, recurse)
+        return self
