@@ -313,10 +313,12 @@ def pack_new_tables(
     collection.feature_names = [feature for feature, _ in features]
     collection.feature_dims = list(collection.layout.dims)
     collection.reset_parameters()
-    for config, packed in zip(configs, collection.tables.values(), strict=True):
+    for number, (config, packed) in enumerate(zip(configs, collection.tables.values(), strict=True)):
         if callable(init := getattr(config, "init_fn", None)):
             with torch.no_grad():
                 init(packed.weight)
+            if where.type == "meta":  # for recfuse.distributed.shard, which draws the values
+                vars(collection).setdefault("_inits", {})[number] = init
 
 
 def names_of(count: int, names: Sequence[str] | None, where: str) -> list[str]:

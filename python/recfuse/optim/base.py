@@ -86,6 +86,7 @@ class FusedOptimizer(Stepping):
         try:
             for parameter in group["params"]:
                 check_parameter(parameter, self._where)
+                self._check_columns(parameter)
         except Exception:
             self.param_groups.pop()
             raise
@@ -116,6 +117,15 @@ class FusedOptimizer(Stepping):
         for number, beta in zip((BETA1, BETA2), group.get("betas", (0, 0)), strict=True):
             updater.write(number, float(beta))
         updater.write(GRAD_SCALE, -1.0 if group.get("maximize") else 1.0)
+
+    def _check_columns(self, parameter: Tensor) -> None:
+        """Raise ValueError for a state by row of a table that ``recfuse.distributed`` has cut by columns."""
+        table = getattr(parameter, "_recfuse_cut_columns", None)
+        if self._kind.by_row and table is not None:
+            raise ArgumentValueError(
+                f"{self._where}: table {table!r} is cut by columns, and a state by row is a mean over all "
+                "columns. Cut the table by rows, or place it on one rank."
+            )
 
     # ---- state
 

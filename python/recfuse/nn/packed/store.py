@@ -35,6 +35,8 @@ class PackedStore:
             when it is trained again, and its first row there.
         number: the number of the module in compiled programs.
         loading: the list of errors of the last ``load_state_dict`` that has loaded all tables.
+        sharding: the ``recfuse.distributed.sharding.Sharding`` of a module whose tables are on several ranks;
+            the layout then has the parts of this rank.
     """
 
     def __init__(self, layout: Layout, owner: torch.nn.Module, holder: torch.nn.Module) -> None:
@@ -44,6 +46,7 @@ class PackedStore:
         self.origins: dict[int, tuple[str, int]] = {}
         self.loading: list[str] | None = None
         self.number = -1
+        self.sharding: Any = None
         self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
         self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
         self.bind(owner, holder)

@@ -88,6 +88,8 @@ class _Names:
             return str(name)
 
         self.packed: dict[str, _Packed] = {}
+        self.all_tables: dict[int, list[str]] = {}  # by the id of a sharded module's store
+        self._groups: dict[int, int] = {}
         for path, module in model.named_modules():
             store = vars(module).get("_store")
             if store is None or module is not store.holder:
@@ -102,6 +104,22 @@ class _Names:
                     }
                     optimizer, group = groups[id(parameter)]
                     self.packed[name_of(path, own)] = _Packed(store, parameter, optimizer, group, tables)
+                    if store.sharding is not None:
+                        self._add_tables(store, group, name_of, path)
+
+    def _add_tables(self, store: PackedStore, group: Mapping[str, Any], name_of: Any, path: str) -> None:
+        """Record the names of all tables of a sharded module; every rank then saves the same groups.
+
+        Raises:
+            ValueError: tables in several groups, of which this rank does not know all.
+        """
+        if self._groups.setdefault(id(store), id(group)) != id(group):
+            raise ArgumentValueError(
+                f"recfuse.distributed: tables of module {store.sharding.name!r} are in several param groups; "
+                "expected a single group, since ranks save their states under the names of all tables"
+            )
+        specs = store.sharding.specs
+        self.all_tables[id(store)] = [name_of(path, f"{spec.name}.weight") for spec in specs]
 
     def to_tables(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a dictionary by table, in the form of the tool, nested or flat."""
@@ -115,12 +133,15 @@ class _Names:
                 continue
             for table, slot in packed.slots.items():
                 if state is not None and (own := split(packed.optimizer, slot, state)) is not None:
+                    if packed.store.sharding is not None:
+                        own = packed.store.sharding.state_to_entries(slot.table, own)
                     found.set_state(table, own)
             olds, slots = renamed.setdefault((id(packed.store), id(packed.group)), ([], {}))
             olds.append(name)
             slots.update(packed.slots)
-        for olds, slots in renamed.values():
-            found.rename(olds, sorted(slots, key=lambda table: slots[table].table))
+        for (store, _), (olds, slots) in renamed.items():
+            names = sorted(slots, key=lambda table: slots[table].table)
+            found.rename(olds, self.all_tables.get(store, names))
         return found.whole()
 
     def to_parameters(self, state_dict: dict[str, Any], is_whole: bool) -> dict[str, Any]:
@@ -133,6 +154,11 @@ class _Names:
             if name in found.names() or not (found.names() & set(packed.slots) or not packed.slots):
                 continue
             states = [found.pop_state(table) for table in packed.slots]
+            if packed.store.sharding is not None:
+                states = [
+                    state and packed.store.sharding.state_from_entries(slot.table, table, state)
+                    for state, (table, slot) in zip(states, packed.slots.items(), strict=True)
+                ]
             if packed.is_sharded() and not (is_whole and all(_is_whole(state) for state in states if state)):
                 raise ArgumentValueError(
                     "recfuse: torch.distributed.checkpoint.state_dict: the state of "
@@ -144,7 +170,7 @@ class _Names:
             if state is not None:
                 found.set_state(name, state)
             olds, names = renamed.setdefault((id(packed.store), id(packed.group)), ([], []))
-            olds.extend(packed.slots)
+            olds.extend(self.all_tables.get(id(packed.store), packed.slots))
             names.append(name)
         for olds, names in renamed.values():
             found.rename(olds, names)

@@ -1,0 +1,20 @@
+"""Tables over the ranks of a process group, in place: :func:`shard` and :func:`unshard`.
+
+.. code-block:: python
+
+    import torch.distributed as dist
+    import recfuse.distributed
+
+    dist.init_process_group()
+    recfuse.swap(model)
+    print(recfuse.distributed.shard(model))
+
+Processes, groups, collectives and checkpoints are ``torch.distributed``'s. For several hosts, and for
+TorchRec's plans and pipelines, see :mod:`recfuse.torchrec`.
+"""
+
+from recfuse.distributed.entry import shard, unshard
+from recfuse.distributed.placements import Cuts
+from recfuse.distributed.reports import ShardEntry, ShardReport
+
+__all__ = ["Cuts", "ShardEntry", "ShardReport", "shard", "unshard"]

@@ -1,0 +1,1 @@
+"""The exchange of a call: routes, headers, lookups and pooled rows."""

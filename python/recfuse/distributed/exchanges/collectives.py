@@ -1,0 +1,210 @@
+"""``CollectiveExchange``: a call of a sharded module by collectives of ``torch.distributed``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recfuse.distributed.exchanges.batches import (
+    Batch,
+    batch_of,
+    check_arguments,
+    check_contents,
+    positions_of,
+)
+from recfuse.distributed.exchanges.combining import columns_of
+from recfuse.distributed.exchanges.header import (
+    GOOD,
+    RAISED,
+    WEIGHT_DTYPES,
+    Header,
+    Names,
+    check_headers,
+    exchange_headers,
+)
+from recfuse.distributed.exchanges.routes import Route
+from recfuse.distributed.exchanges.wires import (
+    RowsExchange,
+    SendRows,
+    SendWeights,
+    WeightsExchange,
+    all_to_all,
+    joined,
+)
+from recfuse.distributed.local import LocalTables
+from recfuse.errors import ArgumentValueError
+
+
+class Exchange(Protocol):
+    """The way in which a sharded module pools the batches of all ranks."""
+
+    path: str
+    reason: str
+
+    def pool(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> list[Tensor]:
+        """Return the pooled columns of each feature for this rank's batch; a collective call."""
+
+    def announce(self, error: BaseException) -> None:
+        """Make the other ranks raise instead of ``pool``, since this rank has raised before its call."""
+
+
+class CollectiveExchange:
+    """Three exchanges a call: headers, lookups and pooled rows; a fourth for per-sample weights.
+
+    1. Headers, fixed in size: state, bags, lookups for each rank. The host waits for them.
+    2. Lookups, to the holders of their tables: lengths and indices in one buffer, int32 where rows allow.
+    3. The holder pools the bags of all ranks in one fused call, and sends the rows back.
+
+    A backward pass exchanges gradients as the forward pass exchanged rows, in the other direction. Order and
+    sums do not depend on timing.
+    """
+
+    path = "collectives"
+
+    def __init__(
+        self,
+        number: int,
+        route: Route,
+        tables: LocalTables,
+        names: Names,
+        group: Any,
+        average: bool,
+        exchange_dtype: torch.dtype | None,
+    ) -> None:
+        """Create the exchange of a module.
+
+        ``number`` is the module's number, the same on all ranks.
+        """
+        self._number, self._route, self._tables, self._names = number, route, tables, names
+        self._group, self._exchange_dtype = group, exchange_dtype
+        self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._scale = 1.0 / self._ranks if average else 1.0
+        device = tables.device
+        self.reason = f"all_to_all_single of {dist.get_backend(group)} on {device.type}"
+        self._rows = torch.tensor(names.rows, dtype=torch.int64, device=device)
+        narrow = max(names.rows, default=0) < 2**31
+        self._wire = torch.int32 if narrow else torch.int64
+        self._orders = {
+            copies: [torch.tensor(route.slots_to(rank, copies), dtype=torch.int64, device=device)
+                     for rank in range(self._ranks)]
+            for copies in (False, True)
+        }  # fmt: skip
+
+    def pool(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> list[Tensor]:
+        """Return the pooled columns of each feature; see :class:`Exchange`."""
+        with_gradients = torch.is_grad_enabled()
+        header, batch, error = self._prepare(indices, offsets, weights, with_gradients)
+        headers = exchange_headers(header, self._group, self._tables.device)
+        check_headers(headers, self._rank, self._names, error, self._group)
+        assert batch is not None
+        bags = [other.bags for other in headers]
+        lookups = [other.lookups for other in headers]
+        return self._exchanged(batch, weights, with_gradients, bags, lookups)
+
+    def announce(self, error: BaseException) -> None:
+        """Exchange a header that says that this rank has raised."""
+        headers = exchange_headers(Header(self._number, RAISED), self._group, self._tables.device)
+        own = error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
+        check_headers(headers, self._rank, self._names, own, self._group)
+
+    def _prepare(
+        self, indices: Tensor, offsets: Tensor, weights: Tensor | None, with_gradients: bool
+    ) -> tuple[Header, Batch | None, Exception | None]:
+        """Check the batch and return its header; an error of its arguments goes into the header."""
+        try:
+            bags = check_arguments(indices, offsets, weights, self._route.features, self._tables.device)
+            if weights is not None and self._tables.modes != {"sum"}:
+                raise ArgumentValueError(
+                    f"recfuse.distributed: module {self._names.module!r}: per_sample_weights is given and a "
+                    'table pools by mean or max; expected None, or only tables of mode "sum"'
+                )
+            state, bad, bounds = check_contents(indices.detach(), offsets, self._rows, bags)
+            if state != GOOD:
+                return Header(self._number, state, bad=bad), None, None
+            batch = batch_of(self._route, indices.detach(), offsets, bags, bounds)
+        except Exception as error:
+            return Header(self._number, RAISED), None, error
+        lookups = tuple(
+            sum(batch.host_sizes[slot] for slot in self._route.slots_to(rank, with_gradients))
+            for rank in range(self._ranks)
+        )
+        code = WEIGHT_DTYPES.index(None if weights is None else weights.dtype)
+        trains_weights = int(with_gradients and weights is not None and weights.requires_grad)
+        header = Header(self._number, GOOD, bags, int(with_gradients), code, trains_weights, lookups=lookups)
+        return header, batch, None
+
+    def _exchanged(
+        self, batch: Batch, weights: Tensor | None, with_copies: bool,
+        bags: Sequence[int], lookups: Sequence[Sequence[int]],
+    ) -> list[Tensor]:  # fmt: skip
+        """Exchange a batch that all ranks accept."""
+        orders, own = self._orders[with_copies], self._rank
+        sent, received = lookups[own], [other[own] for other in lookups]
+        order = torch.cat(orders)
+        places = positions_of(batch.begins[order], batch.sizes[order], sum(sent))
+        payload = self._payload(batch, orders, sent, places)
+        features = len(orders[own])
+        payload_sizes = [features * of_rank + count for of_rank, count in zip(bags, received, strict=True)]
+        sent_sizes = [len(slots) * batch.bags + count for slots, count in zip(orders, sent, strict=True)]
+        arrived = all_to_all(payload, sent_sizes, payload_sizes, self._group)
+        whole = joined(arrived.split(payload_sizes), bags, features, self._wire)
+        own_weights = None
+        if weights is not None:
+            origins = places if batch.origins is None else batch.origins[places]
+            foreign = self._foreign_copies(whole.offsets, whole.positions, bags) if with_copies else None
+            exchange = WeightsExchange(
+                self._group, sent, received, origins, whole.positions, foreign, 1.0 / self._scale
+            )
+            own_weights = SendWeights.apply(weights, exchange)
+        call = "all" if with_copies else "exchanged"
+        pooled = self._tables.pool(call, whole.indices, whole.offsets, own_weights, sum(bags))
+        wire = self._exchange_dtype or pooled.dtype
+        rows = RowsExchange(self._group, own, bags, self._route.widths, wire, self._scale)
+        flat, copied = SendRows.apply(pooled, self._tables.anchor(), rows)
+        if not with_copies and self._route.copies:
+            copied = self._pool_copies(batch, weights)
+        by_rank = flat.split([batch.bags * width for width in self._route.widths])
+        columns = [
+            part.view(batch.bags, width) for part, width in zip(by_rank, self._route.widths, strict=True)
+        ]
+        return columns_of(self._route, batch, columns, copied, self._tables.modes_of_features)
+
+    def _payload(self, batch: Batch, orders: Sequence[Tensor], sent: Sequence[int], places: Tensor) -> Tensor:
+        """Return for each rank the lengths of its slots, then their indices."""
+        values = batch.values[places].to(self._wire).split(list(sent))
+        parts: list[Tensor] = []
+        for slots, own in zip(orders, values, strict=True):
+            parts += (batch.lengths[slots].to(self._wire).flatten(), own)
+        return torch.cat(parts)
+
+    def _foreign_copies(self, offsets: Tensor, positions: Tensor, bags: Sequence[int]) -> Tensor | None:
+        """Return the lookups, in the order of arrival, of copied tables that came from other ranks."""
+        copies = len(self._route.copies)
+        if not copies:
+            return None
+        all_bags = sum(bags)
+        ends = list(accumulate(bags, initial=0))
+        mask = torch.zeros(len(positions), dtype=torch.bool, device=offsets.device)
+        bag = torch.arange(len(offsets) - 1, device=offsets.device)
+        of_rank = (bag % max(all_bags, 1) >= ends[self._rank]) & (
+            bag % max(all_bags, 1) < ends[self._rank + 1]
+        )
+        is_foreign = (bag >= len(offsets) - 1 - copies * all_bags) & ~of_rank
+        mask[positions] = is_foreign.repeat_interleave(offsets.diff(), output_size=len(positions))
+        return mask
+
+    def _pool_copies(self, batch: Batch, weights: Tensor | None) -> Tensor:
+        """Pool the features of copied tables for this rank's bags."""
+        order = torch.tensor([local.slot for local in self._route.copies], device=batch.lengths.device)
+        total = sum(batch.host_sizes[local.slot] for local in self._route.copies)
+        places = positions_of(batch.begins[order], batch.sizes[order], total)
+        origins = places if batch.origins is None else batch.origins[places]
+        ends = batch.lengths[order].flatten().cumsum(0)
+        offsets = torch.cat((ends.new_zeros(1), ends))
+        own = None if weights is None else weights[origins]
+        return self._tables.pool("copies", batch.values[places], offsets, own, batch.bags)

@@ -1,0 +1,100 @@
+"""The route of a batch: which lookups go to which rank, and where the pooled columns come from.
+
+A *slot* is the lookups of a feature for a holder of its table. All holders of a table that is not cut by rows
+take the same lookups, so the feature is one slot. A table that is cut by rows has a slot a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from recfuse.distributed.placements import Part, Placed
+
+
+class RowCut(NamedTuple):
+    """A feature whose table is cut by rows."""
+
+    feature: int
+    begins: tuple[int, ...]  # the first row of each part
+    first_slot: int
+    padding_idx: int | None
+    mode: str
+
+
+class Source(NamedTuple):
+    """Pooled columns of a feature that come from a rank."""
+
+    rank: int
+    column: int  # the first column in the rows of that rank
+    columns: int
+
+
+class Local(NamedTuple):
+    """A feature that this rank pools."""
+
+    feature: int
+    part: Part
+    slot: int
+
+
+class Route(NamedTuple):
+    """The route of all batches of a module. ``exchanged`` features are those whose table has no copies."""
+
+    features: int
+    slots: int
+    row_cuts: tuple[RowCut, ...]
+    exchanged: tuple[tuple[Local, ...], ...]  # by rank; features whose pooled rows the rank sends
+    copies: tuple[Local, ...]  # features that every rank pools for its own samples
+    sources: tuple[tuple[Source, ...], ...]  # by feature; empty for copies
+    widths: tuple[int, ...]  # by rank: columns of the exchanged features
+    copied_width: int
+
+    def slots_to(self, rank: int, with_copies: bool) -> list[int]:
+        """Return the slots that a rank pools, in the order of its call."""
+        copies = self.copies if with_copies else ()
+        return [local.slot for local in (*self.exchanged[rank], *copies)]
+
+
+def route_of(
+    table_of_feature: Sequence[int],
+    tables: Sequence[Placed],
+    modes: Sequence[str],
+    padding: Sequence[int | None],
+    ranks: int,
+) -> Route:
+    """Return the route of features whose tables are placed."""
+    exchanged: list[list[Local]] = [[] for _ in range(ranks)]
+    copies: list[Local] = []
+    sources: list[tuple[Source, ...]] = []
+    row_cuts: list[RowCut] = []
+    widths = [0] * ranks
+    slots = len(table_of_feature)
+    for feature, number in enumerate(table_of_feature):
+        table = tables[number]
+        if table.kind == "copies":
+            copies.append(Local(feature, table.parts[0], feature))
+            sources.append(())
+            continue
+        if table.kind == "rows":
+            begins = tuple(part.row for part in table.parts)
+            row_cuts.append(RowCut(feature, begins, slots, padding[number], modes[number]))
+        own = []
+        for part in table.parts:
+            slot = feature
+            if table.kind == "rows":
+                slot, slots = slots, slots + 1
+            exchanged[part.rank].append(Local(feature, part, slot))
+            own.append(Source(part.rank, widths[part.rank], part.columns))
+            widths[part.rank] += part.columns
+        sources.append(tuple(own))
+    return Route(
+        len(table_of_feature),
+        slots,
+        tuple(row_cuts),
+        tuple(map(tuple, exchanged)),
+        tuple(copies),
+        tuple(sources),
+        tuple(widths),
+        sum(local.part.columns for local in copies),
+    )
