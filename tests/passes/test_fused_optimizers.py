@@ -242,3 +242,29 @@ def test_a_second_swap_takes_what_is_there():
         assert torch.equal(state["sum"], old) and state["step"] == 1
     train(model, [optimizer], [], [batch_of(model)])
     assert all(state["step"] == 2 for state in optimizer.state_dict()["state"].values())
+
+
+@pytest.mark.parametrize("other", (nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)))
+def test_a_table_that_a_module_of_torch_has_too_is_refused(other):
+    model = nn.ModuleDict({"bag": nn.EmbeddingBag(9, 4, mode="sum"), "other": copy.deepcopy(other)})
+    model.other.weight = model.bag.weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reason = rf"the table 'bag' cannot be fused, since its weight belongs to other \({type(other).__name__}"
+    with pytest.raises(ValueError, match=reason):
+        recfuse.swap(model, optimizers=[optimizer], fuse_optimizers=True)
+    assert type(model.bag) is nn.EmbeddingBag
+    assert len(recfuse.swap(model, optimizers=[optimizer]).replaced) == 1
+
+
+def test_bags_that_share_a_table_are_fused():
+    model = nn.ModuleDict({name: nn.EmbeddingBag(9, 4, mode="sum") for name in "ab"})
+    model.b.weight = model.a.weight
+    want = copy.deepcopy(model)
+    for own, swap in ((model, True), (want, False)):
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+        if swap:
+            recfuse.swap(own, optimizers=[optimizer], fuse_optimizers=True)
+        indices = torch.tensor([[1, 2], [2, 3]])
+        (own.a(indices).square().sum() + own.b(indices).sum()).backward()
+        optimizer.step()
+    close(model.a.weight.detach(), want.a.weight.detach())

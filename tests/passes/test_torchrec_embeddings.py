@@ -221,6 +221,14 @@ def test_bags_and_histories_of_one_model() -> None:
     ours = copy.deepcopy(theirs)
     assert len(recfuse.swap(ours).fused) == 2
     torch.testing.assert_close(ours(keyed()), theirs(keyed()))
+    theirs.histories.embeddings["item"].weight = theirs.bags.embedding_bags["item"].weight
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    with pytest.raises(
+        ValueError, match=r"its weight belongs to histories.embeddings.item \(Embedding\) too"
+    ):
+        recfuse.swap(theirs, optimizers=[optimizer], fuse_optimizers=True)
+    theirs(keyed()).backward()
+    optimizer.step()
 
 
 def test_calls_during_a_swap_see_complete_tables() -> None:

@@ -20,12 +20,14 @@ from recfuse.nn.packed.holders import check_optimizers
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizers import Move
 from recfuse.nn.packed.table import PackedTable
+from recfuse.nn.packed.table_dict import TableHolder
 from recfuse.optim.adoptable import check_adoptable
 from recfuse.optim.adoption import adopt
 from recfuse.optim.parameters import dense_tables, embedding_parameters
 from recfuse.passes.apply_emb import POOL_ALL, ApplyEmb
 from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapEntry, SwapReport
+from recfuse.passes.shared_tables import check_fused_alone
 from recfuse.passes.torchrec_collection import TorchRecCollection, TorchRecEmbeddings
 from recfuse.passes.unswap import unswap
 
@@ -103,7 +105,8 @@ def swap(
         TypeError: ``model`` is not a torch.nn.Module or a graph, or ``optimizers`` holds no optimizers.
         ValueError: an optimizer or DistributedDataParallel holds a Parameter that would be replaced and was
             not passed; an optimizer cannot be moved; its steps cannot be fused, such as those of
-            torch.optim.Adam and AdamW, which move rows without a lookup. Nothing was changed.
+            torch.optim.Adam and AdamW, which move rows without a lookup, or of a table that a module of
+            torch has too. Nothing was changed.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 16, mode="sum"), torch.nn.Linear(16, 1))
@@ -221,12 +224,16 @@ def _check_optimizers(
         )
     weights: list[torch.Tensor] = [table.weight for pattern in patterns for table in pattern.tables]
     weights += embedding_parameters(model)
-    weights += [
-        module.weight
+    bags = [
+        module
         for module in model.modules()
         if type(module) is torch.nn.EmbeddingBag and _why_not_replaceable(module) is None
     ]
+    weights += [bag.weight for bag in bags]
     check_adoptable(optimizers, weights, dense_tables(model), "recfuse.swap")
+    own = [module for module in model.modules() if isinstance(module, (EmbeddingBag, TableHolder))]
+    tables = [table for pattern in patterns for table in pattern.tables]
+    check_fused_alone(model, optimizers, weights, {*map(id, [*own, *tables, *bags])}, "recfuse.swap")
 
 
 def _fuse_optimizers(
