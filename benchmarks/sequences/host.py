@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import recfuse
 from common.calls import figure_host
 from common.report import Figure
 from common.settings import Setting
 from sequences import bench
-from sequences.sides import batch_of, collection_of, torchrec_of
+from sequences.sides import batch_of, collection_of, names_of, torchrec_of
 
 HISTORIES = 4
+
+
+def jagged_of(rows: Sequence[Tensor], lengths: Sequence[Tensor]) -> dict[str, Any]:
+    """The dict of JaggedTensors of rows and lengths, by TorchRec's constructor."""
+    from torchrec import JaggedTensor
+
+    both = zip(names_of(len(rows)), rows, lengths, strict=True)
+    return {name: JaggedTensor(values=own, lengths=counts) for name, own, counts in both}
 
 
 @bench.figure("host")
@@ -43,6 +51,8 @@ def figure_calls(setting: Setting) -> Iterator[Figure]:
             recfuse.swap(swapped)
             runs["TorchRec"] = lambda theirs=theirs, batch=batch: theirs(batch.keyed)
             runs["TorchRec, swapped"] = lambda swapped=swapped, batch=batch: swapped[0](batch.keyed)
+            rows, parts = ours(*call, sizes=batch.sizes), [own.to(setting.device) for own in lengths]
+            runs["JaggedTensors alone"] = lambda rows=rows, parts=parts: jagged_of(rows, parts)
         except ImportError:
             pass
         title = f"{features} features x {HISTORIES} histories of 2"

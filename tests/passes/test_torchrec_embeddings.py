@@ -15,9 +15,10 @@ import recfuse
 torchrec = pytest.importorskip(
     "torchrec", reason="torchrec is not installed (the test extra's peers are optional)"
 )
-from torchrec import EmbeddingCollection, KeyedJaggedTensor  # noqa: E402
+from torchrec import EmbeddingCollection, JaggedTensor, KeyedJaggedTensor  # noqa: E402
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig  # noqa: E402
 
+from recfuse.nn.lookups import keyed as lookups_keyed  # noqa: E402
 from recfuse.nn.lookups.keyed import FusedKeyedEmbeddingCollection  # noqa: E402
 
 KEYS = ["clicks", "cart", "brand"]
@@ -66,6 +67,36 @@ def assert_same_outputs(ours: dict[str, Any], theirs: dict[str, Any], exact: boo
         weights = found.weights_or_none(), want.weights_or_none()
         assert (weights[0] is None) == (weights[1] is None)
         assert weights[0] is None or torch.equal(*weights)
+
+
+def test_jagged_tensors_are_torchrecs(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = collection(need_indices=True)
+    ours = swapped(nn.Sequential(copy.deepcopy(theirs)))[0]
+    assert lookups_keyed._is_plain()
+    fast = ours(keyed())
+    assert {frozenset(vars(one)) for one in fast.values()} == {
+        frozenset(vars(one)) for one in theirs(keyed()).values()
+    }
+    assert_same_outputs(copy.copy(fast), theirs(keyed()))
+    lookups_keyed._is_plain.cache_clear()
+    with monkeypatch.context() as patch:  # a later TorchRec, whose constructor may set more
+        patch.setattr(JaggedTensor, "__init__", of_later_torchrec)
+        slow = ours(keyed())
+        assert {one.later for one in slow.values()} == {1}
+        assert_same_outputs(slow, fast)
+    lookups_keyed._is_plain.cache_clear()
+
+
+def of_later_torchrec(
+    self: Any, values: Tensor, weights: Any = None, lengths: Any = None, offsets: Any = None
+) -> None:
+    self._values, self._weights, self._lengths, self._offsets, self.later = (
+        values,
+        weights,
+        lengths,
+        offsets,
+        1,
+    )
 
 
 @pytest.mark.parametrize("need_indices", (False, True))
@@ -172,6 +203,19 @@ def test_fused_optimizers() -> None:
         train(model, optimizer)
     for name, want in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], want, rtol=1e-5, atol=1e-6)
+
+
+def test_tables_without_part_in_the_loss_do_not_move() -> None:
+    ours = swapped(nn.Sequential(collection()))
+    optimizer = recfuse.optim.Adam(recfuse.optim.embedding_parameters(ours), lr=0.1)
+    for step in range(3):
+        name = ("cart", "brand", "clicks@shop")[step]
+        before = {key: value.clone() for key, value in ours.state_dict().items()}
+        ours(keyed())[name].values().square().sum().backward()
+        optimizer.step()
+        table = "brand" if name == "brand" else "shop"
+        moved = {key for key, value in ours.state_dict().items() if not torch.equal(value, before[key])}
+        assert moved == {f"0.embeddings.{table}.weight"}
 
 
 def test_unswap_restores_torchrecs_modules() -> None:

@@ -5,8 +5,8 @@ Only programs with TorchRec import this file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from recfuse.data.forms import lookups_per_key, of_keys
 from recfuse.nn.lookups.module import PackedLookups
 from recfuse.nn.packed.pooling import has_kernel, refuse_proxy
 from recfuse.nn.packed.table_dict import Tables
+from recfuse.ops.library import is_transformed
 
 
 class FusedKeyedEmbeddingCollection(EmbeddingCollection, PackedLookups):
@@ -73,21 +74,56 @@ class FusedKeyedEmbeddingCollection(EmbeddingCollection, PackedLookups):
     def _fused(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up all tables in one call."""
         names, keys = self._flat_feature_names, features.keys()
-        position = {key: number for number, key in enumerate(keys)}
         indices, offsets, _ = of_keys(features, names)
-        per_key = lookups_per_key(features)
-        sizes = [per_key[position[name]] for name in names]
-        rows = self._look_up(indices, offsets, sizes, dtype=torch.float32)
+        sizes = lookups_per_key(features)
         lengths = features.lengths_or_none()
         if lengths is None:
             lengths = features.offsets().diff()
-        of_key = lengths.view(len(keys), features.stride()).unbind(0)
-        own: Sequence[Tensor] | None = indices.split(sizes) if self._need_indices else None
-        found: dict[str, Any] = {}
-        for number, name in enumerate(self._flat_embedding_names):
-            found[name] = JaggedTensor(
-                values=rows[number],
-                lengths=of_key[position[names[number]]],
-                weights=None if own is None else own[number],
-            )
-        return found
+        of_key: Sequence[Tensor] = _rows(lengths, len(keys), features.stride())
+        if keys != names:
+            position = {key: number for number, key in enumerate(keys)}
+            order = [position[name] for name in names]
+            sizes, of_key = [sizes[at] for at in order], [of_key[at] for at in order]
+        rows = self._look_up(indices, offsets, sizes, dtype=torch.float32)
+        own = indices.split(sizes) if self._need_indices else (None,) * len(names)
+        of_feature = zip(self._flat_embedding_names, rows, own, of_key, strict=False)
+        if torch.compiler.is_compiling() or not _is_plain():
+            return {name: JaggedTensor(*tensors) for name, *tensors in of_feature}
+        return _created(of_feature)
+
+
+def _rows(lengths: Tensor, keys: int, bags: int) -> Sequence[Tensor]:
+    """Return the lengths ``[bags]`` of each key.
+
+    Integers have no gradient, so their parts need no record as views of a tensor.
+    """
+    if is_transformed():
+        return lengths.view(keys, bags).unbind(0)
+    return torch.unsafe_split_with_sizes(lengths, [bags] * keys)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _is_plain() -> bool:
+    """Return whether TorchRec's constructor sets these four attributes and no others.
+
+    The constructor takes 1.6 us for each feature, mostly to look for compilers and to check the type of the
+    lengths, which those of a KeyedJaggedTensor have passed.
+    """
+    values, weights, lengths = torch.zeros(1), torch.zeros(1), torch.ones(1, dtype=torch.int64)
+    theirs = vars(JaggedTensor(values, weights, lengths))
+    ours = vars(_created([("", values, weights, lengths)])[""])
+    return theirs.keys() == ours.keys() and all(theirs[name] is ours[name] for name in ours)
+
+
+def _created(
+    of_feature: Iterable[tuple[str, Tensor, Tensor | None, Tensor]],
+) -> dict[str, JaggedTensor]:
+    """Create a JaggedTensor of values, weights and lengths for each name, as copies are: by attributes."""
+    new, found = object.__new__, {}
+    for name, values, weights, lengths in of_feature:
+        found[name] = jagged = new(JaggedTensor)
+        jagged._values = values
+        jagged._weights = weights
+        jagged._lengths = lengths
+        jagged._offsets = None
+    return found

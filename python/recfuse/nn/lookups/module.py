@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,11 +64,9 @@ class PackedLookups(PackedTables):
         arguments = weights, layout.features, indices, offsets
         if sizes is None:
             return fused_embedding(*arguments, layout.output_dim, sparse=layout.sparse, **options)
-        elements = [size * dim for size, dim in zip(sizes, layout.dims, strict=True)]
-        flat = fused_embedding(*arguments, sum(elements), sizes=sizes, sparse=layout.sparse, **options)
-        parts = lookups_of(flat, elements, self)
-        shapes = zip(parts, sizes, layout.dims, strict=True)
-        return [part.view(size, dim) for part, size, dim in shapes]
+        elements = sum(map(operator.mul, sizes, layout.dims))
+        flat = fused_embedding(*arguments, elements, sizes=sizes, sparse=layout.sparse, **options)
+        return lookups_of(flat, sizes, self)
 
 
 @torch._disable_dynamo

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from recfuse.nn.packed.layout import TableSpec, table_rows
-from recfuse.ops.library import implement, library, register_fake
+from recfuse.ops.library import implement, is_transformed, library, register_fake
 from recfuse.ops.training import compilers
 
 
@@ -118,14 +118,25 @@ def columns_of(pooled: Tensor, module: Any) -> list[Tensor]:
     return list(pooled.split(dims, dim=1))
 
 
-def lookups_of(flat: Tensor, elements: Sequence[int], module: Any) -> list[Tensor]:
-    """Return the elements of each feature from the flat result of a packed module, as views.
+def lookups_of(flat: Tensor, sizes: Sequence[int], module: Any) -> list[Tensor]:
+    """Return the rows ``[lookups, dim]`` of each feature from the flat result of a packed module, as views.
 
-    Features without a gradient are recorded in the node of the call.
+    Features without a gradient are recorded in the node of the call. Features of one dim are split by a
+    single call of torch. Rows without a gradient have version counters of their own, since they do not
+    overlap and nothing else refers to ``flat``.
     """
-    if torch.compiler.is_compiling():
-        return list(flat.split(list(elements)))
-    return _split(flat, elements, module.number, 0)
+    dims = module.layout.dims
+    if torch.compiler.is_compiling() or dims.count(dims[0]) != len(dims):
+        elements = [size * dim for size, dim in zip(sizes, dims, strict=True)]
+        if torch.compiler.is_compiling():
+            parts = list(flat.split(elements))
+        else:
+            parts = _split(flat, elements, module.number, 0)
+        return [part.view(size, dim) for part, size, dim in zip(parts, sizes, dims, strict=True)]
+    rows = flat.view(sum(sizes), dims[0])
+    if flat.requires_grad or is_transformed():
+        return _split(rows, sizes, module.number, 0, flat.grad_fn)
+    return list(torch.unsafe_split_with_sizes(rows, sizes))
 
 
 _untold: set[int] = set()
@@ -142,10 +153,11 @@ def _note_compiled(module: int) -> bool:
 _note_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _split(pooled: Tensor, dims: Sequence[int], number: int, dim: int = 1) -> list[Tensor]:
+def _split(pooled: Tensor, dims: Sequence[int], number: int, dim: int = 1, node: Any = None) -> list[Tensor]:
+    """Split a result; ``node`` is the node of the call if ``pooled`` is a view of its result."""
     found = list(pooled.split_with_sizes(dims, dim))
     if found and pooled.requires_grad and not torch._C._are_functorch_transforms_active():
-        node, split = pooled.grad_fn, found[0].grad_fn
+        node, split = node or pooled.grad_fn, found[0].grad_fn
         if split is not None and isinstance(node, torch.autograd.function.BackwardCFunction):
             split.register_prehook(functools.partial(_tell, node, number))
     return found
