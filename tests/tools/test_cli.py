@@ -140,14 +140,6 @@ def test_what_cannot_be_done_is_said_in_a_line(capsys, arguments, words):
     assert error.startswith(f"recfuse {arguments[0]}: error: ") and words in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["info", "tune", "compile"])
-def test_every_command_explains_itself(capsys, command):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([command, "--help"])
-    assert stopped.value.code == 0
-    assert f"usage: recfuse {command}" in capsys.readouterr().out
-
-
 def test_tune_writes_a_plan(capsys, tmp_path):
     trace, out = tmp_path / "trace.txt", tmp_path / "plan.json"
     trace.write_text("\n".join(str(number % 50) for number in range(500)))

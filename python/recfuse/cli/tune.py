@@ -36,8 +36,8 @@ def add_parser(commands: Any) -> None:
     add("--table", type=int, metavar="N", help="which table of a .pt file with several")
     add("--rows", type=int, help="rows of the table (default: as the trace needs, or 500000)")
     add("--dim", type=int, default=128, help="elements of a row (default: %(default)s)")
-    add("--dtype", choices=DTYPE_NAMES, default="float32")
-    add("--mode", choices=MODES, default="sum")
+    add("--dtype", choices=DTYPE_NAMES, default="float32", help="of the table")
+    add("--mode", choices=MODES, default="sum", help="of the table")
     add("--index", choices=INTEGER_NAMES, default="int64", help="of lookups and offsets")
     add("--batch", type=int, help="bags of a batch (default: 2048, or as the workload has)")
     add("--pooling", type=int, default=150, help="lookups of a bag (default: %(default)s)")
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
     add("--budget", type=float, metavar="S", help="seconds (default: 60, for a collection 120)")
     pin = "try to pin hot rows in L2 (default: where the trace is skewed and larger than L2)"
     add("--pin", action=argparse.BooleanOptionalAction, help=pin)
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of random lookups")
     predict = "measure only the warps, stations and distances that a model ranks in the first third"
     add("--predict", action="store_true", help=predict)
     add("--device", help="cpu, cuda or cuda:N (default: cuda where there is one)")
