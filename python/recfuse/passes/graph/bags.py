@@ -57,32 +57,34 @@ def emit_call(program: Program, bags: Sequence[Bag]) -> Node:
     because the graph detaches it, its weight receives none either: an optimizer with a state or weight decay
     would move the weight for a gradient of zeros.
     """
-    bags = [bag if program.receives_gradient(bag.result) else _detached(program, bag) for bag in bags]
-    weights = list(dict.fromkeys(bag.weight for bag in bags))
-    buffer = {weight: number for number, weight in enumerate(weights)}
-    rows, column = [], 0
-    for bag in bags:
-        row = [
-            buffer[bag.weight],
-            0,
-            int(bag.table.shape[0]),
-            bag.dim,
-            MODES.index(bag.mode),
-            bag.padding_idx,
-        ]
-        rows.append([*row, column])
-        column += bag.dim
-    features = program.constant(rows, "cpu")
-    offsets = (_fixed_offsets if all(bag.form == FIXED for bag in bags) else _jagged_offsets)(program, bags)
+    bags = connected(program, bags)
+    weights, features, column = features_of(program, bags)
+    offsets = (_fixed_offsets if all(bag.form == FIXED for bag in bags) else jagged_offsets)(program, bags)
     factors = None
     if bags[0].weights is not None:
-        factors = _joined(program, [factors_of(program, bag) for bag in bags])
-    indices = _joined(program, _indices(program, bags))
+        factors = joined(program, [factors_of(program, bag) for bag in bags])
+    indices = joined(program, _indices(program, bags))
     call = weights, features, indices, offsets, column, factors, bags[0].sparse
     found = program.emit(torch.ops.recfuse.fused_embedding_bag.default, *call)
     if bags[0].form == LAST:  # the lookups after the last offset form an extra bag
         found = program.emit(aten.slice.Tensor, found, 0, 0, -1)
     return found
+
+
+def features_of(program: Program, bags: Sequence[Bag]) -> tuple[list[Node], Node, int]:
+    """Return the weights of a call, its features, and the columns of its result."""
+    weights = list(dict.fromkeys(bag.weight for bag in bags))
+    rows, column = [], 0
+    for bag in bags:
+        values = weights.index(bag.weight), 0, int(bag.table.shape[0]), bag.dim
+        rows.append([*values, MODES.index(bag.mode), bag.padding_idx, column])
+        column += bag.dim
+    return weights, program.constant(rows, "cpu"), column
+
+
+def connected(program: Program, bags: Sequence[Bag]) -> list[Bag]:
+    """Return the bags, with detached weights and factors where a bag receives no gradient."""
+    return [bag if program.receives_gradient(bag.result) else _detached(program, bag) for bag in bags]
 
 
 def _detached(program: Program, bag: Bag) -> Bag:
@@ -103,7 +105,7 @@ def _indices(program: Program, bags: Sequence[Bag]) -> list[Node]:
         return flat
     count = program.size(bags[0].counted, 0)
     lengths = {
-        length: _arithmetic(program, operator.mul, count, length) for length in {b.length for b in bags}
+        length: arithmetic(program, operator.mul, count, length) for length in {b.length for b in bags}
     }
     return [
         program.emit(aten.reshape.default, own, [lengths[bag.length]])
@@ -123,26 +125,28 @@ def _flat(program: Program, node: Node | None) -> Node:
     return node if value_of(node).dim() == 1 else program.emit(aten.reshape.default, node, [-1])
 
 
-def _joined(program: Program, nodes: Sequence[Node]) -> Node:
+def joined(program: Program, nodes: Sequence[Node]) -> Node:
+    """Return the cat of flat tensors."""
     return nodes[0] if len(nodes) == 1 else program.emit(aten.cat.default, list(nodes))
 
 
-def _arithmetic(program: Program, function: Any, a: Any, b: Any) -> Any:
+def arithmetic(program: Program, function: Any, a: Any, b: Any) -> Any:
     """Compute with sizes, which are numbers or nodes."""
     return program.emit(function, a, b) if isinstance(a, Node) or isinstance(b, Node) else function(a, b)
 
 
-def _integers(bag: Bag) -> dict[str, Any]:
+def integers(bag: Bag) -> dict[str, Any]:
+    """Return the options of int64 tensors on the device of a bag."""
     return {"dtype": torch.int64, "device": bag.table.device, "pin_memory": False}
 
 
 def _fixed_offsets(program: Program, bags: Sequence[Bag]) -> Node:
     """Return the offsets of features whose bags have a fixed length, feature after feature."""
-    options, lengths = _integers(bags[0]), [bag.length for bag in bags]
+    options, lengths = integers(bags[0]), [bag.length for bag in bags]
     count = program.size(bags[0].counted, 0)
     if len(set(lengths)) == 1:
-        ends = _arithmetic(program, operator.mul, count, len(bags))
-        numbers = program.emit(aten.arange.default, _arithmetic(program, operator.add, ends, 1), **options)
+        ends = arithmetic(program, operator.mul, count, len(bags))
+        numbers = program.emit(aten.arange.default, arithmetic(program, operator.add, ends, 1), **options)
         return numbers if lengths[0] == 1 else program.emit(aten.mul.Tensor, numbers, lengths[0])
     before, total = [], 0
     for length in lengths:
@@ -152,17 +156,20 @@ def _fixed_offsets(program: Program, bags: Sequence[Bag]) -> Node:
     first = program.emit(aten.mul.Tensor, program.constant(before, bags[0].table.device), count)
     steps = program.constant([[length] for length in lengths], bags[0].table.device)
     starts = program.emit(aten.add.Tensor, program.emit(aten.mul.Tensor, steps, numbers), first)
-    end = program.emit(aten.full.default, [1], _arithmetic(program, operator.mul, count, total), **options)
+    end = program.emit(aten.full.default, [1], arithmetic(program, operator.mul, count, total), **options)
     return program.emit(aten.cat.default, [program.emit(aten.reshape.default, starts, [-1]), end])
 
 
-def _jagged_offsets(program: Program, bags: Sequence[Bag]) -> Node:
-    """Return the offsets of all features, each shifted by the lookups of the previous features."""
-    options = _integers(bags[0])
+def jagged_offsets(program: Program, bags: Sequence[Bag], name: str = "fused_embedding_bag") -> Node:
+    """Return the offsets of all features, each shifted by the lookups of the previous features.
+
+    ``name`` is the operator in the message about offsets that do not begin with 0.
+    """
+    options = integers(bags[0])
     stacked = program.emit(aten.stack.default, [_own_offsets(program, bag) for bag in bags])
     starts: list[Any] = [0]
     for bag in bags:
-        starts.append(_arithmetic(program, operator.add, starts[-1], _lookups(program, bag.indices)))
+        starts.append(arithmetic(program, operator.add, starts[-1], _lookups(program, bag.indices)))
     if any(isinstance(start, Node) for start in starts):
         one_by_one = [program.emit(aten.full.default, [1], start, **options) for start in starts]
         all_starts = program.emit(aten.cat.default, one_by_one)
@@ -174,7 +181,7 @@ def _jagged_offsets(program: Program, bags: Sequence[Bag]) -> Node:
     good = begin_with_0(stacked, program.size(stacked, 1), bags[0].table.device, program.emit)
     moved = program.emit(aten.add.Tensor, stacked, column)
     if bags[0].table.device.type == "cpu":
-        message = "recfuse.fused_embedding_bag: offsets of a table begin with another number; expected 0"
+        message = f"recfuse.{name}: offsets of a table begin with another number; expected 0"
         program.emit(aten._assert_async.msg, program.emit(aten.all.default, good), message)
     else:
         moved = or_negative(good, moved, stacked, program.emit)
@@ -192,7 +199,7 @@ def _lookups(program: Program, indices: Node) -> Any:
 def _own_offsets(program: Program, bag: Bag) -> Node:
     """Return int64 ``[bags]``: the start of each bag among the lookups of its feature."""
     if bag.offsets is None:
-        numbers = program.emit(aten.arange.default, program.size(bag.counted, 0), **_integers(bag))
+        numbers = program.emit(aten.arange.default, program.size(bag.counted, 0), **integers(bag))
         length = bag.length or program.size(bag.indices, 1)
         return program.emit(aten.mul.Tensor, numbers, length)
     if value_of(bag.offsets).dtype is torch.int64:

@@ -1,4 +1,4 @@
-"""``join``: results become columns of one tensor, which their users and their cats read."""
+"""``join``: results become columns (the last dim) of one tensor, which their users and their cats read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recfuse.passes.graph.program import Program
 
 
 def join(program: Program, results: Sequence[tuple[Node, int]], call: Callable[[Sequence[int]], Node]) -> str:
-    """Replace results ``[B, dim]`` by columns of one call; returns a text for the report.
+    """Replace results ``[..., dim]`` by columns of one call; returns a text for the report.
 
     Args:
         program: the program, which is rewritten.
@@ -63,16 +63,23 @@ def _joins(program: Program, number: dict[Node, int]) -> list[Node]:
 
 
 def is_join(node: Node) -> bool:
-    """Return whether a node joins results ``[B, dim]``: a cat of columns, or a stack."""
+    """Return whether a node joins results ``[..., dim]``: a cat of columns, or a stack of ``[B, dim]``."""
     if not is_call(node, aten.cat, aten.stack):
         return False
-    first = value_of(node.args[0][0])  # type: ignore[index]
-    return first.dim() == 2 and arguments_of(node)["dim"] in ((1, -1) if is_call(node, aten.cat) else (1, -2))
+    rank = value_of(node.args[0][0]).dim()  # type: ignore[index]
+    dim = arguments_of(node)["dim"]
+    if is_call(node, aten.stack):
+        return rank == 2 and dim in (1, -2)
+    return rank >= 2 and dim in (rank - 1, -1)
 
 
 def _piece(program: Program, whole: Node, columns: tuple[int, int], end: int) -> Node:
     """Return columns of the call's result, or the result itself if these are all columns."""
-    return whole if columns == (0, end) else program.emit(aten.slice.Tensor, whole, 1, *columns)
+    return whole if columns == (0, end) else program.emit(aten.slice.Tensor, whole, _last(whole), *columns)
+
+
+def _last(node: Node) -> int:
+    return int(value_of(node).dim()) - 1
 
 
 def _rejoin(
@@ -94,7 +101,7 @@ def _rejoin(
     elif is_whole:
         program.replace(node, whole)
     else:
-        program.set_args(node, (items, 1))
+        program.set_args(node, (items, _last(node)))
     return is_whole
 
 

@@ -62,7 +62,7 @@ def bags_of(program: Program) -> Iterator[tuple[Bag, str]]:
     for node in program.nodes:
         bag = _bag_at(node) if node.users else None
         if bag is not None:
-            yield bag, _why_not(program, bag)
+            yield bag, why_no_kernel(program, bag) or _trained_padding(program, bag)
 
 
 def needs_frozen(program: Program, bag: Bag) -> bool:
@@ -133,10 +133,10 @@ def _equal_counts(bags: Sequence[Bag]) -> dict[object, object]:
 
 
 def _count(node: Node) -> object:
-    return _symbol(value_of(node).shape[0])
+    return symbol(value_of(node).shape[0])
 
 
-def _symbol(size: object) -> object:
+def symbol(size: object) -> object:
     """Return a comparable key for a number of bags: torch's ShapeEnv gives equal numbers one expression."""
     return size if isinstance(size, int) else str(size.node.expr)  # type: ignore[attr-defined]
 
@@ -200,7 +200,7 @@ def _length(offsets: Node, indices: Node) -> int | None:
     if not statically_known_true(lookups % step == 0):  # else the last bag is shorter
         return None
     is_all = (
-        value_of(end) == lookups if isinstance(lookups, int) else _symbol(value_of(end)) == _symbol(lookups)
+        value_of(end) == lookups if isinstance(lookups, int) else symbol(value_of(end)) == symbol(lookups)
     )
     return step if is_all else None
 
@@ -209,7 +209,7 @@ def _input_of(indices: Node, offsets: Node) -> Node | None:
     """Return the input ``[bags, length]`` if ``indices`` are its flat form, else None."""
     given = indices.args[0] if is_call(indices, aten.reshape, aten.view) else None
     shape = tensor_of(given).shape if tensor_of(given) is not None else ()  # type: ignore[union-attr]
-    is_input = len(shape) == 2 and _symbol(shape[0]) == _symbol(value_of(offsets).shape[0])
+    is_input = len(shape) == 2 and symbol(shape[0]) == symbol(value_of(offsets).shape[0])
     return given if is_input else None  # type: ignore[return-value]
 
 
@@ -263,8 +263,16 @@ def _weighted(rows: Node, mode: str) -> tuple[Node, tuple[Node, ...], Node | Non
     return rows, (), None
 
 
-def _why_not(program: Program, bag: Bag) -> str:
-    """Return why recfuse's operator cannot replace a bag, or ""."""
+def _trained_padding(program: Program, bag: Bag) -> str:
+    """Return why an embedding whose padding row must get no gradient cannot be a bag, or ""."""
+    lookup = bag.inside[0] if bag.inside else bag.result
+    if is_call(lookup, aten.embedding) and bag.pads_gradient and program.trains(bag.weight):
+        return f"{_PADDED}. Freeze the weight, by requires_grad_(False), or use an EmbeddingBag."
+    return ""
+
+
+def why_no_kernel(program: Program, bag: Bag) -> str:
+    """Return why no kernel looks up the rows of a bag, or ""."""
     table, lookup = bag.table, bag.inside[0] if bag.inside else bag.result
     given = arguments_of(lookup)
     if table.dtype not in DTYPES or table.layout is not torch.strided:
@@ -281,8 +289,6 @@ def _why_not(program: Program, bag: Bag) -> str:
             "scale_grad_by_freq is set, and no kernel divides gradients by the frequency of rows. Make the "
             "table without it."
         )
-    if is_call(lookup, aten.embedding) and given["padding_idx"] >= 0 and program.trains(bag.weight):
-        return f"{_PADDED}. Freeze the weight, by requires_grad_(False), or use an EmbeddingBag."
     tensors = [tensor_of(node) for node in (bag.indices, bag.offsets) if node is not None]
     if any(
         tensor is None or tensor.dtype not in INTEGERS or tensor.device != table.device for tensor in tensors

@@ -1,0 +1,1 @@
+"""Histories of graphs: their calls, parts of a KeyedJaggedTensor, and masks of padding."""
