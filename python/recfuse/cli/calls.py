@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recfuse import _C
-from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES
+from recfuse._codes import CODES, DTYPE_NAMES, INTEGER_NAMES, MODES
 
 TRAINING = ("gradients", "sgd", "adagrad", "rowwise_adagrad", "adam")
 _LEAST = (("rows", 1), ("batch", 1), ("pooling", 0), ("dim", 1), ("users", 1), ("candidates", 1))
@@ -21,8 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def several(name: str, default: list[Any], help: str | None = None, **options: Any) -> None:
         parser.add_argument(name, nargs="+", default=default, help=help, **options)
 
+    histories = "lookups without pooling of the tables of --collection, in these layouts too (default: of a "
+    histories += "FusedEmbeddingCollection all layouts)"
     several("--plan", [], "plans, as recfuse tune writes them", metavar="FILE")
     several("--collection", [], "collections, or dicts of tables, as torch.save writes them", metavar="FILE")
+    several("--histories", [], histories, choices=CODES["history_layout"])
     several("--dim", [], "a table with rows of so many elements", type=int)
     several("--dtype", ["float32"], "of the table", choices=DTYPE_NAMES)
     several("--mode", ["sum"], "of the table, and of a dict of tables", choices=MODES)
@@ -115,6 +118,7 @@ def check(arguments: argparse.Namespace, command: str) -> None:
     arguments.training = [] if training is None else training or ["gradients"]
     needs(arguments, ("dim",), "padded", "schedule")
     needs(arguments, ("dim", "collection"), "weighted")
+    needs(arguments, ("collection",), "histories")
     needs(arguments, ("training",), "stochastic_rounding")
     trained = arguments.dim or arguments.plan or arguments.collection or arguments.columns
     if arguments.training and not trained:

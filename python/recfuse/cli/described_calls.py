@@ -12,11 +12,12 @@ import torch
 
 from recfuse._codes import DTYPE_NAMES, DTYPES
 from recfuse.cli.collection import collection_in
-from recfuse.nn import Table
+from recfuse.nn import FusedEmbeddingCollection, Table
 from recfuse.nn.collection_view import FeatureForm
 from recfuse.nn.columns import Identity, json
 from recfuse.ops.schedules import SIXTEENTHS
 from recfuse.perf import described
+from recfuse.perf.described_histories import LAYOUTS, history_calls
 from recfuse.perf.described_tables import (
     ANY_BAGS,
     ANY_SIZE,
@@ -129,6 +130,16 @@ def _of_collection_plan(
 def _of_collection(path: str, arguments: argparse.Namespace, any_batch: bool) -> Iterator[DescribedCall]:
     collection = collection_in(path, arguments.mode[0])
     tables, features = tables_like(collection), len(collection.layout.dims)
+    only_histories = isinstance(collection, FusedEmbeddingCollection)
+    layouts = arguments.histories or (LAYOUTS if only_histories else ())
+    for index in arguments.index if layouts else ():
+        sizes = ANY_SIZE if any_batch else _sizes(arguments, features)
+        rounding = arguments.stochastic_rounding
+        yield from history_calls(
+            path, tables, getattr(torch, index), layouts, sizes, arguments.training, rounding
+        )
+    if only_histories:
+        return
     options = {"check": not arguments.unchecked}
     for index in arguments.index:
         new = partial(collection_of, path, tables, (getattr(torch, index),) * 2, arguments.weighted)

@@ -11,12 +11,17 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from recfuse._codes import FEATURE
 from recfuse.ops.library import is_of_host
 from recfuse.perf.tracing.operators import Lookups
 from recfuse.perf.tracing.sparse_rows import SparseRows
 
 aten = torch.ops.aten
 _BAGS = "_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"
+_LOOKUPS = (
+    *_BAGS, "_embedding_bag_backward", "embedding", "fused_embedding_bag", "fused_embedding",
+    "_fused_embedding_rows",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class RecordedCall:
         self, names: list[str], args: list[Any], kwargs: dict[str, Any], device: torch.device
     ) -> None:
         """Sets integers of lookups that were unknown: uniform rows, and bags of equal lengths."""
-        if self.name not in (*_BAGS, "_embedding_bag_backward", "embedding", "fused_embedding_bag"):
+        if self.name not in _LOOKUPS:
             return
         of = dict(zip(names, self.args, strict=False))
         for number, (name, given) in enumerate(zip(names, self.args, strict=False)):
@@ -111,12 +116,15 @@ class RecordedCall:
                 args[number] = torch.randint(rows, given.shape, dtype=given.dtype, device=device)
             elif name == "offsets":
                 count, last = of["indices"].shape[0], given.shape[0]
-                bags = last - 1 if self.name.startswith("fused") or _last_offset(of, kwargs) else last
+                bags = last - 1 if "fused" in self.name or _last_offset(of, kwargs) else last
                 steps = torch.arange(last, device=device) * count // max(bags, 1)
                 args[number] = steps.to(given.dtype)
 
 
 def _row_counts(of: dict[str, Any]) -> list[int]:
+    features = of.get("features")
+    if isinstance(features, Description) and features.value is not None and features.shape[0]:
+        return [int(features.value[:, FEATURE.at("rows")].min())]  # tables lie in the same weight
     if "weights" in of:
         return [one.shape[0] for one in of["weights"]]
     return [int(of["num_weights"]) if "num_weights" in of else of["weight"].shape[0]]
