@@ -119,7 +119,7 @@ def test_what_has_a_wrong_value_is_named(call, words):
 
 
 @pytest.mark.parametrize("module", (None, torch.nn.Linear(2, 2), "x"))
-def test_a_plan_says_what_it_is_for(module):
+def test_a_plan_refuses_other_modules(module):
     plan = recfuse.tune(EmbeddingBag(9, 2, mode="sum"), BATCHES, 0)
     for call in (plan.apply, plan.matches, lambda given: plan.drift(BATCHES, given or 3)):
         with pytest.raises(ArgumentTypeError, match=r"module is an? .*expected a recfuse\.nn\.EmbeddingBag"):

@@ -258,7 +258,7 @@ def test_meta_tensors():
     assert all(weight.grad.is_meta and weight.grad.shape == weight.shape for weight in weights)
 
 
-def test_functional_call_uses_what_it_is_given():
+def test_functional_call_uses_its_weights():
     bag = EmbeddingBag(6, 3, mode="sum")
     other = torch.ones(6, 3, requires_grad=True)
     out = functional_call(bag, {"weight": other}, (INDICES, OFFSETS))

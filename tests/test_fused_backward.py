@@ -223,7 +223,7 @@ def test_forward_takes_matrices():
 
 @pytest.mark.parametrize("mode", POOLING)
 @pytest.mark.parametrize("padding", (None, 0, 2))
-def test_lookups_behind_the_last_offset_belong_to_no_bag(mode, padding):
+def test_lookups_after_the_last_offset_have_no_bag(mode, padding):
     """In every mode, with padding or without. torch's CPU kernels give such lookups to the last bag for max
     and with padding_idx, leave them out of plain sums, divide plain means by their number, and read outside
     the gradient.
@@ -283,7 +283,7 @@ def test_a_mean_of_more_lookups_than_float16_has():
 
 
 @pytest.mark.parametrize("sparse", (False, True))
-def test_the_last_offset_of_one_feature_may_be_left_out(sparse):
+def test_the_last_offset_of_one_feature_is_optional(sparse):
     problem = Groups([(torch.float32, 4, (9,))], [Feature(0, "mean", None)])
     for integer in (torch.int64, torch.int32):
         indices, offsets = problem.lookups(6, integer=integer)
@@ -307,7 +307,7 @@ def several(problem, grad, indices, offsets, factors=None):
 
 
 @pytest.mark.parametrize("weighted", (False, True))
-def test_sparse_gradients_at_once_are_those_one_by_one(weighted):
+def test_sparse_gradients_of_one_call_equal_separate_gradients(weighted):
     specs = [(torch.float32, 8, (9, 40)), (torch.float16, 5, (30,)), (torch.float32, 3, (0, 7))]
     kinds = ("sum",) if weighted else ("sum", "mean")
     problem = Groups(specs, [Feature(table, kinds[table % len(kinds)], None) for table in range(5)])

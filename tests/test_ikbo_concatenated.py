@@ -52,7 +52,7 @@ def test_concatenated_is_refused():
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
-def test_auto_is_concatenated_where_users_have_one_candidate(dtype):
+def test_auto_concatenates_if_users_have_one_candidate(dtype):
     for items, want in (((9, 9), "concatenated"), ((12, 9), "concatenated"), ((8, 9), "broadcast")):
         problem = Problem(Case(n=None, dtype=dtype, items=items, features=(8, 8), bias=True))
         assert problem.path() == "broadcast"  # it copies no weights
@@ -63,7 +63,7 @@ def test_auto_is_concatenated_where_users_have_one_candidate(dtype):
     assert one_weight(Problem(Case(dtype=dtype, items=(9, 9)))).path() == "broadcast"
 
 
-def test_two_weights_that_are_neighbours_are_not_one():
+def test_adjacent_weights_are_not_one_weight():
     memory = np.arange(8, dtype=np.float16)
     problem = Problem(Case(m=1, n=None, features=(4, 4), items=(3, 3), dtype=torch.float16))
     problem.weights = [torch.from_numpy(part)[None] for part in (memory[:4], memory[4:])]

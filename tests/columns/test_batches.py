@@ -59,7 +59,7 @@ def test_mappings(columns, batch):
 @pytest.mark.parametrize(
     "entry", (["Oslo", "Lima"], np.array(["Oslo", "Lima"]), [torch.ones(2), [0, 1]]), ids=str
 )
-def test_what_is_no_entry_says_what_is(columns, entry):
+def test_bad_entries_name_the_allowed_forms(columns, entry):
     words = r"'place' of column 'city' is .*; expected a tensor, .* recfuse\.data\.hash_strings"
     with pytest.raises(TypeError, match=words):
         columns({**mapping(parts()), "place": entry})
@@ -185,7 +185,7 @@ def test_bad_offsets_stay_bad_when_packed(columns):
                 columns(given)
 
 
-def test_values_behind_the_last_offset_are_not_read(columns):
+def test_values_after_the_last_offset_are_not_read(columns):
     given = parts()
     plain = mapping(given)
     longer = torch.cat((given["place"], torch.tensor([5, 6]))), given["offsets"][0]

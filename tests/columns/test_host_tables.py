@@ -224,7 +224,7 @@ def test_a_cross_looks_up_each_pair_of_values():
 
 @pytest.mark.parametrize("dtype", (HALF, BRAIN, torch.float32))
 @pytest.mark.parametrize("host_dtype", (HALF, BRAIN, torch.float32))
-def test_tables_whose_rows_would_be_rounded_otherwise(dtype, host_dtype):
+def test_host_tables_with_another_rounding_use_a_separate_call(dtype, host_dtype):
     """Threads for which no call waits pool to float32, which must equal their result in a separate call."""
     columns = [Identity("a", 9, 4, dtype=dtype), Identity("b", 9, 4, dtype=host_dtype, placement="host")]
     module = EmbeddingColumns(columns).requires_grad_(False)

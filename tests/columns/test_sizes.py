@@ -169,7 +169,7 @@ def test_bounds_check_is_looked_at_at_once():
 
 
 @pytest.mark.parametrize("kind", ("sum", "max"))
-def test_sums_beside_other_types_are_float32_in_training_too(kind):
+def test_sums_of_mixed_dtypes_are_float32_in_training(kind):
     columns = [
         Identity("a", 50, 4, pooling="sum", dtype=torch.bfloat16),
         Identity("b", 50, 4, pooling=kind, dtype=torch.float32),

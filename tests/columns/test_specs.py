@@ -264,7 +264,7 @@ def test_infinite_numbers_have_a_form_in_json(tmp_path):
             EmbeddingColumns.from_json(path)
 
 
-def test_a_list_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path, module = tmp_path / "columns.json", EmbeddingColumns(COLUMNS)
     module.to_json(path)
     before = path.read_bytes()

@@ -176,7 +176,7 @@ def samples():
 
 
 @pytest.mark.parametrize("saved, loaded", ((False, True), (True, False)))
-def test_a_trainer_resumes_from_a_checkpoint_of_the_other(saved, loaded, tmp_path):
+def test_torch_and_recfuse_load_the_same_checkpoint(saved, loaded, tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
 
@@ -212,7 +212,7 @@ def test_a_part_that_is_saved_is_a_part(subject):
         assert copy.deepcopy(value).untyped_storage().nbytes() == value.nbytes
 
 
-def test_bags_whose_weights_were_packed_are_saved_alone():
+def test_a_module_with_packed_weights_saves_only_its_rows():
     bags = [nn.EmbeddingBag(50_000, 4), nn.EmbeddingBag(5, 4)]
     packed = FusedEmbeddingBagList(bags)
     assert saved_bytes(bags[1].state_dict()) < 3000

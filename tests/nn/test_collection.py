@@ -375,7 +375,7 @@ def test_lookups_of_no_bag_are_refused(requires_grad, dtype, tables, offsets):
     assert out.shape[0] == (len(offsets) - 1) // tables
 
 
-def test_a_table_with_include_last_offset_takes_what_torchs_takes():
+def test_include_last_offset_takes_the_inputs_of_torch():
     """Only for this form torch's page says that the last offset may be an earlier end."""
     bag = nn.EmbeddingBag(20, 4, mode="sum", include_last_offset=True)
     packed = FusedEmbeddingBagCollection.from_embedding_bags([copy.deepcopy(bag)])

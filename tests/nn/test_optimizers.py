@@ -279,7 +279,7 @@ def test_modules_made_by_hand_ask_for_optimizers_too(make):
     assert optimizer.state[module.packed_weights()[0]]["sum"].shape == module.packed_weights()[0].shape
 
 
-def test_optimizers_that_nobody_has_any_more_are_no_matter():
+def test_deleted_optimizers_are_ignored():
     model = Net()
     optimizer = optim.Adam(model.parameters(), lr=0.1)
     optimizer.itself = optimizer  # only the garbage collector ends it
@@ -311,7 +311,7 @@ def test_wrappers_that_hold_old_parameters_are_named(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_optimizers_in_the_backward_are_left_or_named():
+def test_optimizers_that_step_in_backward_are_kept_or_refused():
     from torch.distributed.optim import _apply_optimizer_in_backward
 
     model = Net()

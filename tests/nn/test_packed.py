@@ -23,7 +23,7 @@ from support.collection import assert_packed, by_hand, collection_of, lookups_of
 
 
 @pytest.mark.parametrize("sparse", (False, True))
-def test_an_optimizer_goes_on_where_it_is_handed_over(sparse):
+def test_an_optimizer_continues_with_the_packed_parameters(sparse):
     torch.manual_seed(0)
     bags = [nn.EmbeddingBag(20, dim, mode="sum", sparse=sparse) for dim in (4, 8, 4)]
     twins = nn.ModuleList(copy.deepcopy(bags))
@@ -135,7 +135,7 @@ def test_one_table_is_called_as_torchs_module(sparse, grad):
                     torch.testing.assert_close(table.weight.grad.to_dense(), bag.weight.grad.to_dense())
 
 
-def test_a_table_refuses_what_would_have_no_effect():
+def test_a_table_refuses_changes_without_effect():
     collection = collection_of()
     table = collection.tables.t0
     for name, value in (("mode", "mean"), ("padding_idx", 1), ("sparse", True), ("forward", print)):
@@ -220,7 +220,7 @@ def test_tables_cannot_be_replaced_by_modules(name):
     assert isinstance(collection.other, nn.Linear)
 
 
-def test_tools_that_cannot_take_it_are_told_what_to_do():
+def test_unsupported_tools_raise_with_a_remedy():
     collection = collection_of()
     with pytest.raises(TypeError, match="unswap"):
         torch.fx.symbolic_trace(collection)

@@ -55,7 +55,7 @@ CALLS = list(itertools.product(("sum", "mean"), (False, True), (False, True), (N
 
 @pytest.mark.parametrize("mode, sparse, last, padding_idx", CALLS)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
-def test_a_plain_call_has_the_bits_of_any_other(plain_calls, dtype, mode, sparse, last, padding_idx):
+def test_the_fast_path_is_bit_identical_to_the_full_path(plain_calls, dtype, mode, sparse, last, padding_idx):
     torch.manual_seed(1)
     weight = torch.randn(7, 19).to(dtype).requires_grad_()
     offsets = torch.cat((OFFSETS, torch.tensor([7]))) if last else OFFSETS
@@ -213,7 +213,7 @@ def test_errors_are_those_of_any_other_call(change):
     assert raised[0] == raised[1]
 
 
-def test_a_plain_call_refuses_what_any_other_refuses():
+def test_the_fast_path_raises_the_errors_of_the_full_path():
     weight = torch.randn(7, 4, requires_grad=True)
     for sparse in (False, True):
         output = recfuse.embedding_bag(INDICES, weight, OFFSETS, mode="sum", sparse=sparse)

@@ -72,7 +72,7 @@ every_maker = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 @every_maker
 @pytest.mark.parametrize("steps", (0, 2))
-def test_tables_of_an_optimizer_of_whole_parameters_keep_one_each(make, steps):
+def test_an_optimizer_of_whole_parameters_keeps_tables_separate(make, steps):
     model = DLRM_Net(sparse=False)
     twin = copy.deepcopy(model)
     theirs, ours = (make(list(one.parameters())) for one in (model, twin))
@@ -130,7 +130,7 @@ def test_a_user_may_have_each_table_keep_a_parameter():
     assert len(list(model.emb_l.parameters())) == 4
 
 
-def test_optimizers_of_other_parameters_and_of_single_tables_are_left_alone():
+def test_optimizers_of_other_parameters_may_step():
     model = DLRM_Net(sparse=False)
     recfuse.swap(model)
     linear = torch.nn.Linear(3, 3)

@@ -85,7 +85,7 @@ def test_a_list_of_weights_has_coalesced_gradients_without_copies(made_values):
     assert {first.grad._values().data_ptr(), second.grad._values().data_ptr()} == set(made_values[1:])
 
 
-def test_a_gradient_is_marked_behind_what_others_wait_for():
+def test_a_gradient_is_marked_after_all_other_callbacks():
     """DistributedDataParallel waits at the end of backward for threads that coalesce gradients."""
     weight, seen = torch.nn.Parameter(torch.randn(7, 4)), []
 
@@ -124,7 +124,7 @@ def test_a_sparse_gradient_that_a_hook_replaces_is_not_said_to_be_coalesced():
     assert torch.equal(replaced.grad.to_dense()[3], torch.full((4,), 4.0))
 
 
-def test_sparse_gradients_of_other_calls_are_left_as_they_are():
+def test_sparse_gradients_of_other_calls_are_not_marked():
     weight = torch.nn.Parameter(torch.ones(7, 4))
     other = torch.sparse_coo_tensor([[3, 3]], torch.ones(2, 4), (7, 4))
     weight.grad = other

@@ -149,7 +149,7 @@ def test_tables_that_take_part_in_several_backward_passes():
     same(plain, packed)
 
 
-def test_a_gradient_that_is_asked_for_takes_no_part():
+def test_autograd_grad_records_no_table():
     _, _, packed, ours = pair(MOVING["AdamW"])
     one_by_one(packed, {0, 2}).backward()
     torch.autograd.grad(one_by_one(packed, {1}), list(packed.parameters()))

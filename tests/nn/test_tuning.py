@@ -64,7 +64,7 @@ def expected_of(*batches):
     return [max(round(16 * one / bags), 1) for one in lookups.tolist()]
 
 
-def test_the_first_call_learns_and_later_ones_do_not(collection, calls):
+def test_only_the_first_call_calibrates(collection, calls):
     assert collection.schedules is None and collection.plan is None
     first, second = lookups_of(collection), lookups_of(collection, 9, 20)
     for given in (first, second):
@@ -93,7 +93,7 @@ def test_a_feature_without_lookups_is_expected_to_have_some(collection):
      torch.zeros(2, 7, dtype=torch.int64), torch.arange(7.0)),
     ids=str,
 )  # fmt: skip
-def test_nothing_is_learned_of_nothing_or_of_what_is_wrong(collection, offsets):
+def test_empty_and_bad_batches_do_not_calibrate(collection, offsets):
     collection._tuning.learn(offsets)
     assert collection.schedules is None
 
@@ -123,7 +123,7 @@ def rows_of(kind=0):
     return torch.tensor([[kind, 8, 2, 1, 32]] * FEATURES, dtype=torch.int32)
 
 
-def test_a_plan_is_what_calls_use_until_the_tables_are_others(collection, calls):
+def test_calls_use_a_plan_until_the_tables_change(collection, calls):
     rows = rows_of(1)
     collection.set_plan(rows, 24)
     collection.plan = "the plan"

@@ -242,7 +242,7 @@ def test_fully_shard_trains_and_its_checkpoints_load(results):
         torch.testing.assert_close(resumed, after, rtol=1e-5, atol=1e-7)
 
 
-def test_a_sharded_checkpoint_of_one_loads_in_the_other(results):
+def test_a_sharded_checkpoint_loads_before_and_after_the_swap(results):
     for found in results:
         for swapped in (False, True):
             want = found["shard", not swapped][0]

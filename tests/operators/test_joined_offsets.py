@@ -49,7 +49,7 @@ def batch_of(seed):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_c_joins_what_torch_joins(monkeypatch, seed):
+def test_c_and_torch_join_offsets_alike(monkeypatch, seed):
     offsets, indices = batch_of(seed)
     stacked = offsets if isinstance(offsets, torch.Tensor) else torch.stack(list(offsets))
     assert _storage.join_offsets(stacked, indices) is not None

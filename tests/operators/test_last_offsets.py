@@ -18,7 +18,7 @@ close = torch.testing.assert_close
 @pytest.mark.parametrize(
     ("mode", "weighted"), (("sum", False), ("sum", True), ("mean", False), ("max", False))
 )
-def test_a_bag_ignores_them(mode, weighted):
+def test_a_bag_ignores_lookups_after_the_last_offset(mode, weighted):
     """As torch without them: its CPU kernels add them to the last bag, except for sums."""
     weight = torch.randn(20, 4, requires_grad=True)
     factors = torch.rand(10, requires_grad=True) if weighted else None
@@ -37,7 +37,7 @@ def test_a_bag_ignores_them(mode, weighted):
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
-def test_a_fused_call_refuses_them(dtype):
+def test_a_fused_call_refuses_lookups_after_the_last_offset(dtype):
     collection = FusedEmbeddingBagCollection([Table(20, 4, "a", dtype=dtype)])
     with pytest.raises(ValueError, match=REFUSED):
         collection(INDICES, OFFSETS)
@@ -63,7 +63,7 @@ def test_a_column_ignores_them_as_torch_does(pooling, is_packed):
         assert packed.grad[first + 4 : first + 20].count_nonzero() == 0
 
 
-def test_a_list_does_not_take_offsets_with_a_last_one():
+def test_a_list_refuses_offsets_with_the_last_offset():
     """Its calls would make another bag of it."""
     bags = [nn.EmbeddingBag(20, 4, mode="sum", include_last_offset=at == 1) for at in range(2)]
     want = bags[1](INDICES, OFFSETS)

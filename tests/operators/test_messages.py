@@ -71,7 +71,7 @@ def test_collections_of_every_dtype_say_the_same(dtype, indices, offsets, text):
         assert type(raised.value) is OffsetError and isinstance(raised.value, ValueError)
 
 
-def test_from_embedding_bags_of_what_is_no_list():
+def test_from_embedding_bags_refuses_other_types():
     bag = torch.nn.EmbeddingBag(5, 4)
     for given in ({"a": bag}, torch.nn.ModuleDict({"a": bag})):
         with pytest.raises(TypeError, match=r"embedding_bags is a \w+; expected .*. Pass its values\(\)"):
@@ -100,7 +100,7 @@ def test_a_gradient_of_more_rows_than_any_memory_has_is_refused_at_once():
     assert run("fused_embedding_bag_sparse_backward", call)[0].tolist() == [0, 1, 5, 8]
 
 
-def test_a_batch_whose_bags_no_integer_counts():
+def test_a_batch_size_beyond_an_integer_is_refused():
     columns = EmbeddingColumns([Identity(f"a{number}", 9, 4) for number in range(3)])
     given = {f"a{number}": torch.zeros(2, dtype=torch.int64) for number in range(3)}
     places = columns._reader.read(given).places

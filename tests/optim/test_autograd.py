@@ -59,7 +59,7 @@ def test_two_calls_of_one_collection_are_one_step(collection):
     train(twins(collection), loss)
 
 
-def test_a_table_alone_beside_the_whole_collection(collection):
+def test_a_call_of_one_table_and_a_call_of_the_collection(collection):
     def loss(module, indices, offsets):
         alone = module.tables["t0"](indices[:4] % 9, torch.tensor([0, 2, 4]))
         return module(indices, offsets).square().sum() + alone.square().sum()
@@ -196,7 +196,7 @@ def test_frozen_and_unfrozen(collection):
     assert update_of(first).updater is not update_of(second).updater
 
 
-def test_some_tables_of_a_call_belong_to_others(collection):
+def test_some_tables_of_a_call_belong_to_another_optimizer(collection):
     twin = copy.deepcopy(collection)
     pairs = [
         (collection, optim.Adagrad([next(collection.parameters())], lr=0.1)),

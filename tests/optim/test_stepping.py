@@ -78,7 +78,7 @@ def test_zero_grad_takes_gradients_away(to_none):
         assert weight.grad is None if to_none else weight.grad.to_dense().count_nonzero() == 0
 
 
-def test_zero_grad_takes_the_gradient_of_one_of_many_away():
+def test_zero_grad_resets_one_of_many_gradients():
     collection, optimizer = trained()
     last = list(collection.parameters())[-1]
     last.grad = torch.ones_like(last)

@@ -126,7 +126,7 @@ def test_a_function_without_source_is_left():
     assert "source is missing" in _left(model_with(names["apply_emb"]))
 
 
-def test_source_that_is_not_what_runs_is_no_proof():
+def test_source_that_differs_from_the_code_is_no_proof():
     """As in a file that was edited after its import, or a function with another's code."""
 
     def apply_emb(self, lS_o, lS_i, emb_l, v_W_l):

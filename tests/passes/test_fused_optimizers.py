@@ -229,7 +229,7 @@ def test_two_backward_passes_before_step_are_refused():
     optimizer.step()
 
 
-def test_a_second_swap_takes_what_is_there():
+def test_a_second_swap_uses_the_packed_tables():
     model = Net(True)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     recfuse.swap(model, optimizers=[optimizer])

@@ -189,7 +189,7 @@ def test_a_read_stays_before_a_write_that_a_schema_hides(kind, is_exported):
     torch.testing.assert_close(got, want)
 
 
-def test_a_call_that_hides_a_write_stays_though_nobody_reads_its_result():
+def test_an_unread_call_with_a_hidden_write_stays():
     model = Normed(Single())
     program = torch.export.export(model, (torch.randn(6, 8), torch.zeros(6, dtype=torch.int64)))
     (node,) = [node for node in program.graph.nodes if "batch_norm" in str(node.target)]

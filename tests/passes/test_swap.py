@@ -210,7 +210,7 @@ def test_a_second_swap_says_so_and_changes_nothing():
     assert "1 replaced, 0 fused, 0 left, 2 already swapped" in str(recfuse.swap(model))
 
 
-def test_many_alike_are_one_line_and_none_is_said():
+def test_equal_entries_of_a_report_share_a_line():
     model = nn.ModuleList([*(nn.EmbeddingBag(6, 3) for _ in range(9)), Halving(4, 2), nn.EmbeddingBag(6, 3)])
     report = recfuse.swap(model)
     lines = str(report).splitlines()
@@ -247,7 +247,7 @@ class Halving(nn.EmbeddingBag):
         return super().forward(*arguments) / 2
 
 
-def test_what_is_left_and_why():
+def test_skipped_modules_have_a_reason():
     own_forward = nn.EmbeddingBag(4, 2)
     own_forward.forward = lambda indices: indices
     parametrized = nn.EmbeddingBag(4, 2)
@@ -381,7 +381,7 @@ def test_gradient_hooks_and_other_parameters_are_not_lost():
     assert all("gradient hooks" in e.detail for e in report.left)
 
 
-def test_huge_pages_are_asked_for_once_a_matrix(monkeypatch):
+def test_huge_pages_are_requested_once_a_matrix(monkeypatch):
     asked = []
     for module in ("recfuse.passes.swap", "recfuse.nn.packed.parameters"):
         monkeypatch.setattr(sys.modules[module], "advise_huge_pages", lambda data: asked.append(data.numel()))
@@ -397,7 +397,7 @@ def test_wrong_argument():
         recfuse.swap([nn.EmbeddingBag(3, 2)])
 
 
-def test_lists_that_nothing_pools_are_named_with_what_to_do():
+def test_lists_without_a_pooling_call_are_reported_with_a_remedy():
     model = nn.Module()
     model.tables = nn.ModuleList([nn.EmbeddingBag(n, 4, mode="sum") for n in (5, 9)])
     model.mixed = nn.ModuleList([nn.Linear(2, 2), nn.EmbeddingBag(3, 2), nn.EmbeddingBag(3, 2)])

@@ -52,7 +52,7 @@ def test_unswap_lets_other_tools_work():
     torch.jit.script(model.emb_l[0])
 
 
-def test_unswap_leaves_what_was_made_by_hand():
+def test_unswap_keeps_collections_that_the_user_made():
     model = nn.Module()
     model.tables = FusedEmbeddingBagList([nn.EmbeddingBag(5, 4, mode="sum")])
     (entry,) = recfuse.unswap(model).left

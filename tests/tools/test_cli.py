@@ -29,7 +29,7 @@ def printed_info():
         return run("info")
 
 
-def test_info_of_the_module_prints_what_it_runs_on(printed_info):
+def test_info_prints_the_machine(printed_info):
     result = printed_info
     assert result.returncode == 0, result.stderr
     for text in (
@@ -219,7 +219,7 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.long
-def test_compile_of_what_training_takes(capsys, monkeypatch, tmp_path):
+def test_compile_covers_the_kernels_of_training(capsys, monkeypatch, tmp_path):
     """For each table or plan and each optimizer: its form, and the message if there is no table for it."""
     asked = set()
 

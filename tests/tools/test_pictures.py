@@ -81,7 +81,7 @@ def test_another_result_is_another_picture(pictures, plots, digests, monkeypatch
     assert kept_digest(tmp_path / "main.png") != before
 
 
-def test_the_command_draws_what_it_is_asked_for(pictures, monkeypatch, tmp_path, capsys):
+def test_the_command_draws_the_selected_pictures(pictures, monkeypatch, tmp_path, capsys):
     (tmp_path / "docs/pictures").mkdir(parents=True)
     monkeypatch.setattr(pictures, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["pictures.py", "one_call"])

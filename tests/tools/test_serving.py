@@ -84,7 +84,7 @@ def serve_cpp(folder: Path, *weights: Path) -> str:
 
 
 @pytest.mark.parametrize("serve", (serve_python, serve_cpp))
-def test_what_is_served_has_the_weights_of_the_export_until_it_is_given_others(serve, folder):
+def test_a_package_serves_exported_weights_until_it_loads_new_weights(serve, folder):
     old, new = torch.load(folder / "expected.pt"), torch.load(folder / "expected_new.pt")
     assert not torch.allclose(old, new, atol=1e-3)
     serve(folder, folder / "weights.pt")
@@ -108,7 +108,7 @@ def test_a_batch_of_one_sample_or_none(bags, folder, monkeypatch):
     torch.testing.assert_close(torch.export.load(folder / "model.pt2").module()(*given), expected)
 
 
-def test_a_package_says_whose_weights_it_holds(folder, monkeypatch):
+def test_a_package_names_its_weights(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
     import model
 

@@ -34,7 +34,7 @@ def test_cold_caches_are_swept_before_every_call(monkeypatch):
     assert events == ["sweep", "a"] * 4
 
 
-def test_what_undoes_a_candidate_runs_behind_each_sample():
+def test_the_undo_of_a_candidate_runs_after_each_sample():
     events = []
     timing.compare({"a": lambda: events.append("a")}, rounds=2, after=lambda: events.append("after"))
     assert events == ["a", "a", "after"] * 3

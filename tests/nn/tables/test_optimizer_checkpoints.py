@@ -480,7 +480,7 @@ class Scored(nn.Module):
 
 
 @pytest.mark.parametrize("saved, loaded", DIRECTIONS)
-def test_a_trainer_goes_on_from_a_checkpoint_of_the_other(saved, loaded, tmp_path):
+def test_torch_and_recfuse_resume_from_the_same_checkpoint(saved, loaded, tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     torch.manual_seed(3)

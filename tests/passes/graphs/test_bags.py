@@ -284,7 +284,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_says_why(name):
+def test_skipped_matches_have_a_reason(name):
     function, reason = LEFT[name]
     model = One(function)
     batch = (torch.randint(0, 20, (6, 3)),)

@@ -232,7 +232,7 @@ def test_defaults_of_empty_samples(end, way):
     assert_same(swapped(*batch), model(*batch))
 
 
-def test_nothing_is_left_of_constants_that_are_folded():
+def test_folded_constants_are_removed():
     """Recorded with gradients, torch.tensor is a copy that is detached in place; both are unused."""
     model, batch = Columns(10).requires_grad_(False), Columns(10).batch(8)
     graph = make_fx(model, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*batch)

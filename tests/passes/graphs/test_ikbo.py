@@ -201,7 +201,7 @@ def test_row_by_row_is_computed_for_users(way):
     check(model, batch((8,), (5,)), way, "late_gather", count=2)
 
 
-def test_the_sizes_of_what_is_computed():
+def test_the_sizes_of_computed_inputs():
     def function(copied, u, c, layer):
         return layer(copied(u)).relu() * c
 
@@ -247,7 +247,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_attention_that_is_left_says_why(name):
+def test_skipped_attention_has_a_reason(name):
     options, reason = LEFT[name]
 
     def function(copied, u, c):

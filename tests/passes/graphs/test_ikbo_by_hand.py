@@ -94,7 +94,7 @@ def test_programs_of_any_batch(function):
         assert_same(program.module()(*given), model(*given), rtol=1e-4, atol=1e-5)
 
 
-def test_what_nobody_reads_is_gone():
+def test_unread_nodes_are_removed():
     program = torch.export.export(Model(multihead), batch())
     recfuse.swap(program)
     names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}

@@ -125,7 +125,7 @@ def test_other_layers_are_left(function, way):
     assert_same(swapped(*given), model(*given), rtol=1e-5, atol=1e-5)
 
 
-def test_a_slate_of_one_is_no_copy():
+def test_a_slate_of_one_candidate_is_not_a_copy():
     model, given = Model(expanded), batch(slate=1)
     swapped, report = passed(model, given, "exported")
     assert not report.swapped
