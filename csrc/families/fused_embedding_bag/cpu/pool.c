@@ -6,6 +6,7 @@
 
 #include "core/isa.h"
 #include "core/status.h"
+#include "families/fused_embedding_bag/cpu/look_ahead.h"
 
 enum {
     SPAN_LOOKUPS = 16384, /* approximate lookups of a span of a long feature */
@@ -15,6 +16,7 @@ enum {
     LEAD_BYTES = 32768, /* of prefetched, unused rows, by default; half and twice as much are equally fast */
     LEAST_DISTANCE = 64, /* lookups; the bounds of the default */
     MOST_DISTANCE = 256,
+    MOST_SWEPT = 4608, /* lines, which stay in L2 until they are used */
     MAX_DISTANCE = 4096, /* beyond, rows have left L2 before they are used */
 };
 
@@ -68,6 +70,63 @@ static int64_t span_bags(const rf__pool_call *call, int64_t span, int64_t *first
     return span / call->spans_per_feature;
 }
 
+/* True if the parameters of a table lie before its codes, in the same rows. */
+static bool are_joined(const rf__table *table) {
+    const int64_t before = (int64_t)((uintptr_t)table->weight - (uintptr_t)table->parameters);
+    return table->parameters != NULL && table->row.parameters_pitch == table->row.pitch && before >= 0 &&
+           before + table->row.bytes <= table->row.pitch;
+}
+
+/* Lines to prefetch with `bags` bags, if that pays for `lookups` lookups; or none. */
+static rf__sweep sweep_of(const char *first, int64_t bytes, int64_t bags, int64_t lookups) {
+    const int64_t lines = bytes / 64 + 1;
+    if (first == NULL || lines > lookups || lines > MOST_SWEPT) return (rf__sweep){0};
+    return (rf__sweep){(uintptr_t)first, lines, lines / bags + 1};
+}
+
+/* The sweeps of a table's rows and of its parameters. */
+static void sweeps_of(const rf__pool_call *call, const rf__table *table, int64_t lookups,
+                      rf__sweep sweeps[2]) {
+    const int64_t rows = call->features[table->feature].rows;
+    const bool joined = are_joined(table);
+    sweeps[0] = sweep_of(joined ? table->parameters : table->weight, rows * table->row.pitch, call->span_bags,
+                         lookups);
+    sweeps[1] = sweep_of(joined ? NULL : table->parameters, rows * table->row.parameters_pitch,
+                         call->span_bags, lookups);
+}
+
+/* Moves the cursor to lookups [begin, end) of a table. `swept`: as far as it pays, with the span before. */
+static void look_at(rf__ahead *ahead, const rf__pool_call *call, const rf__table *table, int64_t begin,
+                    int64_t end, bool swept) {
+    const rf__row_format *row = &table->row;
+    const bool joined = are_joined(table);
+    const char *first = joined ? table->parameters : table->weight;
+    const int64_t bytes = row->bytes + (table->weight - first);
+    const bool whole = (uintptr_t)first % 64 == 0 && row->pitch % 64 == 0;
+    const bool inside = bytes > 0 && bytes <= row->pitch && row->pitch <= 64 && 64 % row->pitch == 0 &&
+                        (uintptr_t)first % (uintptr_t)row->pitch == 0;
+    rf__sweep sweeps[2] = {{0}};
+    if (swept) sweeps_of(call, table, end - begin, sweeps);
+    ahead->weight = first;
+    ahead->pitch = row->pitch;
+    ahead->row_bytes = bytes;
+    ahead->lines = whole ? (bytes + 63) / 64 : inside ? 1 : 0;
+    ahead->position = begin;
+    ahead->end = end;
+    ahead->swept = sweeps[0].lines > 0;
+    ahead->parameters = joined || sweeps[1].lines > 0 ? NULL : table->parameters;
+    ahead->parameters_pitch = row->parameters_pitch;
+}
+
+/* True if the kernel of the span before the cursor's sweeps. */
+static bool is_swept(const worker *self) {
+    const int64_t span = self->ahead_span;
+    if (span <= (self->has_next ? self->next : self->span)) return false;
+    int64_t first, last;
+    const rf__table before = table_of(self->call, span_bags(self->call, span - 1, &first, &last));
+    return before.parameters != NULL;
+}
+
 bool rf__ahead_next(rf__ahead *ahead) {
     worker *self = (worker *)ahead;
     const rf__pool_call *call = self->call;
@@ -89,40 +148,41 @@ bool rf__ahead_next(rf__ahead *ahead) {
         if (begin < 0 || end > call->lookups || begin >= end)
             continue; /* empty, or bad: checked when pooled */
         self->ahead_passed += end - begin;
-        const int64_t bytes = table.row.bytes, pitch = table.row.pitch;
-        bool whole = (uintptr_t)table.weight % 64 == 0 && pitch % 64 == 0;
-        bool inside = bytes <= 64 && bytes > 0 && 64 % bytes == 0 && pitch == bytes &&
-                      (uintptr_t)table.weight % (uintptr_t)bytes == 0;
-        *ahead = (rf__ahead){table.weight,
-                             pitch,
-                             bytes,
-                             whole    ? (bytes + 63) / 64
-                             : inside ? 1
-                                      : 0,
-                             begin,
-                             end,
-                             table.parameters,
-                             table.row.parameters_pitch};
+        look_at(ahead, call, &table, begin, end, is_swept(self));
         return true;
+    }
+}
+
+void rf__look_far(rf__ahead *ahead, int64_t lookups) {
+    const rf__pool_call *call = ((worker *)ahead)->call;
+    while (lookups > 0) {
+        if (ahead->position >= ahead->end && !rf__ahead_next(ahead)) return;
+        const uintptr_t row = (uintptr_t)rf__load_int(call->indices, call->index_type, ahead->position++);
+        rf__ask_for((const char *)((uintptr_t)ahead->weight + row * (uintptr_t)ahead->pitch),
+                    ahead->row_bytes);
+        if (ahead->parameters != NULL)
+            rf__ask_for_line((uintptr_t)ahead->parameters + row * (uintptr_t)ahead->parameters_pitch);
+        lookups--;
     }
 }
 
 /* Moves the cursor to its distance: at the start, and after short blocks. */
 static void catch_up(worker *self, int64_t distance) {
-    rf__ahead *ahead = &self->ahead;
+    const int64_t passed = self->ahead_passed - (self->ahead.end - self->ahead.position);
+    rf__look_far(&self->ahead, distance + self->pooled - passed);
+}
+
+/* Lets the kernel of `span` sweep the table of the next. */
+static void sweep_next(worker *self, int64_t span) {
     const rf__pool_call *call = self->call;
-    while (self->ahead_passed - (ahead->end - ahead->position) - self->pooled < distance) {
-        if (ahead->position >= ahead->end) {
-            if (!rf__ahead_next(ahead)) return;
-            continue;
-        }
-        int64_t row = rf__load_int(call->indices, call->index_type, ahead->position++);
-        rf__ask_for((const char *)((uintptr_t)ahead->weight + (uintptr_t)row * (uintptr_t)ahead->pitch),
-                    ahead->row_bytes);
-        if (ahead->parameters != NULL)
-            rf__ask_for_line((uintptr_t)ahead->parameters +
-                             (uintptr_t)row * (uintptr_t)ahead->parameters_pitch);
-    }
+    rf__sweep *sweeps = self->ahead.sweeps;
+    sweeps[0].lines = sweeps[1].lines = 0;
+    if (span + 1 >= self->block_end || call->prefetch_distance == 0) return;
+    int64_t first, last;
+    const rf__table table = table_of(call, span_bags(call, span + 1, &first, &last));
+    const int64_t lookups =
+        rf__bag_start(call, table.feature, last) - rf__bag_start(call, table.feature, first);
+    if (table.parameters != NULL) sweeps_of(call, &table, lookups, sweeps);
 }
 
 static void offend(rf__pool_call *call, int64_t span, const rf__offence *offence) {
@@ -176,11 +236,14 @@ static void pool_span(worker *self, int64_t span) {
     } else if (call->sample_weights != NULL || table.padding_idx >= 0) {
         op = RF__WEIGHTED;
     }
+    const int64_t lookups =
+        rf__bag_start(call, table.feature, last) - rf__bag_start(call, table.feature, first);
+    sweep_next(self, span);
     rf__pool_kernel pool = call->kernels->pool[table.row.dtype][call->index_type][op];
     if (table.row.dim == 0 || !pool(call, &table, first, last, &self->ahead)) {
         find_bad_index(call, span, &table, first, last);
     }
-    self->pooled += rf__bag_start(call, table.feature, last) - rf__bag_start(call, table.feature, first);
+    self->pooled += lookups;
 }
 
 /* One worker; how the executor numbers them does not matter. */

@@ -70,20 +70,33 @@ typedef struct rf__table {
     char *output; /* bag b's row starts at output + b * call->output_row.pitch */
 } rf__table;
 
+/* Adjacent cache lines that are prefetched one after another, some with each bag. */
+typedef struct rf__sweep {
+    uintptr_t at;
+    int64_t lines; /* that are left */
+    int64_t rate; /* lines a bag */
+} rf__sweep;
+
 /* A cursor that is `distance` lookups before the pooling, across the ends of spans and features. For each
- * lookup that the kernels pool, they move it by one lookup, and prefetch that lookup's row. */
+ * lookup that the kernels pool, they move it by one lookup, and prefetch that lookup's row. Of a small quantised
+ * table all lines are prefetched in order instead, while the span before is pooled. */
 typedef struct rf__ahead {
     const char *weight;
     int64_t pitch;
     int64_t row_bytes;
     int64_t lines; /* cache lines per row, if each row begins with a line; 0: rows cross lines */
     int64_t position, end; /* lookups; all before `end` are of this table */
-    const char *parameters; /* of row 0; NULL: the table is not quantised */
+    const char *parameters; /* of row 0; NULL: none, or they need no prefetch of their own */
     int64_t parameters_pitch;
+    bool swept; /* the kernels only move it: all lines of the table were prefetched with the span before */
+    rf__sweep sweeps[2]; /* of the next span: its rows and its parameters */
 } rf__ahead;
 
 /* Moves to the next span with lookups; false if there is none yet. */
 bool rf__ahead_next(rf__ahead *ahead);
+
+/* Moves the cursor by `lookups`, into other spans too, and prefetches their rows. */
+void rf__look_far(rf__ahead *ahead, int64_t lookups);
 
 /* Pools bags [first, last) of a table whose offsets are valid. Returns false as soon as an index is not
  * less than the table's limit, without reading its row. The comparison is free, because the loop waits for

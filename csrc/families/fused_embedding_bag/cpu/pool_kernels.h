@@ -5,15 +5,9 @@
 #include <string.h>
 
 #include "core/half.h"
+#include "families/fused_embedding_bag/cpu/look_ahead.h"
 #include "families/fused_embedding_bag/cpu/pool.h"
 #include "gpu/device/rounding.h"
-
-#define RF__INLINE inline __attribute__((always_inline))
-#if defined(__clang__)
-#define RF__UNROLL _Pragma("unroll")
-#else
-#define RF__UNROLL _Pragma("GCC unroll 8")
-#endif
 
 /* Kernels with constant arguments are inlined into a function each. RF_ONE_KERNEL: all of a width call one
  * function, as sanitizers compile hundreds of copies of a kernel in minutes and find the same in one. */
@@ -23,62 +17,13 @@
 #define RF__FOR_CONSTANTS RF__INLINE
 #endif
 
-/* The prefetch cursor, in registers while bags are pooled. Off: the columns of a row after its first
- * chunk. */
-typedef struct rf__look {
-    const char *weight;
-    int64_t pitch, row_bytes, lines, position, end;
-    rf__ahead *ahead; /* NULL: off */
-    const char *parameters; /* as in rf__ahead */
-    int64_t parameters_pitch;
-} rf__look;
-
-static RF__INLINE rf__look rf__look_open(rf__ahead *ahead) {
-    if (ahead == NULL) return (rf__look){0};
-    return (rf__look){ahead->weight, ahead->pitch, ahead->row_bytes,  ahead->lines,           ahead->position,
-                      ahead->end,    ahead,        ahead->parameters, ahead->parameters_pitch};
-}
-
-static RF__INLINE void rf__look_close(const rf__look *look, rf__ahead *ahead) {
-    if (ahead != NULL) ahead->position = look->position;
-}
-
-/* Prefetches the next row. `lines` is a constant if no loop is needed. */
-static RF__INLINE void rf__look_ahead(rf__look *look, const void *indices, const rf_int_type index_type,
-                                      const int lines) {
-    if (__builtin_expect(look->position < look->end, 1)) {
-        int64_t row = rf__load_int(indices, index_type, look->position++);
-        const char *at = (const char *)((uintptr_t)look->weight + (uintptr_t)row * (uintptr_t)look->pitch);
-        if (__builtin_expect(look->lines == lines, 1)) {
-            RF__UNROLL
-            for (int line = 0; line < lines; line++) rf__ask_for_line((uintptr_t)at + 64 * (uintptr_t)line);
-        } else {
-            rf__ask_for(at, look->row_bytes);
-        }
-    } else if (look->ahead != NULL) {
-        rf__ahead *ahead = look->ahead;
-        ahead->position = look->position;
-        *look = rf__ahead_next(ahead) ? rf__look_open(ahead)
-                                      : (rf__look){.position = look->position, .end = look->end};
-    }
-}
-
-/* As above, and prefetches the scale and the bias of the row. A table of floats has neither; address 0 is harmless. */
-static RF__INLINE void rf__look_ahead_quantized(rf__look *look, const void *indices,
-                                                const rf_int_type index_type, const int lines) {
-    if (__builtin_expect(look->position < look->end, 1)) {
-        const int64_t row = rf__load_int(indices, index_type, look->position);
-        rf__ask_for_line((uintptr_t)look->parameters + (uintptr_t)row * (uintptr_t)look->parameters_pitch);
-    }
-    rf__look_ahead(look, indices, index_type, lines);
-}
-
 /* Where the rows of a quantised table lie. */
 typedef struct rf__place {
     const char *weight, *parameters; /* of row 0; the weight at the chunk's first column */
     int64_t pitch, parameters_pitch, columns;
     uint64_t limit;
     const void *indices;
+    rf_dtype parameters_dtype;
 } rf__place;
 
 /* The scale and the bias of a quantised row, and two zeros. */
@@ -104,18 +49,21 @@ static RF__INLINE rf__row_parameters rf__row_parameters_at(const char *from, rf_
 #if RF__WIDEST >= 4
 #define RF__W 4
 #include "core/vector.h"
+#include "families/fused_embedding_bag/cpu/quantized_codes.h"
 #include "families/fused_embedding_bag/cpu/quantized_width.h"
 #include "families/fused_embedding_bag/cpu/pool_width.h"
 #endif
 #if RF__WIDEST >= 8
 #define RF__W 8
 #include "core/vector.h"
+#include "families/fused_embedding_bag/cpu/quantized_codes.h"
 #include "families/fused_embedding_bag/cpu/quantized_width.h"
 #include "families/fused_embedding_bag/cpu/pool_width.h"
 #endif
 #if RF__WIDEST >= 16
 #define RF__W 16
 #include "core/vector.h"
+#include "families/fused_embedding_bag/cpu/quantized_codes.h"
 #include "families/fused_embedding_bag/cpu/quantized_width.h"
 #include "families/fused_embedding_bag/cpu/pool_width.h"
 #endif

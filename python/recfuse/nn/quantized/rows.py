@@ -11,6 +11,7 @@ from torch import Tensor
 from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPE_NAMES, row_bytes
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn.memory import advise_huge_pages
 from recfuse.ops import dequantize_rows, quantize_rows
 from recfuse.ops.quantized.fused_embedding_bag_quantized import code_bytes
 
@@ -35,11 +36,17 @@ class Rows(NamedTuple):
 def new_rows(kind: str, rows: int, dim: int, device: torch.device) -> Rows:
     """Return rows of zeros."""
     if kind not in CODES:
-        data = torch.zeros(rows, dim, dtype=getattr(torch, kind), device=device)
+        data = _zeros(rows, dim, getattr(torch, kind), device)
         return Rows(kind, dim, data, torch.zeros(0, 2, dtype=torch.float16, device=device))
     width = code_bytes(dim, kind, "recfuse.quantize")
-    data = torch.zeros(rows, width, dtype=torch.uint8, device=device)
-    return Rows(kind, dim, data, torch.zeros(rows, 2, dtype=torch.float16, device=device))
+    data = _zeros(rows, width, torch.uint8, device)
+    return Rows(kind, dim, data, _zeros(rows, 2, torch.float16, device))
+
+
+def _zeros(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    data = torch.empty(rows, columns, dtype=dtype, device=device)
+    advise_huge_pages(data)
+    return data.zero_()
 
 
 def part_of(rows: Rows, first: int, count: int) -> Rows:
