@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -18,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import recfuse
 from support.dlrm import DLRM_Net, batch_of
+from support.processes.ranks import run_ranks
 
 WORLD = 2
 SIZES = (40, 7, 300)
@@ -203,7 +203,7 @@ def process(rank, folder):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(process, (str(folder),), WORLD)
+    run_ranks(process, (str(folder),), WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

@@ -8,12 +8,12 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import recfuse
 from recfuse import optim
+from support.processes.ranks import run_ranks
 
 WORLD = 2
 pytestmark = [
@@ -104,7 +104,7 @@ def process(rank, folder):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(process, (str(folder),), WORLD)
+    run_ranks(process, (str(folder),), WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

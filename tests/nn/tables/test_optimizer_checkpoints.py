@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import copy
 import io
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 import recfuse
 from recfuse.nn import FusedEmbeddingBagCollection
 from support.dlrm import DLRM_Net, batch_of
+from support.processes.fresh import run_python
 from support.tables.model import Model, assert_equal, backward
 
 KINDS = {
@@ -464,7 +463,7 @@ set_optimizer_state_dict(model, optimizer, state)
 
 @pytest.mark.long
 def test_the_tool_may_be_imported_after_tables_were_packed():
-    subprocess.run([sys.executable, "-c", IMPORTED_LATER], check=True)
+    run_python("-c", IMPORTED_LATER, check=True)
 
 
 class Scored(nn.Module):

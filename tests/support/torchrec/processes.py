@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import multiprocessing
 import os
 import pickle
 import socket
@@ -17,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+from support.processes.ranks import run_ranks
 
 ON_GPUS = os.environ.get("TORCHREC_TESTS") == "nccl"  # a GPU for each rank
 TIMEOUT = timedelta(seconds=60)  # if another rank has failed
@@ -37,18 +36,10 @@ def run_cases(world: int, cases: Callable[[], Mapping[str, Callable[[], Any]]]) 
     if ON_GPUS and torch.cuda.device_count() < world:
         pytest.skip(f"needs {world} GPUs")
     with tempfile.TemporaryDirectory() as folder:
-        _warm_server()
-        arguments = (world, free_port(), cases, folder)
-        mp.start_processes(_process, arguments, world, start_method="forkserver")
+        run_ranks(_process, (world, free_port(), cases, folder), world)
         ranks = [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world)]
     names = dict.fromkeys(name for found in ranks for name in found)
     return {name: [found.get(name, "not run: another case has failed") for found in ranks] for name in names}
-
-
-@functools.cache
-def _warm_server() -> None:
-    """Lets ranks be forks of one process that has imported TorchRec, which takes four seconds."""
-    multiprocessing.set_forkserver_preload(["fbgemm_gpu", "torchrec", "recfuse.torchrec"])
 
 
 def _process(
