@@ -116,9 +116,9 @@ def test_neon_emulated() -> None:
     assert CROSS_COMPILER is not None and EMULATOR is not None
     flags = [*PLAIN, "-DRF_ONE_KERNEL=1"]
     program = build_program(sources(), flags, last=["-static", "-lm"], compiler=CROSS_COMPILER)
-    expect_success(run([EMULATOR, program, "--rounds", "40"], RECFUSE_CPU_ISA="neon"), "neon")
+    expect_success(run([EMULATOR, program, "--rounds", "25"], RECFUSE_CPU_ISA="neon"), "neon")
     # All but the products of dims and types and the threads, which take ten times as long as the others.
     tests = ["embedding_bag_random", "embedding_bag_exact", "embedding_bag_errors"]
     tests += ["fused_embedding_bag_random", "fused_backward_random", "fused_backward_errors"]
-    done = run([EMULATOR, program, "--rounds", "40", *tests], RECFUSE_CPU_ISA="scalar")
+    done = run([EMULATOR, program, "--rounds", "10", *tests], RECFUSE_CPU_ISA="scalar")
     expect_success(done, "scalar", len(tests))
