@@ -2,7 +2,8 @@
 
 "group": features with the same histories, padded, joined side by side, or one after the other. "lookups":
 many features with long histories, of which some rows repeat. "training", on a GPU: steps of the same with SGD
-and Adam. "host": the host's time of a call of many features of tiny batches.
+and Adam. "host": the host's time of a call of many features of tiny batches. "models": a DIN and an HSTU in
+TorchRec's form, before and after recfuse.swap.
 
   torch    nn.Embedding for each feature, then a copy into place and cat
   TorchRec its unsharded EmbeddingCollection, then to_padded_dense and cat
@@ -17,7 +18,7 @@ note. FBGEMM has PoolingMode.NONE only on GPUs.
 from common.registry import Benchmark
 from common.settings import integers, positive
 
-bench = Benchmark("sequences", __doc__, ["group", "lookups", "host"], rounds=15)
+bench = Benchmark("sequences", __doc__, ["group", "lookups", "host", "end_to_end"], rounds=15)
 flag = bench.flag
 # fmt: off
 flag("--features", positive, 8, "of a group", cpu=26, quick=2)
