@@ -247,7 +247,7 @@ def _shape(
     indices: Tensor,
     offsets: Tensor,
     output_dim: int,
-    sizes: Sequence[int],
+    sizes: Sequence[int] | None = None,
     fill: Tensor | None = None,
     layout: str = "jagged",
     length: int = 0,

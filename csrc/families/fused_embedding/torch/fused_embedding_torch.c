@@ -65,7 +65,7 @@ static rf_status lookups_read(rf__call *call, const int64_t **columns, rf_fused_
 static rf_status numbers_read(rf__call *call, const int64_t *columns, bool with_rows,
                               rf_fused_embedding_params *params) {
     size_t n_sizes = 0;
-    RF__TORCH_CHECK(torch_list_size(call->values[SIZES].list, &n_sizes));
+    if (call->values[SIZES].given) RF__TORCH_CHECK(torch_list_size(call->values[SIZES].list, &n_sizes));
     RF_FAIL_IF(n_sizes != 0 && n_sizes != (size_t)params->n_features, RF_ERR_VALUE,
                "sizes has %zu elements; expected %lld, as many as features, or 0", n_sizes,
                (long long)params->n_features);
@@ -165,9 +165,9 @@ static rf_status look_up(rf__call *call, bool with_rows) {
 static rf_status run(rf__call *call) { return look_up(call, false); }
 static rf_status run_rows(rf__call *call) { return look_up(call, true); }
 
-#define ARGUMENTS                                                                               \
-    "(Tensor[] weights, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim, "   \
-    "SymInt[] sizes, Tensor? fill=None, str layout=\"jagged\", SymInt length=0, int dtype=-1, " \
+#define ARGUMENTS                                                                                     \
+    "(Tensor[] weights, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim, "         \
+    "SymInt[]? sizes=None, Tensor? fill=None, str layout=\"jagged\", SymInt length=0, int dtype=-1, " \
     "bool sparse=False, str bounds_check=\"on\") -> "
 const rf__operator rf__torch_fused_embedding = {ARGUMENTS "Tensor", RF__CPU | RF__CUDA, run};
 /* Also the row of each slot in its weight, which gradients need; -1: none. */
