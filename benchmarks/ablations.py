@@ -41,8 +41,8 @@ def main() -> None:
     options = ["--device", arguments.device, "--rounds", str(arguments.rounds)]
     for family in arguments.families:
         bench = import_module(family).bench
-        given = [FAMILIES[family], *options, *(["--quick"] if arguments.quick else [])]
-        for _, figure in bench.figures_of(*bench.parse(given)):
+        flags = [FAMILIES[family], *options, *(["--quick"] if arguments.quick else [])]
+        for _, figure in bench.figures_of(*bench.parse(flags)):
             tables = [replace(table, title=f"{family}: {table.title}") for table in figure.tables]
             report.add(family, tables, figure.record)
 

@@ -81,11 +81,13 @@ def figure(table: Table, kind: str, words: list[str], rows: str, part: int) -> s
         for line in table.rows
         if re.search(named, " ".join(line[:2])) or (row and re.search(named, line[0]))
     ]
-    found = [figures[part - 1] for cell in cells if len(figures := FIGURE.findall(cell)) >= part]
-    if not found or (kind == "cell" and (len(found) > 1 or len(row) != 1)):
-        raise ValueError(f"{table.title!r} has {len(found)} figures for {kind} {words}, rows {rows!r}")
+    figures_found = [figures[part - 1] for cell in cells if len(figures := FIGURE.findall(cell)) >= part]
+    if not figures_found or (kind == "cell" and (len(figures_found) > 1 or len(row) != 1)):
+        raise ValueError(
+            f"{table.title!r} has {len(figures_found)} figures for {kind} {words}, rows {rows!r}"
+        )
     pick = max if kind == "most" else min
-    return pick(found, key=lambda text: float(text.rstrip("x%").replace(",", "")))
+    return pick(figures_found, key=lambda text: float(text.rstrip("x%").replace(",", "")))
 
 
 def rewritten(text: str) -> str:
@@ -103,13 +105,13 @@ def main() -> None:
     for page in PAGES:
         text = page.read_text()
         try:
-            wanted = rewritten(text)
+            rewritten_text = rewritten(text)
         except ValueError as error:
             parser.error(f"{page.relative_to(ROOT)}: {error}")
-        if wanted != text:
+        if rewritten_text != text:
             differing.append(page.relative_to(ROOT).as_posix())
             if not check:
-                page.write_text(wanted)
+                page.write_text(rewritten_text)
     if differing:
         print(f"{'differ from the results' if check else 'written'}: {', '.join(differing)}")
     raise SystemExit(bool(check and differing))

@@ -15,16 +15,16 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Relative to the largest value: float32 sums in another order, then one rounding to the output's type."""
 
 
-def difference(found: Tensor, right: Tensor) -> Tensor:
+def difference(output: Tensor, right: Tensor) -> Tensor:
     """Returns the largest difference, relative to the largest right value; NaN if any value is NaN."""
-    return (found.double() - right).abs().max() / right.abs().max().clamp(min=1e-30)
+    return (output.double() - right).abs().max() / right.abs().max().clamp(min=1e-30)
 
 
 def largest(differences: Iterable[Tensor]) -> float:
     """Returns the largest difference, or 0 without any. NaN if any is NaN: torch's max keeps it, Python's
     may lose it."""
-    found = list(differences)
-    return torch.stack(found).max().item() if found else 0.0
+    values = list(differences)
+    return torch.stack(values).max().item() if values else 0.0
 
 
 def relative_error(output: Tensor, right: Tensor) -> float:
@@ -40,7 +40,7 @@ def largest_difference(candidates: Mapping[str, Callable[[Any], Tensor]], batch:
 
 def check_agreement(parser: argparse.ArgumentParser, differences: Sequence[float], allowed: float) -> None:
     """End the program with status 1 where a difference exceeds `allowed` or is not a number."""
-    if not all(found <= allowed for found in differences):
+    if not all(error <= allowed for error in differences):
         fail(parser, f"the outputs do not agree, since the largest difference above exceeds {allowed}")
 
 

@@ -63,8 +63,8 @@ def _ratio(cell: str) -> float:
 
 def _span(file: str, title: str, column: str, rows: str = "") -> str:
     """Returns the range of a column, without rows of means, or its only value."""
-    found = select(find_table(file, title), [column], rows).rows
-    ratios = sorted(float(row[1].rstrip("x")) for row in found if rows or not row[0].startswith("geo"))
+    cells = select(find_table(file, title), [column], rows).rows
+    ratios = sorted(float(row[1].rstrip("x")) for row in cells if rows or not row[0].startswith("geo"))
     return " to ".join(times(ratio) for ratio in dict.fromkeys((ratios[0], ratios[-1])))
 
 
@@ -104,7 +104,7 @@ def dlrm_overview() -> Table:
     """The whole DLRM on the H200."""
     (run,) = read_runs(RESULTS / "h200/dlrm.json")
     medians = {
-        name: {trace: found["timings"][name]["median_s"] for trace, found in run["measured"].items()}
+        name: {trace: result["timings"][name]["median_s"] for trace, result in run["measured"].items()}
         for name in ("nn.EmbeddingBag", "recfuse")
     }
     table = Table("", ["ms", *run["measured"]])

@@ -100,9 +100,9 @@ def name_of(text: str) -> str:
 def colours(names: Mapping[str, Any]) -> dict[str, str]:
     """Returns a different colour for each name."""
     known = {name: name.removeprefix("over ") for name in names}
-    found = {name: _COLOURS[known[name]] for name in names if known[name] in _COLOURS}
-    free = (colour for colour in _REST if colour not in found.values())
-    return {name: found.get(name) or next(free, "#000000") for name in names}
+    colour_of = {name: _COLOURS[known[name]] for name in names if known[name] in _COLOURS}
+    free = (colour for colour in _REST if colour not in colour_of.values())
+    return {name: colour_of.get(name) or next(free, "#000000") for name in names}
 
 
 def draw_panels(
@@ -210,11 +210,11 @@ def finish(figure: Any, title: str, note: str, legend: bool = True) -> None:
 
 def machine(environment: Mapping[str, Any]) -> str:
     """Returns the line at the bottom of a plot: machine and versions."""
-    where = environment.get("gpu") or f"{environment['cores']} cores of {environment['cpu']}"
+    machine_name = environment.get("gpu") or f"{environment['cores']} cores of {environment['cpu']}"
     versions = [f"torch {environment['torch']}"]
     if environment.get("fbgemm"):
         versions.append(f"FBGEMM {environment['fbgemm']}")
-    return f"{where}, {', '.join(versions)}, {environment['time'][:10]}."
+    return f"{machine_name}, {', '.join(versions)}, {environment['time'][:10]}."
 
 
 Draw = Callable[[Path], None]

@@ -183,7 +183,7 @@ def check_outputs(
 ) -> Checked:
     """Compares samples of outputs with float64, and whole outputs with the first right output, preferably
     that of `first`. A row that is missing or misplaced shows so."""
-    found, whole, right = Checked(), None, problem.right
+    checked, whole, right = Checked(), None, problem.right
     allowed = ROUNDINGS * TOLERANCES[problem.dtype]
     for name in sorted(runs, key=lambda name: name not in first):
         try:
@@ -194,14 +194,14 @@ def check_outputs(
             apart = 0.0 if whole is None else ((values - whole).abs_().max() / whole.abs().max()).item()
             del output, values
         except Exception as failure:
-            found.failed[name] = failure
+            checked.failed[name] = failure
             continue
         if error <= allowed and apart <= 2 * allowed:
-            found.norms[name] = ((sample - right).norm() / right.norm()).item()
+            checked.norms[name] = ((sample - right).norm() / right.norm()).item()
         else:
-            found.wrong[name] = error, apart
-    found.norms = {name: found.norms[name] for name in runs if name in found.norms}
-    return found
+            checked.wrong[name] = error, apart
+    checked.norms = {name: checked.norms[name] for name in runs if name in checked.norms}
+    return checked
 
 
 def large_matmul(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
@@ -242,7 +242,7 @@ def matmul_rates(points: Iterable[Point]) -> Table:
     for point in points:
         for mode in point.results:
             rates.setdefault((point.dtype, mode), []).append(point.matmul_rate(mode))
-    for (dtype, mode), found in rates.items():
-        cells = statistics.median(found), min(found), max(found)
+    for (dtype, mode), rate in rates.items():
+        cells = statistics.median(rate), min(rate), max(rate)
         table.rows.append([dtype, mode, *map(tera, cells)])
     return table

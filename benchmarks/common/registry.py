@@ -81,14 +81,14 @@ class Flag:
         text = text.replace("%", "%%")
         parser.add_argument(self.name, type=self.kind, help=text, metavar=self.metavar)
 
-    def check(self, parser: argparse.ArgumentParser, given: Any) -> None:
+    def check(self, parser: argparse.ArgumentParser, value: Any) -> None:
         """End the program where a list is empty, or a name is unknown."""
-        found = f"{self.name}: found {_shown(given)!r}"
-        names = given if isinstance(given, list) else [given] if isinstance(given, str) else []
-        if self.allowed is not None and (set(names) - set(self.allowed) or given == []):
-            parser.error(f"{found}; expected {', '.join(self.allowed)}")
-        if given == [] and not self.may_be_empty:
-            parser.error(f"{found}; expected at least a value")
+        message = f"{self.name}: found {_shown(value)!r}"
+        names = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+        if self.allowed is not None and (set(names) - set(self.allowed) or value == []):
+            parser.error(f"{message}; expected {', '.join(self.allowed)}")
+        if value == [] and not self.may_be_empty:
+            parser.error(f"{message}; expected at least a value")
 
 
 def _shown(value: Any) -> str:
@@ -188,11 +188,13 @@ class Benchmark:
         for module in self._modules:
             import_module(f"{self._package}.{module}")
 
-    def parse(self, given: list[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    def parse(
+        self, command_line: list[str] | None = None
+    ) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         """Parses, completes and checks the command line; ends the program if it cannot be satisfied."""
         self.load()
         parser = self._parser()
-        arguments = parser.parse_args(given)
+        arguments = parser.parse_args(command_line)
         arguments.device_found = arguments.device is None
         arguments.device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if arguments.device != "cpu" and not torch.cuda.is_available():
@@ -220,7 +222,9 @@ class Benchmark:
         names = list(dict.fromkeys(name for of_device in self.figures.values() for name in of_device))
         listed = ", ".join([*names, *self.groups, "all"])
         add("named", nargs="*", metavar="FIGURE", help=f"what to measure, of {listed}")
-        defaults = "; ".join(f"{device}: {','.join(own)}" for device, own in self._defaults.items() if own)
+        defaults = "; ".join(
+            f"{device}: {','.join(choices)}" for device, choices in self._defaults.items() if choices
+        )
         add("--figures", type=comma_list, help=f"the same, joined by commas (default: {defaults})")
         shown = self._device or "the GPU where there is one"
         add("--device", default=self._device, choices=DEVICES, help=f"default: {shown}")

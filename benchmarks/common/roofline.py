@@ -22,11 +22,11 @@ Shown = Callable[[Any, str], Mapping[str, "str | None"]]
 
 def places(points: Sequence[Point], mode: str, others: Shown) -> list[dict[str, Any]]:
     """Returns for each point its FLOP per byte, the roof above it and the rates of contestants, in FLOP/s."""
-    found = []
+    positions = []
     for point in points:
         names = {**others(point, mode), RECFUSE: RECFUSE}
         rates = {label: point.rate(mode, name or "") for label, name in names.items()}
-        found.append(
+        positions.append(
             {
                 "shape": str(point.shape), "dtype": point.dtype, "mode": mode,
                 "flop_per_byte": point.shape.flop / point.shape.least_bytes(DTYPES[point.dtype]),
@@ -35,7 +35,7 @@ def places(points: Sequence[Point], mode: str, others: Shown) -> list[dict[str, 
                 "reached": {label: rate for label, rate in rates.items() if rate is not None},
             }
         )  # fmt: skip
-    return found
+    return positions
 
 
 def figure_roofline(
@@ -55,11 +55,11 @@ def figure_roofline(
         ["type", "mode", "shapes", "least", "median", "most"],
     )
     record = {mode: places(points, mode, others) for mode in modes}
-    for mode, found in record.items():
-        for dtype in dict.fromkeys(place["dtype"] for place in found):
+    for mode, positions in record.items():
+        for dtype in dict.fromkeys(place["dtype"] for place in positions):
             shares = [
                 place["reached"][RECFUSE] / place["roof"]
-                for place in found
+                for place in positions
                 if place["dtype"] == dtype and RECFUSE in place["reached"]
             ]
             if not shares:
@@ -91,24 +91,24 @@ def plot(path: Path, record: dict[str, list[dict[str, Any]]], named: str, title:
         figure, axes = plt.subplots(
             1, len(record), figsize=size, squeeze=False, sharey=True, layout="constrained"
         )
-        every = [label for found in record.values() for place in found for label in place["reached"]]
+        every = [label for positions in record.values() for place in positions for label in place["reached"]]
         labels = [*(label for label in dict.fromkeys(every) if label != RECFUSE), RECFUSE]
         colour = colours(dict.fromkeys(labels))
-        for axis, (mode, found) in zip(axes[0], record.items(), strict=True):
-            peak = float(np.median([place["matmul"] for place in found]))
-            speed = found[0]["copy_speed"]
-            at = [place["flop_per_byte"] for place in found]
+        for axis, (mode, positions) in zip(axes[0], record.items(), strict=True):
+            peak = float(np.median([place["matmul"] for place in positions]))
+            speed = positions[0]["copy_speed"]
+            at = [place["flop_per_byte"] for place in positions]
             span = np.geomspace(min(*at, peak / speed) / 2, max(*at, peak / speed) * 2, 100)
             roof = "limit: copy speed, matmul"
             axis.plot(span, np.minimum(peak, span * speed) / 1e12, color="black", linewidth=1, label=roof)
             for label, marker in zip(labels, [*MARKERS[: len(labels) - 1], "o"], strict=True):
-                shown = [place for place in found if label in place["reached"]]
+                shown = [place for place in positions if label in place["reached"]]
                 reached = [place["reached"][label] / 1e12 for place in shown]
                 intensity = [place["flop_per_byte"] for place in shown]
                 axis.scatter(
                     intensity, reached, s=24, marker=marker, alpha=0.75, label=label, color=colour[label]
                 )
-            for place in (place for place in found if place["shape"] == named):
+            for place in (place for place in positions if place["shape"] == named):
                 high = max(place["reached"].values()) / 1e12
                 fastest = sorted(place["reached"].items(), key=lambda pair: -pair[1])
                 text = "\n".join(

@@ -111,7 +111,7 @@ def measure(
 ) -> tuple[timing.Comparison, float]:
     """Times all sides in turns; also returns the difference of their first losses."""
     losses = {name: first_losses(side, inputs) for name, side in sides.items()}
-    apart = torch.stack([(found - losses[BASELINE]).abs() for found in losses.values()]).max().item()
+    apart = torch.stack([(loss - losses[BASELINE]).abs() for loss in losses.values()]).max().item()
     timed: dict[str, Callable[[int], Any]] = {
         name: lambda number, side=side: side(*inputs[number]) for name, side in sides.items()
     }

@@ -46,12 +46,12 @@ def _stages(path: Path) -> None:
         for hotness in HOTNESS
         for side in SIDES
     }
-    with drawn(path, [[list(key), found] for key, found in spent.items()]) as plt:
+    with drawn(path, [[list(key), times] for key, times in spent.items()]) as plt:
         figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
         places = {key: number // 2 * 1.0 + number % 2 * 0.42 for number, key in enumerate(spent)}
-        for key, found in spent.items():
+        for key, times in spent.items():
             bottom = 0.0
-            for stage, ms in found.items():
+            for stage, ms in times.items():
                 axis.bar(places[key], ms, 0.38, bottom, color=STAGES[stage], label=stage)
                 bottom += ms
             axis.text(places[key], bottom + 0.2, f"{bottom:.1f}", ha="center", fontsize=9)

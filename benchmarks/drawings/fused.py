@@ -42,8 +42,8 @@ def _spent() -> Panels:
         "gather or copy": {},
     }
     (run,), (peers,) = read_runs(RESULTS / MODELS), read_runs(RESULTS / PEERS)
-    loop = {subject: found["us"]["torch"] for subject, found in peers["models"].items()}
-    us = {subject: found["us"] for subject, found in run["models"].items()}
+    loop = {subject: result["us"]["torch"] for subject, result in peers["models"].items()}
+    us = {subject: result["us"] for subject, result in run["models"].items()}
     limits = find_table(MODELS, "recfuse, float32")
     for row in limits.rows:
         cells = dict(zip(limits.columns, row, strict=True))
@@ -60,24 +60,24 @@ def _spent() -> Panels:
 
 def _features() -> Panels:
     table = find_table(MODELS, "Bytes of rows a second")
-    found: dict[str, dict[str, float]] = {"fbgemm v2": {}, "recfuse": {}}
+    times: dict[str, dict[str, float]] = {"fbgemm v2": {}, "recfuse": {}}
     for row in table.rows:
-        if row[2] in found:
-            found[row[2]][f"{row[0]}: {row[1]} features"] = value(row[3]) or 0.0
-    return {"": found}
+        if row[2] in times:
+            times[row[2]][f"{row[0]}: {row[1]} features"] = value(row[3]) or 0.0
+    return {"": times}
 
 
 def _occupancy() -> Panels:
     table = find_table(ABLATIONS, "Occupancy")
-    found: dict[str, dict[str, dict[str, float]]] = {"recfuse": {}, TUNED: {}}
+    occupancy: dict[str, dict[str, dict[str, float]]] = {"recfuse": {}, TUNED: {}}
     for row in table.rows:
         whole = value(row[-1]) or 0.0
-        found[row[1]][row[0]] = {
+        occupancy[row[1]][row[0]] = {
             warps: whole / us
             for warps, cell in zip(table.columns[2:-1], row[2:-1], strict=True)
             if (us := value(cell)) is not None
         }
-    return found
+    return occupancy
 
 
 def _mutations() -> Panels:
@@ -85,14 +85,14 @@ def _mutations() -> Panels:
     dims = {row[0]: row[1] for row in find_table(MUTATIONS, "Figure 12").rows}
     return {
         "": {
-            f"feature {feature} (dim {dims[feature]})": _ranked(found) for feature, found in run["12"].items()
+            f"feature {feature} (dim {dims[feature]})": _ranked(times) for feature, times in run["12"].items()
         }
     }
 
 
-def _ranked(found: Mapping[str, list[float]]) -> dict[str, float]:
+def _ranked(times: Mapping[str, list[float]]) -> dict[str, float]:
     """Speed against the tuned schedule's, the fastest first."""
-    return {str(rank): found["s"][0] / each for rank, each in enumerate(sorted(found["s"]))}
+    return {str(rank): times["s"][0] / each for rank, each in enumerate(sorted(times["s"]))}
 
 
 def _blocks() -> Panels:

@@ -17,19 +17,19 @@ MEANS = "geometric mean"
 
 def value(cell: str, part: int = 1) -> float | None:
     """Returns the figure of a cell, or its `part`th; None if it has no figure."""
-    found = NUMBER.findall(cell)
-    return float(found[part - 1].replace(",", "")) if len(found) >= part else None
+    numbers = NUMBER.findall(cell)
+    return float(numbers[part - 1].replace(",", "")) if len(numbers) >= part else None
 
 
 def by_rows(table: Table, rows: str = "", columns: str = "", part: int = 1) -> dict[str, dict[str, float]]:
     """Returns a series per row, whose labels are the columns. `rows`, `columns`: expressions that select."""
-    found: dict[str, dict[str, float]] = {}
+    series: dict[str, dict[str, float]] = {}
     for row in table.rows:
         cells = dict(zip(table.columns[1:], row[1:], strict=True))
         kept = {name: value(cell, part) for name, cell in cells.items() if re.search(columns, name)}
         if re.search(rows, row[0]) and any(each is not None for each in kept.values()):
-            found[row[0]] = {name: each for name, each in kept.items() if each is not None}
-    return found
+            series[row[0]] = {name: each for name, each in kept.items() if each is not None}
+    return series
 
 
 def by_columns(
@@ -38,11 +38,11 @@ def by_columns(
     """Returns a series per column, whose labels are the rows. `columns`: column -> name of its series."""
     return {
         shown: {
-            row[0]: found
+            row[0]: number
             for row in table.rows
             if row[0] != MEANS
             and re.search(rows, " ".join(row[:2]))
-            and (found := value(row[list(table.columns).index(column)], part)) is not None
+            and (number := value(row[list(table.columns).index(column)], part)) is not None
         }
         for column, shown in columns.items()
     }
@@ -52,7 +52,7 @@ def over(series: Mapping[str, Mapping[str, float]], name: str) -> dict[str, dict
     """Returns the ratios of the other series to the series `name`."""
     base = series[name]
     return {
-        each: {label: base[label] / found for label, found in values.items()}
+        each: {label: base[label] / time for label, time in values.items()}
         for each, values in series.items()
         if each != name
     }
@@ -63,8 +63,8 @@ def renamed(
 ) -> dict[str, dict[str, float]]:
     """Renames labels."""
     return {
-        name: {re.sub(pattern, to, label): each for label, each in found.items()}
-        for name, found in series.items()
+        name: {re.sub(pattern, to, label): each for label, each in values.items()}
+        for name, values in series.items()
     }
 
 

@@ -41,11 +41,11 @@ def library_edges() -> Edges:
     edges = set()
     for path in files:
         for included in INCLUDE.findall(path.read_text()):
-            found = next(
+            match = next(
                 (root / included for root in (path.parent, *roots) if (root / included).exists()), None
             )
-            if found is not None and _room(found.resolve()) != _room(path):
-                edges.add((_room(path), _room(found.resolve())))
+            if match is not None and _room(match.resolve()) != _room(path):
+                edges.add((_room(path), _room(match.resolve())))
     return edges
 
 
@@ -72,10 +72,10 @@ def reduced(edges: Edges) -> Edges:
 
 
 def _reached(start: str, edges: Edges) -> set[str]:
-    found: set[str] = set()
-    while new := {under for above, under in edges if above in {start, *found}} - found:
-        found |= new
-    return found
+    rooms: set[str] = set()
+    while new := {under for above, under in edges if above in {start, *rooms}} - rooms:
+        rooms |= new
+    return rooms
 
 
 def level(edges: Edges) -> dict[str, int]:

@@ -104,10 +104,10 @@ def measure(setting: BagSetting, use_fbgemm: bool) -> list[dict[str, Any]]:
         candidates = make_candidates(weight, threads, use_fbgemm)
         fbgemm = [name for name in candidates if name.startswith("fbgemm")]
         families = {BASELINE: [BASELINE], **({"fbgemm": fbgemm} if fbgemm else {})}
-        for hotness, own in batches.items():
-            least = sum(least_bytes(batch, dim) for batch in own) / len(own)
-            found = compare(candidates, families, own, setting, least)
-            records.append({"hotness": hotness, "dim": dim, **found})
+        for hotness, workload_batches in batches.items():
+            least = sum(least_bytes(batch, dim) for batch in workload_batches) / len(workload_batches)
+            comparison = compare(candidates, families, workload_batches, setting, least)
+            records.append({"hotness": hotness, "dim": dim, **comparison})
     records.sort(key=lambda record: (arguments.hotness.index(record["hotness"]), record["dim"]))
     return records
 
@@ -136,8 +136,8 @@ def tabulate(records: list[dict[str, Any]], setting: BagSetting) -> list[Table]:
     ]
     means = Table("Geometric mean over dimensions", ["hotness", *(f"over {family}" for family in families)])
     for hotness in dict.fromkeys(record["hotness"] for record in records):
-        own = [record for record in records if record["hotness"] == hotness]
-        means.rows.append([hotness, *mean_cells(own)])
+        hotness_records = [record for record in records if record["hotness"] == hotness]
+        means.rows.append([hotness, *mean_cells(hotness_records)])
     return [each, means]
 
 

@@ -39,5 +39,5 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
         parser.error(f"--candidates: {NAMES[0]} or recfuse is missing")
     if len(arguments.dims) > 1 or arguments.dims[0] < 8 or arguments.dims[0].bit_count() > 1:
         # The gather also reads rows of fp16, in whole loads of 16 bytes.
-        found = ",".join(map(str, arguments.dims))
-        parser.error(f"--dims: found {found}; expected a single power of two from 8 on with --device cuda")
+        dims = ",".join(map(str, arguments.dims))
+        parser.error(f"--dims: found {dims}; expected a single power of two from 8 on with --device cuda")

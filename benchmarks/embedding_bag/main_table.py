@@ -74,10 +74,16 @@ def measure(setting: BagSetting, hotness: str, fixed: dict[str, Candidate]) -> H
         beside=beside, cache=cache, eager=cache == "warm", after=setting.unpin,
     )  # fmt: skip
     candidates = {name: candidates[name] for name in row.record["relative_error"]}
-    found = HotnessRow(**vars(row), workload=workload, candidates=candidates, gathers=gathers)
-    found.record = {**record, **row.record, "us": {name: found.us(name) for name in row.result.timings}}
-    found.record["share_of_gather"], found.record["share_of_floor"] = _shares(found, setting.copy_speed)
-    return found
+    hotness_row = HotnessRow(**vars(row), workload=workload, candidates=candidates, gathers=gathers)
+    hotness_row.record = {
+        **record,
+        **row.record,
+        "us": {name: hotness_row.us(name) for name in row.result.timings},
+    }
+    hotness_row.record["share_of_gather"], hotness_row.record["share_of_floor"] = _shares(
+        hotness_row, setting.copy_speed
+    )
+    return hotness_row
 
 
 def _gather_pass(candidate: Candidate, workload: Workload, setting: BagSetting) -> tuple[Pass, str]:

@@ -140,13 +140,13 @@ class TableSetting(Setting):
             first={name: partial(run, requests[:1]) for name, run in passes.items()},
             beside=beside, rounds=rounds, eager=False,
         )  # fmt: skip
-        found = CellRow(**{**vars(row), "label": cell.kind}, point=cell, batches=count)
-        found.record = {
+        cell_row = CellRow(**{**vars(row), "label": cell.kind}, point=cell, batches=count)
+        cell_row.record = {
             **vars(cell), **row.record, "gathers": gathers, "notes": row.notes,
             "unique_rows": len(indices.unique()),
-            "us": {name: found.us(name) for name in row.result.timings},
+            "us": {name: cell_row.us(name) for name in row.result.timings},
         }  # fmt: skip
-        return found
+        return cell_row
 
     def _gather(
         self, name: str, weight: Tensor, cell: Cell, every: int, requests: list[tuple[int, Part]]
@@ -216,8 +216,8 @@ def figure_short(setting: Setting) -> Iterator[Figure]:
 
 def _mean_and_least(ratios: Iterable[float | None]) -> str:
     """Returns mean and least of the cells of a kind; a dash if a peer is missing."""
-    found = [ratio for ratio in ratios if ratio is not None]
-    return f"{geometric_mean(found):.2f}x ({min(found):.2f})" if found else "-"
+    known = [ratio for ratio in ratios if ratio is not None]
+    return f"{geometric_mean(known):.2f}x ({min(known):.2f})" if known else "-"
 
 
 def summary(rows: list[CellRow]) -> Table:

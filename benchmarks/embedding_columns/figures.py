@@ -139,8 +139,8 @@ def release(setting: ColumnsSetting) -> None:
 def lines_of(title: str, labels: Sequence[str], points: Sequence[Point]) -> Panels:
     """Returns a line of the measured points."""
     ratios = {label: point.over_peer for label, point in zip(labels, points, strict=True)}
-    found = {label: ratio for label, ratio in ratios.items() if ratio is not None}
-    return {title: {"recfuse over the best of torch's": found}} if found else {}
+    known = {label: ratio for label, ratio in ratios.items() if ratio is not None}
+    return {title: {"recfuse over the best of torch's": known}} if known else {}
 
 
 def tabulated(

@@ -89,12 +89,12 @@ class ByHand:
 
     def inputs(self, batch: Batch) -> list[Feature]:
         """Returns a tensor [size, columns] per kind, or values and offsets of all of its columns."""
-        found: list[Feature] = []
+        features_read: list[Feature] = []
         features = iter(batch.features)
         for kind in self.subject.kinds:
-            own = [next(features) for _ in range(kind.count)]
-            found.append(joined(own) if kind.several else torch.stack(own, dim=1))  # type: ignore[arg-type]
-        return found
+            group = [next(features) for _ in range(kind.count)]
+            features_read.append(joined(group) if kind.several else torch.stack(group, dim=1))  # type: ignore[arg-type]
+        return features_read
 
     def __call__(self, inputs: list[Feature]) -> Tensor:
         """Returns the concatenated columns."""

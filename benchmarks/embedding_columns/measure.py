@@ -45,8 +45,8 @@ class Point(Row):
 
     def best(self, names: Sequence[str]) -> str | None:
         """Returns the fastest measured contestant, replayed as a graph if possible."""
-        found = [name for name in names if name in self.result.timings]
-        return self.result.fastest(found) if found else None
+        timed = [name for name in names if name in self.result.timings]
+        return self.result.fastest(timed) if timed else None
 
     @property
     def peer(self) -> str | None:

@@ -167,8 +167,8 @@ class Subject:
     def batches(self, size: int) -> list[Batch]:
         """Creates `--num-batches` batches of one size on the device."""
         if size not in self._batches:
-            made = [make_batch(self.kinds, size, self.seed + 1 + number) for number in range(self.count)]
-            self._batches[size] = [batch.to(self.device) for batch in made]
+            new = [make_batch(self.kinds, size, self.seed + 1 + number) for number in range(self.count)]
+            self._batches[size] = [batch.to(self.device) for batch in new]
         return self._batches[size]
 
     def least_bytes(self, batch: Batch) -> int:

@@ -91,7 +91,7 @@ def report(form: str, count: int, device: torch.device) -> dict[str, Any]:
         module = torch.compile(Separate(subject))
         inputs = {size: batch.features for size, batch in batches.items()}
     finish()
-    found: dict[str, Any] = {"construction_s": time.perf_counter() - start}
+    record: dict[str, Any] = {"construction_s": time.perf_counter() - start}
 
     @torch.inference_mode()
     def seconds(size: int) -> float:
@@ -100,12 +100,12 @@ def report(form: str, count: int, device: torch.device) -> dict[str, Any]:
         finish()
         return time.perf_counter() - start
 
-    found["first_call_s"] = seconds(SIZES[0])
+    record["first_call_s"] = seconds(SIZES[0])
     before = compiled_so_far(form)
-    found["first_s"] = [seconds(size) for size in SIZES[1:]]
-    found["compiled"] = compiled_so_far(form) - before
-    found["later_s"] = [seconds(size) for size in SIZES[1:]]
-    return found
+    record["first_s"] = [seconds(size) for size in SIZES[1:]]
+    record["compiled"] = compiled_so_far(form) - before
+    record["later_s"] = [seconds(size) for size in SIZES[1:]]
+    return record
 
 
 def compiled_so_far(form: str) -> int:

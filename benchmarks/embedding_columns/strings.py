@@ -44,33 +44,33 @@ def candidates_of(strings: list[str], threads: int) -> tuple[dict[str, Callable[
         notes.append("pyarrow is left out: pip install pyarrow")
     else:
         forms = {"Arrow": pa.array(strings), **forms}
-    found: dict[str, Callable[[], Any]] = {}
+    candidates: dict[str, Callable[[], Any]] = {}
     for form, given in forms.items():
         for used in sorted({1, threads}):
             name = f"recfuse, {form}" + (f", {used} threads" if used > 1 else "")
-            found[name] = lambda given=given, used=used: hash_strings(given, threads=used)
+            candidates[name] = lambda given=given, used=used: hash_strings(given, threads=used)
 
     def digests() -> list[int]:
         return [
             int.from_bytes(hashlib.blake2b(one.encode(), digest_size=8).digest(), "little") for one in part
         ]
 
-    found["hashlib.blake2b, loop"] = digests
-    found["zlib.crc32, loop"] = lambda: [zlib.crc32(one.encode()) for one in part]
+    candidates["hashlib.blake2b, loop"] = digests
+    candidates["zlib.crc32, loop"] = lambda: [zlib.crc32(one.encode()) for one in part]
     try:
         import xxhash
     except ImportError:
         notes.append("xxhash is left out: pip install xxhash")
     else:
-        found["xxhash.xxh64, loop"] = lambda: [xxhash.xxh64_intdigest(one.encode()) for one in part]
+        candidates["xxhash.xxh64, loop"] = lambda: [xxhash.xxh64_intdigest(one.encode()) for one in part]
     try:
         import pandas as pd
     except ImportError:
         notes.append("pandas is left out: pip install pandas")
     else:
         objects = array.astype(object)
-        found["pandas.util.hash_array"] = lambda: pd.util.hash_array(objects, categorize=False)
-    return found, notes
+        candidates["pandas.util.hash_array"] = lambda: pd.util.hash_array(objects, categorize=False)
+    return candidates, notes
 
 
 @bench.figure("strings")

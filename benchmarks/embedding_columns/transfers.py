@@ -61,8 +61,8 @@ def _transferred(subject: Subject, size: int, rounds: int) -> tuple[Row, list[fl
     module, device = make_columns(subject), subject.device
     on_host = [batch.to("cpu") for batch in subject.batches(size)]
     packed = {id(batch): module.pack(named(batch.features)) for batch in on_host}
-    pageable = {key: torch.empty(own.nbytes, dtype=torch.uint8) for key, own in packed.items()}
-    target = torch.empty(max(own.nbytes for own in packed.values()), dtype=torch.uint8, device=device)
+    pageable = {key: torch.empty(buffer.nbytes, dtype=torch.uint8) for key, buffer in packed.items()}
+    target = torch.empty(max(buffer.nbytes for buffer in packed.values()), dtype=torch.uint8, device=device)
     unpinned = {
         id(batch): module._reader.packer(module._reader.read(named(batch.features))) for batch in on_host
     }
@@ -148,8 +148,8 @@ def _placed(subject: Subject, placement: str) -> EmbeddingColumns:
     specs = placed(specifications(subject), subject, placement)
     module = EmbeddingColumns(specs, device=subject.device).requires_grad_(False)
     with torch.no_grad():
-        for view, given in zip(module.tables.values(), subject.tables, strict=True):
-            view.weight.copy_(given)
+        for view, weight in zip(module.tables.values(), subject.tables, strict=True):
+            view.weight.copy_(weight)
     return module
 
 

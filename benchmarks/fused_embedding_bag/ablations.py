@@ -32,9 +32,9 @@ _OURS = "recfuse, "  # these must not fail, unlike peers
 
 def verified(subject: Subject, runs: dict[str, Run], size: int) -> tuple[dict[str, Run], dict[str, float]]:
     """Returns the same calls after a check of their outputs, and their errors against sums in float64."""
-    found, errors, _ = checked(subject, {_OURS + name: run for name, run in runs.items()}, size, FP32)
+    outputs, errors, _ = checked(subject, {_OURS + name: run for name, run in runs.items()}, size, FP32)
     return (
-        {name.removeprefix(_OURS): run for name, run in found.items()},
+        {name.removeprefix(_OURS): run for name, run in outputs.items()},
         {name.removeprefix(_OURS): error for name, error in errors.items()},
     )
 
@@ -85,10 +85,10 @@ def separately(subject: ModelSubject, module: Any) -> Schedules:
         alike.setdefault(kind, []).append(feature)
     batches = [(batch.indices, batch.offsets) for batch in subject.tuning_batches]
     firsts = [features[0] for features in alike.values()]
-    found = tune_separately(module, batches, features=firsts).numpy().copy()
+    schedules = tune_separately(module, batches, features=firsts).numpy().copy()
     for features in alike.values():
-        found[features, :EXPECTED] = found[features[0], :EXPECTED]
-    return found
+        schedules[features, :EXPECTED] = schedules[features[0], :EXPECTED]
+    return schedules
 
 
 @bench.figure("12", on=["cuda"], group="ablations")
@@ -162,9 +162,9 @@ def _usual(batches: Sequence[Batch]) -> list[Batch]:
 
 def _mutations(native: Native, schedules: Schedules, feature: int) -> tuple[list[list[int]], list[Schedules]]:
     """Schedules that a feature can have, its own first, and those of all features with each."""
-    own = schedules[feature, :EXPECTED].tolist()
+    schedule = schedules[feature, :EXPECTED].tolist()
     others = [list(each[:EXPECTED]) for each in native.candidates(feature)]
-    rows = [own, *(each for each in others if each != own)]
+    rows = [schedule, *(each for each in others if each != schedule)]
     return rows, [mutated(schedules, feature, row) for row in rows]
 
 

@@ -66,10 +66,10 @@ def tuned(subject: Subject, dtype: torch.dtype) -> Tuned:
         batches = [(batch.indices, batch.offsets) for batch in subject.tuning_batches]
         module, start = default_collection(subject, dtype), time.perf_counter()
         plan = recfuse.tune(module, batches, budget_s=arguments.tune_budget)
-        found = Tuned(plan, time.perf_counter() - start)
+        result = Tuned(plan, time.perf_counter() - start)
         if path is not None:
             plan.save(path)
-        return found
+        return result
 
     return _kept(subject, "plan", dtype, make)
 

@@ -89,8 +89,8 @@ def figure_end_to_end(setting: FusedSetting) -> Figure:
 
 def _whole(subject: Subject) -> tuple[dict[str, Run], list[str]]:
     """Embeddings and MLP of each candidate."""
-    wanted = [name for name in _CANDIDATES if name in subject.setting.arguments.candidates]
-    runs, notes = make_runs(subject, wanted)
+    names = [name for name in _CANDIDATES if name in subject.setting.arguments.candidates]
+    runs, notes = make_runs(subject, names)
     layers = mlp(subject.output_dim, subject.device, subject.setting.arguments.seed)
 
     def with_mlp(run: Run) -> Run:

@@ -179,24 +179,24 @@ def figure_one_hot(setting: FusedSetting) -> Figure:
     names = [name for name in ONE_HOT if name in arguments.candidates]
     for dim in arguments.one_hot_dims:
         subject = OneHotSubject(dim, setting)
-        made, more = make_runs(subject, names)
+        runs, more = make_runs(subject, names)
         notes += more
         for size in tqdm(arguments.one_hot_batches, desc=subject.name, leave=False):
-            rows.append(_measure_one_hot(subject, made, dim, size))
+            rows.append(_measure_one_hot(subject, runs, dim, size))
             notes += rows[-1].notes
-        del subject, made
+        del subject, runs
         setting.release()
     return _one_hot_figure(rows, list(dict.fromkeys(notes)), arguments.num_batches)
 
 
-def _measure_one_hot(subject: Subject, made: dict[str, Run], dim: int, size: int) -> _OneHotRow:
+def _measure_one_hot(subject: Subject, runs: dict[str, Run], dim: int, size: int) -> _OneHotRow:
     batches, setting = subject.batches(size), subject.setting
     right = right_output(subject, batches[0], torch.float32)
     alone = measure_runs(
-        f"{dim} x {size}", made, batches, setting, lambda name, output: relative_error(output, right),
+        f"{dim} x {size}", runs, batches, setting, lambda name, output: relative_error(output, right),
         TOLERANCES[torch.float32], eager=False,
     )  # fmt: skip
-    in_a_row = {name: partial(_all_of, made[name]) for name in alone.record["relative_error"]}
+    in_a_row = {name: partial(_all_of, runs[name]) for name in alone.record["relative_error"]}
     rounds = setting.arguments.rounds
     together, more = time_calls(in_a_row, [batches], subject.device, rounds=rounds, eager=False)
     row = _OneHotRow(**vars(alone), in_a_row=together, batches=len(batches))
@@ -254,14 +254,14 @@ def _one_hot_figure(rows: list[_OneHotRow], notes: list[str], batches: int) -> F
         ratio = ratios[row.label]
         shown = " / ".join(times(each) for each in ratio) if ratio else "-"
         table.rows.append([row.label, *(row.both(name) for name in names), shown])
-    found = {label: ratio for label, ratio in ratios.items() if ratio is not None}
+    known = {label: ratio for label, ratio in ratios.items() if ratio is not None}
     panels: Panels = {}
-    if found:
-        means = [geometric_mean(each) for each in zip(*found.values(), strict=True)]
+    if known:
+        means = [geometric_mean(each) for each in zip(*known.values(), strict=True)]
         table.rows.append(["geometric mean", *([""] * len(names)), " / ".join(times(mean) for mean in means)])
         panels = {
             "recfuse over FBGEMM's best": {
-                way: {label: ratio[number] for label, ratio in found.items()}
+                way: {label: ratio[number] for label, ratio in known.items()}
                 for number, way in enumerate(("alone", "in a row"))
             }
         }

@@ -113,12 +113,12 @@ def figure_13(setting: FusedSetting) -> Figure:
         subject = setting.subject(name)
         runs, errors = verified(subject, _runs(subject), arguments.batch_sizes[0])
         tail = subject.make([arguments.tail_size] * 2, arguments.seed + _TAIL_SEED)
-        found = [stream_us(subject, runs, batches) for batches in (subject.test_batches, tail)]
-        record[name] = {"us": dict(zip(panels, found, strict=True)), "relative_error": errors}
-        for us, series in zip(found, panels.values(), strict=True):
+        times = [stream_us(subject, runs, batches) for batches in (subject.test_batches, tail)]
+        record[name] = {"us": dict(zip(panels, times, strict=True)), "relative_error": errors}
+        for us, series in zip(times, panels.values(), strict=True):
             for kind in (AVERAGE, MAXIMUM):
                 series[f"over {kind}"][name] = us[kind] / us[RUNTIME]
-        cells = [" / ".join(f"{us[kind]:.1f}" for us in found) for kind in runs]
+        cells = [" / ".join(f"{us[kind]:.1f}" for us in times) for kind in runs]
         table.rows.append([name, *cells, *_ratios(panels, lambda ratios, name=name: ratios[name])])
     means = _ratios(panels, lambda ratios: geometric_mean(ratios.values()))
     table.rows.append(["geometric mean", *[""] * 4, *means])

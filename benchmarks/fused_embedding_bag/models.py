@@ -96,8 +96,8 @@ def measure(subject: Subject, size: int, dtype: torch.dtype, names: Sequence[str
         },
     }
     if (TUNED, dtype) in subject.kept:
-        found = subject.kept["plan", dtype]
-        record["tuning_s"], record["plan"] = found.seconds, str(found.plan)
+        plan = subject.kept["plan", dtype]
+        record["tuning_s"], record["plan"] = plan.seconds, str(plan.plan)
     row.record = record
     return SubjectRow(**vars(row), limit=limit)
 

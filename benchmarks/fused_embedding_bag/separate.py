@@ -52,44 +52,46 @@ def tune_separately(
     """
     problem = FusedProblem.of(collection, batches)
     chosen = problem.defaults()
-    wanted = set(range(len(problem.tables)) if features is None else features)
+    selected = set(range(len(problem.tables)) if features is None else features)
     with torch.cuda.device(problem.device), torch.no_grad():
         arch = architecture(problem.device)
-        for own in classes_of(problem, FusedBench(problem)):
-            members = [member for member, feature in enumerate(own.features) if feature in wanted]
-            runnable = _compiled(problem, own, members, arch, progress)
+        for feature_class in classes_of(problem, FusedBench(problem)):
+            members = [member for member, feature in enumerate(feature_class.features) if feature in selected]
+            runnable = _compiled(problem, feature_class, members, arch, progress)
             hidden = None if progress is None else not progress
-            for member in tqdm(members, desc=own.name, disable=hidden, leave=False):
-                usable = [number for number in own.allowed[member] if number in runnable]
-                feature = own.features[member]
-                chosen[feature, CHOSEN] = own.candidates[
-                    _fastest(problem, own, feature, usable, seed), CHOSEN
+            for member in tqdm(members, desc=feature_class.name, disable=hidden, leave=False):
+                usable = [number for number in feature_class.allowed[member] if number in runnable]
+                feature = feature_class.features[member]
+                chosen[feature, CHOSEN] = feature_class.candidates[
+                    _fastest(problem, feature_class, feature, usable, seed), CHOSEN
                 ]
     return torch.from_numpy(chosen)
 
 
 def _compiled(
-    problem: FusedProblem, own: FeatureClass, members: list[int], arch: str, progress: bool | None
+    problem: FusedProblem, feature_class: FeatureClass, members: list[int], arch: str, progress: bool | None
 ) -> set[int]:
     """Returns the candidates of a class whose kernels compile, and always the default."""
     if not members:
         return {0}
-    bench = FusedBench(alone(problem, own.features[members[0]]))
+    bench = FusedBench(alone(problem, feature_class.features[members[0]]))
     jobs = {}
-    for number in sorted({number for member in members for number in own.allowed[member]}):
-        row = own.candidates[number].copy()
+    for number in sorted({number for member in members for number in feature_class.allowed[member]}):
+        row = feature_class.candidates[number].copy()
         row[EXPECTED] = bench.problem.expected_sixteenths[0]
         jobs[number] = bench.kernel(arch, row[None, None], 0, False)
     results = compile_all(jobs, progress=progress)
     return {0, *(number for number, result in results.items() if not isinstance(result, Exception))}
 
 
-def _fastest(problem: FusedProblem, own: FeatureClass, feature: int, numbers: list[int], seed: int) -> int:
+def _fastest(
+    problem: FusedProblem, feature_class: FeatureClass, feature: int, numbers: list[int], seed: int
+) -> int:
     """Returns the number of the candidate with the least median time; candidates in turns."""
     single = alone(problem, feature)
     bench = FusedBench(single)
     order = random.Random(seed).sample(numbers, len(numbers))
-    sets = own.candidates[order][:, None, :].copy()
+    sets = feature_class.candidates[order][:, None, :].copy()
     sets[:, 0, EXPECTED] = single.expected_sixteenths[0]
     times = np.median(bench.seconds(sets, 0, _ROUNDS, single.some_batches(_BATCHES)), axis=1)
     return order[int(np.argmin(times))]
@@ -111,11 +113,11 @@ def alone(problem: FusedProblem, feature: int) -> FusedProblem:
                 batch.bags,
             )
         )
-    own = problem.features[feature : feature + 1].copy()
-    own[0, _COLUMN] = 0
+    feature_class = problem.features[feature : feature + 1].copy()
+    feature_class[0, _COLUMN] = 0
     return replace(
         problem,
-        features=own,
+        features=feature_class,
         tables=[problem.tables[feature]],
         batches=batches,
         expected_sixteenths=problem.expected_sixteenths[feature : feature + 1],

@@ -74,30 +74,30 @@ def figure_of_sizes(setting: FusedSetting, dtype: torch.dtype) -> Figure:
 
 def _best(streams: dict[str, Stream], peer: str) -> Stream | None:
     """Returns the stream of a peer with the faster of its output types, by the sum over batches."""
-    found = [streams[name] for name in (peer, peer + HALF_OUTPUTS) if name in streams]
-    return min(found, key=lambda stream: stream.medians.sum(), default=None)
+    times = [streams[name] for name in (peer, peer + HALF_OUTPUTS) if name in streams]
+    return min(times, key=lambda stream: stream.medians.sum(), default=None)
 
 
 def _ratios(by_model: dict[str, dict[str, Stream]]) -> dict[str, dict[str, dict[str, Any]]]:
     """Returns for each model: "CANDIDATE over PEER" -> ratios by batch, their mean, and the ratio of the
     sums."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    ratios: dict[str, dict[str, dict[str, Any]]] = {}
     for model, streams in by_model.items():
-        found[model] = {}
+        ratios[model] = {}
         for ours in (DEFAULT, TUNED):
             for peer in (V1, V2, ONE_WARP):
                 best = _best(streams, peer)
                 if ours not in streams or best is None:
                     continue
                 each = best.medians / streams[ours].medians
-                found[model][f"{ours} over {peer}"] = {
+                ratios[model][f"{ours} over {peer}"] = {
                     "each": each.tolist(),
                     "geometric_mean": geometric_mean(each.tolist()),
                     "least": float(each.min()),
                     "of_sums": float(best.medians.sum() / streams[ours].medians.sum()),
                     "of_medians": float(np.median(best.medians) / np.median(streams[ours].medians)),
                 }
-    return found
+    return ratios
 
 
 def _tables(by_model: dict[str, dict[str, Stream]], kind: str) -> tuple[list[Table], Panels]:
@@ -117,19 +117,19 @@ def _tables(by_model: dict[str, dict[str, Stream]], kind: str) -> tuple[list[Tab
         " each between two events."
     ]
     ratios = _ratios(by_model)
-    pairs = list(dict.fromkeys(pair for found in ratios.values() for pair in found))
+    pairs = list(dict.fromkeys(pair for model_ratios in ratios.values() for pair in model_ratios))
     table = Table(f"How many times faster, {kind}", ["model", *pairs])
-    for model, found in ratios.items():
+    for model, model_ratios in ratios.items():
         cells = [
             " / ".join(times(entry[key]) for key in _MEANS) + f" ({times(entry['least'])})"
-            if (entry := found.get(pair))
+            if (entry := model_ratios.get(pair))
             else "-"
             for pair in pairs
         ]
         table.rows.append([model, *cells])
     means = []
     for pair in pairs:
-        values = [found[pair] for found in ratios.values() if pair in found]
+        values = [model_ratios[pair] for model_ratios in ratios.values() if pair in model_ratios]
         means.append(" / ".join(times(geometric_mean(entry[key] for entry in values)) for key in _MEANS))
     table.rows.append(["geometric mean", *means])
     table.notes = [
@@ -138,7 +138,11 @@ def _tables(by_model: dict[str, dict[str, Stream]], kind: str) -> tuple[list[Tab
     ]
     panels = {
         kind: {
-            pair: {model: found[pair]["geometric_mean"] for model, found in ratios.items() if pair in found}
+            pair: {
+                model: model_ratios[pair]["geometric_mean"]
+                for model, model_ratios in ratios.items()
+                if pair in model_ratios
+            }
             for pair in pairs
         }
     }

@@ -99,10 +99,10 @@ def figure_per_feature(setting: FusedSetting) -> Figure:
         candidates[:, EXPECTED] = sixteenths[feature]
         with TemporaryDirectory() as folder:
             start = time.perf_counter()
-            found = _with_cache(folder, lambda n=native, c=candidates: n.compile_in_one(c))
+            compiled = _with_cache(folder, lambda n=native, c=candidates: n.compile_in_one(c))
             spent.append(
                 {"feature": feature, "dim": subject.dims[feature], "candidates": len(candidates),
-                 "seconds": time.perf_counter() - start, "cached": bool(found.get("cached"))}
+                 "seconds": time.perf_counter() - start, "cached": bool(compiled.get("cached"))}
             )  # fmt: skip
     fresh = [entry["seconds"] for entry in spent if not entry["cached"]] or [float("nan")]
     mean, cores = float(np.mean(fresh)), os.cpu_count() or 1

@@ -110,8 +110,8 @@ def query_sweeps(setting: AttentionSetting) -> list[Sweep]:
 @sweeps("ragged")
 def ragged_sweeps(setting: AttentionSetting) -> list[Sweep]:
     """Histories of 50 to 100 % of a number of keys, and, for recfuse, all of that number."""
-    wanted = [kv for kv in setting.arguments.kv if kv <= setting.arguments.ragged_most]
-    full = {str(kv): replace(setting.shape, kv=kv) for kv in wanted}
+    sizes = [kv for kv in setting.arguments.kv if kv <= setting.arguments.ragged_most]
+    full = {str(kv): replace(setting.shape, kv=kv) for kv in sizes}
     ragged = {label: replace(shape, least_kv=50) for label, shape in full.items()}
     against = "histories of one length", lambda shape: replace(shape, least_kv=100)
     return [
@@ -198,8 +198,8 @@ def _rates(
         text, beside = sweep.against
 
         def of_it(point: AttentionPoint) -> str:
-            found = setting.points.get((beside(point.shape), dtype))
-            return _percent(point.rate(mode, RECFUSE), found.rate(mode, RECFUSE)) if found else "-"
+            padded = setting.points.get((beside(point.shape), dtype))
+            return _percent(point.rate(mode, RECFUSE), padded.rate(mode, RECFUSE)) if padded else "-"
 
         row(f"recfuse, of {text}", of_it)
     row("path", lambda point: point.path)

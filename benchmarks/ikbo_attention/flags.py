@@ -15,13 +15,13 @@ RATIOS = ["1", "10", "10+1", "63", "64", "64+1", "1..127", "100", "1000", "10000
 
 def groups(text: str) -> list[str]:
     """An argparse type: candidates per user, N, N+M or N..M."""
-    found = comma_list(text)
-    for group in found:
+    sizes = comma_list(text)
+    for group in sizes:
         try:
             group_bounds(group)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-    return found
+    return sizes
 
 
 flag = bench.flag

@@ -157,8 +157,8 @@ def loop_form(problem: Problem) -> Attend:
     return user_by_user
 
 
-def _first(found: Tensor | tuple[Tensor, ...]) -> Tensor:
-    return found[0] if isinstance(found, tuple) else found
+def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output
 
 
 @alone(FA3_BATCH)

@@ -64,9 +64,9 @@ class AttentionSetting(PointSetting):
     @property
     def shape(self) -> Shape:
         """The shape from which sweeps start."""
-        given = self.arguments
-        sizes = given.q, given.sweep_kv[0], given.heads, given.kv_heads, given.dim
-        return Shape(given.candidates, given.groups[-1], *sizes)
+        arguments = self.arguments
+        sizes = arguments.q, arguments.sweep_kv[0], arguments.heads, arguments.kv_heads, arguments.dim
+        return Shape(arguments.candidates, arguments.groups[-1], *sizes)
 
     def say(self, text: str, is_trouble: bool = False) -> str:
         """Prints a line of progress, or of an error."""
@@ -81,13 +81,13 @@ class AttentionSetting(PointSetting):
         names = [name for name in names if name in self.arguments.contestants]
         started, before = time.perf_counter(), self.points.get((shape, dtype))
         try:
-            found = super().point(shape, dtype, names, rounds, eager)
+            result = super().point(shape, dtype, names, rounds, eager)
         except RuntimeError as error:
             self.say(f"{dtype}, {shape}: not measured: {_line(error)}", is_trouble=True)
             return None
-        if found is not before:
-            self.say(f"{dtype}, {shape}: {_summary(found)} ({time.perf_counter() - started:.1f} s)")
-        return found
+        if result is not before:
+            self.say(f"{dtype}, {shape}: {_summary(result)} ({time.perf_counter() - started:.1f} s)")
+        return result
 
     @torch.inference_mode()
     def measure(
@@ -96,8 +96,8 @@ class AttentionSetting(PointSetting):
         """Measures; notes name the contestants that are left out."""
         arguments = self.arguments
         problem = Problem(shape, DTYPES[dtype], self.device, arguments.seed, arguments.mapping)
-        wanted, notes = self._wanted(problem, names)
-        runs = make_runs(problem, wanted)
+        selected, notes = self._wanted(problem, names)
+        runs = make_runs(problem, selected)
         errors, more = self._check(problem, runs, f"{dtype}, {shape}")
         runs = {name: runs[name] for name in errors}
         try:
@@ -123,27 +123,27 @@ class AttentionSetting(PointSetting):
     def _wanted(self, problem: Problem, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """Returns the contestants that accept the shape, and notes."""
         shape = problem.shape
-        wanted = [name for name in names if takes(name, shape, self.on_gpu)]
+        selected = [name for name in names if takes(name, shape, self.on_gpu)]
         copied = 2 * sum(shape.counts) * shape.kv * shape.kv_heads * shape.dim * problem.dtype.itemsize
-        if copied <= self.arguments.most_copied * 1e9 or not set(COPIES) & set(wanted):
-            return wanted, []
+        if copied <= self.arguments.most_copied * 1e9 or not set(COPIES) & set(selected):
+            return selected, []
         note = f"Repeated keys and values of {copied / 1e9:.0f} GB or more are left out."
-        return [name for name in wanted if name not in COPIES], [note]
+        return [name for name in selected if name not in COPIES], [note]
 
     def _check(
         self, problem: Problem, runs: dict[str, Run], label: str
     ) -> tuple[dict[str, float], list[str]]:
         """Returns the error of each contestant that runs here and is right, and notes on the others."""
-        found = check_outputs(problem, runs, (VARLEN, LOOP))
+        checked = check_outputs(problem, runs, (VARLEN, LOOP))
         notes = []
-        for name, why in found.failed.items():
+        for name, why in checked.failed.items():
             notes.append(f"{name} is left out: {_line(why)}")
             # A path may refuse shapes; the operator itself must run.
             self.say(f"{label}: {notes[-1]}", is_trouble=name in OURS and name not in PATHS)
-        for name, (error, apart) in found.wrong.items():
+        for name, (error, apart) in checked.wrong.items():
             notes.append(f"{name} is wrong: {error:.1e} from float64, {apart:.1e} from others as a whole")
             self.say(f"{label}: {notes[-1]}", is_trouble=True)
-        return found.norms, notes
+        return checked.norms, notes
 
 
 def _line(error: Exception) -> str:

@@ -180,8 +180,8 @@ class Inputs:
         """Keys and values concatenated by user: [sum of lengths, kv_heads, dim]."""
         if not self.has_lengths:
             return self.k.flatten(0, 1), self.v.flatten(0, 1)
-        kept = torch.arange(self.k.shape[1], device=self.q.device) < self.kv_lengths[:, None]
-        return self.k[kept], self.v[kept]
+        is_valid = torch.arange(self.k.shape[1], device=self.q.device) < self.kv_lengths[:, None]
+        return self.k[is_valid], self.v[is_valid]
 
     @cached_property
     def repeated(self) -> tuple[Tensor, Tensor]:

@@ -127,12 +127,12 @@ def launch(config: Config, i: Inputs) -> Tensor:
 
 def prepared(i: Inputs) -> tuple[Tensor, Tensor]:
     """int32: candidates by user, and keys of each user; cached for each set of inputs."""
-    kept = vars(i).get("_triton")
-    if kept is None:
+    cached = vars(i).get("_triton")
+    if cached is None:
         order = torch.arange(len(i.q), device=i.q.device) if i.order is None else i.order
         lengths = torch.tensor(i.lengths, dtype=torch.int32, device=i.q.device)
-        kept = vars(i)["_triton"] = order.int(), lengths
-    return kept
+        cached = vars(i)["_triton"] = order.int(), lengths
+    return cached
 
 
 def check(problem: Problem) -> None:

@@ -158,7 +158,7 @@ def figure_shapes(setting: IkboSetting) -> Figure:
 
 
 def figure_sweep(
-    setting: IkboSetting, title: str, axis: str, wanted: Mapping[str, Shape], *, eager: bool = False
+    setting: IkboSetting, title: str, axis: str, shapes: Mapping[str, Shape], *, eager: bool = False
 ) -> Figure:
     """Each shape in each type and mode. `axis`: name of the labels of `wanted`. `eager`: calls in
     addition."""
@@ -169,7 +169,7 @@ def figure_sweep(
     for dtype in arguments.dtypes:
         points = {
             label: setting.point(shape, dtype, arguments.in_sweeps, arguments.sweep_rounds, eager)
-            for label, shape in tqdm(wanted.items(), desc=f"{title}, {dtype}", leave=False)
+            for label, shape in tqdm(shapes.items(), desc=f"{title}, {dtype}", leave=False)
         }
         record[dtype] = {label: point.to_json() for label, point in points.items()}
         tables += [_sweep(f"{title}, {dtype}, {mode}: us", axis, points, mode) for mode in arguments.modes]
@@ -209,7 +209,7 @@ def _sweep(title: str, axis: str, points: Mapping[str, LinearPoint], mode: str) 
             ]
         )  # fmt: skip
     for label, summary in (("geometric mean", geometric_mean), ("least", min)):
-        cells = [times(summary(found)) if found else "-" for found in gains.values()]
+        cells = [times(summary(values)) if values else "-" for values in gains.values()]
         table.rows.append([label, *[""] * (len(table.columns) - 1 - len(cells)), *cells])
     notes = [note for point in points.values() for note in point.notes]
     table.notes = [*load_notes(point.results[mode] for point in points.values()), *dict.fromkeys(notes)]
@@ -242,13 +242,13 @@ def _speeds(points: Mapping[str, LinearPoint], mode: str) -> dict[str, dict[str,
     """Returns by contestant and label how many times faster than the fastest of torch's forms."""
     series: dict[str, dict[str, float]] = {}
     for name in (RECFUSE, TRITON, CONCATENATED, BROADCAST):
-        found = {}
+        speeds = {}
         for label, point in points.items():
             taken, best = point.seconds(mode, name), point.seconds(mode, point.best_torch(mode))
             if taken is not None and best is not None:
-                found[label] = best / taken
-        if len(found) == len(points):
-            series[name] = found
+                speeds[label] = best / taken
+        if len(speeds) == len(points):
+            series[name] = speeds
     return series
 
 

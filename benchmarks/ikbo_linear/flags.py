@@ -21,10 +21,10 @@ CPU_SHAPES = [(64, 64, 1178, 866), (433, 16, 256, 256)]
 
 def shapes(text: str) -> list[tuple[int, ...]]:
     """An argparse type: shapes M x N x K of users x K of candidates."""
-    found = [tuple(positive(part) for part in shape.split("x")) for shape in comma_list(text)]
-    if any(len(shape) != 4 for shape in found):
+    sizes = [tuple(positive(part) for part in shape.split("x")) for shape in comma_list(text)]
+    if any(len(shape) != 4 for shape in sizes):
         raise argparse.ArgumentTypeError(f"found {text!r}; expected shapes of four integers joined by x")
-    return found
+    return sizes
 
 
 flag = bench.flag
@@ -60,8 +60,8 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
     if "all" in arguments.compile:
         arguments.compile = list(COMPILABLE)
     for name in ("contestants", "in_sweeps"):
-        given = getattr(arguments, name)
-        if RECFUSE not in given or not set(DECOMPOSITIONS) & set(given):
+        value = getattr(arguments, name)
+        if RECFUSE not in value or not set(DECOMPOSITIONS) & set(value):
             needs = f"{RECFUSE} is missing, or a peer of {', '.join(DECOMPOSITIONS)}"
             parser.error(f"--{name.replace('_', '-')}: {needs}")
-        setattr(arguments, name, [each for each in NAMES if each in given])
+        setattr(arguments, name, [each for each in NAMES if each in value])

@@ -41,8 +41,15 @@ class IkboSetting(PointSetting):
     @property
     def shape(self) -> Shape:
         """The shape from which sweeps start."""
-        given = self.arguments
-        return Shape(given.candidates, given.ratio, given.m, given.n, given.k_user, given.k_cand)
+        arguments = self.arguments
+        return Shape(
+            arguments.candidates,
+            arguments.ratio,
+            arguments.m,
+            arguments.n,
+            arguments.k_user,
+            arguments.k_cand,
+        )
 
     @torch.inference_mode()
     def measure(
@@ -72,9 +79,11 @@ class IkboSetting(PointSetting):
         self, problem: Problem, runs: dict[str, Run], label: str
     ) -> tuple[dict[str, float], list[str]]:
         """Returns the error of each contestant that runs here, and notes on the others."""
-        found = check_outputs(problem, runs, DECOMPOSITIONS)
-        for name, (error, apart) in found.wrong.items():
+        checked = check_outputs(problem, runs, DECOMPOSITIONS)
+        for name, (error, apart) in checked.wrong.items():
             worst = torch.tensor([error, apart / 2]).max().item()  # NaN if either is NaN
             check_error(self.parser, f"{label}, {name}", worst, ROUNDINGS * TOLERANCES[problem.dtype])
         # Without the shape, so that points of a sweep have one note.
-        return found.norms, [left_out("", name, why).removeprefix(": ") for name, why in found.failed.items()]
+        return checked.norms, [
+            left_out("", name, why).removeprefix(": ") for name, why in checked.failed.items()
+        ]

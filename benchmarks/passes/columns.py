@@ -44,7 +44,7 @@ class Plain(nn.Module):
         call."""
         count = len(self.kinds)
         tables, (floats, integers), rest = tensors[:count], tensors[count : count + 2], tensors[count + 2 :]
-        several = list(zip(rest[::2], rest[1::2], strict=True))
+        pairs = list(zip(rest[::2], rest[1::2], strict=True))
         at = {"floats": 0, "integers": 0, "several": 0}
         pooled = []
         for kind, table in zip(self.kinds, tables, strict=True):
@@ -56,7 +56,7 @@ class Plain(nn.Module):
             elif source == "integers":
                 pooled.append(functional.embedding(integers[:, number] % kind.rows, table))
             else:
-                values, offsets = several[number]
+                values, offsets = pairs[number]
                 pooled.append(
                     functional.embedding_bag(
                         values % kind.rows, table, offsets, mode=kind.pooling, include_last_offset=True
@@ -104,16 +104,16 @@ def figure_columns(setting: Setting, name: str) -> Figure:
     batches = subject.batches(arguments.samples)
     top = Model(name, subject.output_dim, setting.device, arguments.seed).eval()
     plain, columns, layers = Plain(subject), make_columns(subject), torch.compile(top, dynamic=False)
-    given = [(*subject.tables, *inputs_of(subject.columns, batch)) for batch in batches]
+    inputs = [(*subject.tables, *inputs_of(subject.columns, batch)) for batch in batches]
     packed = [columns.pack(named(batch.features)) for batch in batches]
-    graph = make_fx(plain, tracing_mode="fake", pre_dispatch=True)(*given[0])
+    graph = make_fx(plain, tracing_mode="fake", pre_dispatch=True)(*inputs[0])
     report = recfuse.swap(graph)
     forms: dict[str, Callable[[int], Tensor]] = {
-        PLAIN: lambda number: plain(*given[number]),
-        PASSED: lambda number: graph(*given[number]),
+        PLAIN: lambda number: plain(*inputs[number]),
+        PASSED: lambda number: graph(*inputs[number]),
         BY_HAND: lambda number: columns(packed[number]),
     }
-    right = plain(*given[0])
+    right = plain(*inputs[0])
     check_agreement(setting.parser, [relative_error(run(0), right) for run in forms.values()], TOLERANCE)
     if setting.on_gpu:  # its copies of boundaries from the host cannot be captured
         del forms[PLAIN]
@@ -122,11 +122,11 @@ def figure_columns(setting: Setting, name: str) -> Figure:
         for name, run in forms.items()
     }
     tables, record = [], {}
-    found = {entry.detail for entry in report.swapped}
+    details = {entry.detail for entry in report.swapped}
     for part, runs in (("and the layers behind them", whole), ("alone", forms)):
         title = f"{name}, {len(subject.columns)} columns {part}, batch {arguments.samples}"
         table, row = measure_forms(setting, title, runs, len(batches), (BY_HAND,), TOLERANCE)
-        table.notes.append(f"Swapped: {len(report.found('columns'))} columns: {'; '.join(sorted(found))}.")
+        table.notes.append(f"Swapped: {len(report.found('columns'))} columns: {'; '.join(sorted(details))}.")
         tables.append(table)
         record[part] = row.record["measured"]
     return Figure(tables, {}, record)

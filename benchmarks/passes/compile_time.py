@@ -27,7 +27,7 @@ class Columns(nn.Module):
 
     def forward(self, floats: Tensor, integers: Tensor) -> Tensor:
         """[batch, columns] each to [batch, 4 * columns]."""
-        found = []
+        outputs = []
         for number, table in enumerate(self.tables):
             rows = table.num_embeddings
             if number % 3 == 0:
@@ -37,8 +37,8 @@ class Columns(nn.Module):
                 index = (integers[:, number] % rows).clamp(0, rows - 1)
             else:
                 index = integers[:, number].clamp(0, rows - 1)
-            found.append(table(index))
-        return torch.cat(found, 1)
+            outputs.append(table(index))
+        return torch.cat(outputs, 1)
 
 
 @bench.figure("pass")
@@ -55,10 +55,10 @@ def figure_pass(setting: Setting) -> Figure:
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
         begin, processor = time.perf_counter(), time.process_time()
-        found = work()
+        result = work()
         spent[name] = time.perf_counter() - begin
         spent[f"{name}, processor"] = time.process_time() - processor
-        return found
+        return result
 
     backend = recfuse.backend("eager")
     torch.compiler.reset()

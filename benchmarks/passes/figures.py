@@ -73,17 +73,19 @@ def figure_of(setting: Setting, problem: Problem) -> Figure:
 @torch.inference_mode()
 def figure_bags(setting: Setting) -> Figure:
     """Many tables before one cat."""
-    given = setting.arguments
-    torch.manual_seed(given.seed)
-    sizes = given.tables, given.rows, given.dim, given.batch, given.lookups
-    return figure_of(setting, bags(*sizes, given.num_batches, given.device))
+    arguments = setting.arguments
+    torch.manual_seed(arguments.seed)
+    sizes = arguments.tables, arguments.rows, arguments.dim, arguments.batch, arguments.lookups
+    return figure_of(setting, bags(*sizes, arguments.num_batches, arguments.device))
 
 
 @bench.figure("ranking")
 @torch.inference_mode()
 def figure_ranking(setting: Setting) -> Figure:
     """A user tower, candidates of each user, linear compression and target attention."""
-    given = setting.arguments
-    torch.manual_seed(given.seed)
+    arguments = setting.arguments
+    torch.manual_seed(arguments.seed)
     dtype = torch.float16 if setting.on_gpu else torch.float32
-    return figure_of(setting, ranking(given.users, given.ratio, dtype, given.num_batches, given.device))
+    return figure_of(
+        setting, ranking(arguments.users, arguments.ratio, dtype, arguments.num_batches, arguments.device)
+    )

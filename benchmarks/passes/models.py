@@ -31,7 +31,9 @@ class Bags(nn.Module):
 
     def forward(self, indices: Tensor) -> Tensor:
         """[tables, batch, lookups] to [batch, tables * dim]."""
-        return torch.cat([table(own) for table, own in zip(self.tables, indices.unbind(), strict=True)], 1)
+        return torch.cat(
+            [table(lookups) for table, lookups in zip(self.tables, indices.unbind(), strict=True)], 1
+        )
 
 
 class BagsByHand(nn.Module):

@@ -95,13 +95,13 @@ def planner_us(bags: int, pooling: float, words: int, rows: int) -> float:
 
 def _inference_targets() -> dict[tuple[str, int], Target]:
     """Return the inference steps that a record may have, by model and batch."""
-    found = [*named(), *named_half(), *random_targets(100), *random_targets(100, seed=RANDOM_SEED)]
-    return {(one.name, one.batch): one for one in found if not one.training}
+    targets = [*named(), *named_half(), *random_targets(100), *random_targets(100, seed=RANDOM_SEED)]
+    return {(one.name, one.batch): one for one in targets if not one.training}
 
 
 def errors(record: Mapping[str, Any], chosen: Chosen) -> dict[str, list[float]]:
     """Return relative errors of the time of inference kernels, and of bags of held-out sizes."""
-    found: dict[str, list[float]] = defaultdict(list)
+    errors_by_group: dict[str, list[float]] = defaultdict(list)
     steps, kernels = _inference_targets(), chosen.calibration.kernels
     for target in record["targets"]:
         if target["optimizer"] is None:
@@ -112,16 +112,16 @@ def errors(record: Mapping[str, Any], chosen: Chosen) -> dict[str, list[float]]:
                 "torch's RuntimeEstimator": runtime_estimator_us(steps[target["model"], target["batch"]]),
             }
             for name, estimate in estimates.items():
-                found[f"kernels of an inference step: {name}"].append(estimate / us - 1)
+                errors_by_group[f"kernels of an inference step: {name}"].append(estimate / us - 1)
     planned = importlib.util.find_spec("torchrec") is not None
     logging.getLogger("torchrec.distributed.planner.types").setLevel(logging.ERROR)
     for *sizes, us, _ in record["held"]["bag"]:
         bags, pooling, words, unique = sizes
         operator = Operator("", "inference", "bag", tuple(sizes))
         predicted = kernels.time(operator, exact=False).us
-        found["bags, forward: recfuse.predict"].append(predicted / us - 1)
-        found["bags, forward: roofline"].append(roofline_us([operator]) / us - 1)
+        errors_by_group["bags, forward: recfuse.predict"].append(predicted / us - 1)
+        errors_by_group["bags, forward: roofline"].append(roofline_us([operator]) / us - 1)
         if planned:
             estimate = planner_us(int(bags), pooling, int(words), max(1_000_000, int(unique)))
-            found["bags, forward: TorchRec's planner"].append(estimate / us - 1)
-    return found
+            errors_by_group["bags, forward: TorchRec's planner"].append(estimate / us - 1)
+    return errors_by_group

@@ -31,10 +31,10 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
             parser.error(f"--{name} FILE is missing, which the figure {name} writes")
 
 
-def figure_of_errors(title: str, found: dict[str, list[float]]) -> Figure:
+def figure_of_errors(title: str, errors: dict[str, list[float]]) -> Figure:
     """Returns the errors as a figure."""
-    rows = [list(recorded.summary(values, name)) for name, values in sorted(found.items())]
-    return Figure([Table(title, recorded.COLUMNS, rows)], {}, found)
+    rows = [list(recorded.summary(values, name)) for name, values in sorted(errors.items())]
+    return Figure([Table(title, recorded.COLUMNS, rows)], {}, errors)
 
 
 @bench.figure("recorded")
@@ -44,15 +44,15 @@ def figure_recorded(setting: Setting) -> Figure:
     if setting.arguments.measure is not None and setting.arguments.calibrate is not None:
         record = json.loads(setting.arguments.measure.read_text())
         calibration = Calibration.load(setting.arguments.calibrate)
-    found = recorded.errors(record, Chosen(calibration))
-    return figure_of_errors("Errors of predictions of recorded steps", found)
+    errors = recorded.errors(record, Chosen(calibration))
+    return figure_of_errors("Errors of predictions of recorded steps", errors)
 
 
 @bench.figure("baselines", default=False)
 def figure_baselines(setting: Setting) -> Figure:
     """Predictions of other estimators."""
-    found = baselines.errors(recorded.read(), Chosen(recorded.calibration()))
-    return figure_of_errors("Errors of other estimators on recorded steps", found)
+    errors = baselines.errors(recorded.read(), Chosen(recorded.calibration()))
+    return figure_of_errors("Errors of other estimators on recorded steps", errors)
 
 
 @bench.figure("calibrate", default=None)
@@ -60,8 +60,8 @@ def figure_calibrate(setting: Setting) -> Figure:
     """A calibration of this device."""
     arguments = setting.arguments
     seconds = arguments.seconds or 180.0
-    made = Calibrator(arguments.device, arguments.calibrate, is_tiny(setting), seconds).run()
-    row = [repr(made), ", ".join(made.groups), str(made.facts.get("seconds"))]
+    calibration = Calibrator(arguments.device, arguments.calibrate, is_tiny(setting), seconds).run()
+    row = [repr(calibration), ", ".join(calibration.groups), str(calibration.facts.get("seconds"))]
     return Figure([Table("Calibration", ["calibration", "groups", "seconds"], [row])], {}, row)
 
 
@@ -77,7 +77,7 @@ def figure_measure(setting: Setting) -> Figure:
     counts = {name: len(value) for name, value in recorder.record.items() if isinstance(value, list)}
     counts["held"] = sum(map(len, recorder.record["held"].values()))
     rows = [[name, str(count)] for name, count in counts.items()]
-    notes = [f"{what}: {error}" for what, error in recorder.record["errors"]]
+    notes = [f"{job}: {error}" for job, error in recorder.record["errors"]]
     return Figure([Table("Measurements", ["kind", "number"], rows, notes)], {}, counts)
 
 

@@ -80,12 +80,12 @@ class Recorder:
         text = json.dumps(self.record, separators=(",", ":"))
         write_whole(str(self.path), lambda: [text], "benchmarks/performance_model.py")
 
-    def attempt(self, what: str, call: Callable[[], None]) -> None:
+    def attempt(self, name: str, call: Callable[[], None]) -> None:
         """Runs a measurement; an error is recorded, and the next measurement runs."""
         try:
             call()
         except Exception as error:
-            self.record["errors"].append([what, f"{type(error).__name__}: {error}"[:300]])
+            self.record["errors"].append([name, f"{type(error).__name__}: {error}"[:300]])
             traceback.print_exc(limit=3)
         gc.collect()
         if self.clock.is_cuda:
@@ -110,20 +110,20 @@ class Recorder:
 
     def jobs(self, parts: Sequence[str] = PARTS) -> list[Job]:
         """Returns the traces that the parts need."""
-        found: list[Job] = [
+        new: list[Job] = [
             (traces.of_target, (one, self.lowered))
             for part, targets in self.targets().items() if part in parts for one in targets
         ]  # fmt: skip
         if "swaps" in parts:
-            found += [(traces.of_swap, (number, self.tiny, self.lowered)) for number in self.swaps()]
+            new += [(traces.of_swap, (number, self.tiny, self.lowered)) for number in self.swaps()]
         if "limits" in parts:
-            found += [(traces.of_limit, (one, self.gpu)) for one in self.limits()]
-        return found
+            new += [(traces.of_limit, (one, self.gpu)) for one in self.limits()]
+        return new
 
     def plan(self) -> dict[str, Plan]:
         """Returns the measurements of each part."""
         targets = self.targets()
-        several = [one for one in targets["named"] if one.batch == 2048 or not self.clock.is_cuda]
+        named = [one for one in targets["named"] if one.batch == 2048 or not self.clock.is_cuda]
         plan: dict[str, Plan] = {
             "held": [("held", self.held)],
             "memory": [(f"memory {one.name}", partial(self.memory, one)) for one in targets["memory"]],
@@ -131,7 +131,7 @@ class Recorder:
             "random": [(one.name, partial(self.target, one)) for one in targets["random"]],
             "swaps": [(f"swap {number}", partial(self.swap, number)) for number in self.swaps()],
             "limits": [(f"limit {one.model}", partial(self.limit, one)) for one in self.limits()],
-            "sizes": [(f"sizes {one.name}", partial(self.sizes, one)) for one in several],
+            "sizes": [(f"sizes {one.name}", partial(self.sizes, one)) for one in named],
             "compiled": [(f"compiled {name}", partial(self.compiled, name)) for name in NAMED],
         }
         if not self.clock.is_cuda:
@@ -156,8 +156,8 @@ class Recorder:
         extent = EXTENTS["tiny" if self.tiny else self.clock.device.type]
         for dtype in (torch.float32, torch.bfloat16) if self.clock.is_cuda else (torch.float32,):
             calls = Calls(str(self.clock.device), extent, dtype)
-            for made in groups(calls, _HELD_OUT, 0.1).values():
-                for kind, sizes, sample in measured(self.clock, made, 120):
+            for group in groups(calls, _HELD_OUT, 0.1).values():
+                for kind, sizes, sample in measured(self.clock, group, 120):
                     self.record["held"].setdefault(kind, []).append(
                         [*sizes, round(sample.us, 3), sample.kernels]
                     )
@@ -166,9 +166,9 @@ class Recorder:
     def traced(self, target: Target) -> dict[str, Any]:
         """Returns facts of a target with its operators."""
         sizes = {name: value for name, value in asdict(target.sizes).items() if name != "rows"}
-        found = {"model": target.name, "batch": target.batch, "optimizer": target.optimizer,
+        record = {"model": target.name, "batch": target.batch, "optimizer": target.optimizer,
                  "dtype": target.sizes.dtype, "tables": len(target.sizes.rows), "sizes": sizes}  # fmt: skip
-        return {**found, **self.ahead.get(traces.of_target, target, self.lowered)}
+        return {**record, **self.ahead.get(traces.of_target, target, self.lowered)}
 
     def step(self, target: Target, batches: int = _BATCHES) -> Step:
         """Returns a step on the device."""
@@ -178,20 +178,20 @@ class Recorder:
 
     def target(self, target: Target) -> None:
         """Measures one step: streams of it, its kernels, its graph, its memory, and the stream again."""
-        found = self.traced(target)
+        record = self.traced(target)
         step = self.step(target)
         if self.clock.is_cuda:
-            found |= self._memory(step)
+            record |= self._memory(step)
         blocks = 5 if self.clock.is_cuda else 3
-        found["us"], found["host_us"] = self.clock.stream_us(step, blocks)
-        found["active_us"], found["kernels"] = self.clock.active(step)
+        record["us"], record["host_us"] = self.clock.stream_us(step, blocks)
+        record["active_us"], record["kernels"] = self.clock.active(step)
         if self.clock.is_cuda and not target.training:
-            found["graph_us"] = self._graph_us(step, blocks)
-        found["again_us"], _ = self.clock.stream_us(step, blocks)
-        found["active_again_us"], _ = self.clock.active(step)
+            record["graph_us"] = self._graph_us(step, blocks)
+        record["again_us"], _ = self.clock.stream_us(step, blocks)
+        record["active_again_us"], _ = self.clock.active(step)
         if self.clock.is_cuda and (target.optimizer in _DETAILED or target.sizes.dtype != "float32"):
-            found["by_operator"] = by_operator(step)
-        self.record["targets"].append(_rounded(found))
+            record["by_operator"] = by_operator(step)
+        self.record["targets"].append(_rounded(record))
 
     def _graph_us(self, step: Step, blocks: int) -> float:
         replays = [graphed(partial(step.run, batch)) for batch in step.batches]
@@ -200,10 +200,10 @@ class Recorder:
 
     def memory(self, target: Target) -> None:
         """Measures the peak memory of one step."""
-        found = self.traced(target)
-        found |= self._memory(self.step(target, 1))
-        del found["ops"]
-        self.record["memory"].append(_rounded(found))
+        record = self.traced(target)
+        record |= self._memory(self.step(target, 1))
+        del record["ops"]
+        self.record["memory"].append(_rounded(record))
 
     def _memory(self, step: Step) -> dict[str, int]:
         """Returns the peak memory of a step after the first, including memory in use before, and of it
@@ -229,7 +229,7 @@ class Recorder:
     def swap(self, number: int) -> None:
         """A loop of bags against the same model after `recfuse.swap`."""
         sizes, device = traces.collection(number, self.tiny), str(self.clock.device)
-        found: dict[str, Any] = {"number": number, "batch": sizes.batch, "tables": list(sizes.tables)}
+        record: dict[str, Any] = {"number": number, "batch": sizes.batch, "tables": list(sizes.tables)}
         listed = self.ahead.get(traces.of_swap, number, self.tiny, self.lowered)
         for form in FORMS:
             model = traces.bag_model(number, self.tiny, form, device)
@@ -243,21 +243,21 @@ class Recorder:
                 if self.clock.is_cuda:
                     own["graph_us"], _ = self.clock.stream_us(_rotating([graphed(one) for one in calls]), 3)
                 own["again_us"], _ = self.clock.stream_us(turn, 3)
-            found[form] = _rounded(own)
-        self.record["swaps"].append(found)
+            record[form] = _rounded(own)
+        self.record["swaps"].append(record)
 
     def limit(self, limit: Limit) -> None:
         """Measures the predicted largest batch under a latency."""
-        for found in self.ahead.get(traces.of_limit, limit, self.gpu):
-            if found["regime"] == "compiled" or not found["batch"] or found["by"] != "latency":
+        for trace in self.ahead.get(traces.of_limit, limit, self.gpu):
+            if trace["regime"] == "compiled" or not trace["batch"] or trace["by"] != "latency":
                 continue
-            step = self.step(traces.limit_target(limit, found["batch"]))
-            if found["regime"] == "graph":
+            step = self.step(traces.limit_target(limit, trace["batch"]))
+            if trace["regime"] == "graph":
                 us = self._graph_us(step, 3)
             else:
                 us, _ = self.clock.stream_us(step, 3)
             self.record["limits"].append(
-                _rounded({"model": limit.model, "limit": limit.seconds, "us": us, **found})
+                _rounded({"model": limit.model, "limit": limit.seconds, "us": us, **trace})
             )
 
     def sizes(self, target: Target) -> None:
@@ -271,25 +271,25 @@ class Recorder:
         seconds = time.perf_counter() - begin
         step = self.step(target)
         active, kernels = self.clock.active(step)
-        found = {"model": target.name, "batch": target.batch, "optimizer": target.optimizer,
+        record = {"model": target.name, "batch": target.batch, "optimizer": target.optimizer,
                  "dtype": target.sizes.dtype, "seconds": seconds, "notes": list(predicted.notes),
                  "active_us": active, "kernels": kernels, "predicted_kernels": predicted.kernels,
                  "predicted_active_us": predicted.active.seconds * 1e6}  # fmt: skip
         if predicted.graph is not None and not target.training:
-            found["predicted_graph_us"] = predicted.graph.seconds * 1e6
-            found["graph_us"] = self._graph_us(step, 3)
-        self.record["sizes"].append(_rounded(found))
+            record["predicted_graph_us"] = predicted.graph.seconds * 1e6
+            record["graph_us"] = self._graph_us(step, 3)
+        self.record["sizes"].append(_rounded(record))
 
     def compiled(self, name: str) -> None:
         """A named model under torch.compile."""
         target = Target(name, NAMED[name], 2048)
-        found = self.traced(target)
+        record = self.traced(target)
         step = self.step(target)
         step.model = torch.compile(step.model, dynamic=False)  # type: ignore[assignment]
-        found["us"], found["host_us"] = self.clock.stream_us(step, 5)
-        found["active_us"], found["kernels"] = self.clock.active(step)
+        record["us"], record["host_us"] = self.clock.stream_us(step, 5)
+        record["active_us"], record["kernels"] = self.clock.active(step)
         torch._dynamo.reset()
-        self.record["compiled"].append(_rounded(found))
+        self.record["compiled"].append(_rounded(record))
 
 
 def by_operator(step: Callable[[], Any], steps: int = 2) -> dict[str, list[float]]:
@@ -302,19 +302,19 @@ def by_operator(step: Callable[[], Any], steps: int = 2) -> dict[str, list[float
     events = list(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
     on_device = torch.autograd.DeviceType.CUDA
     names = {one.correlation_id(): one.name() for one in events if one.device_type() != on_device}
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    times: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for one in events:
         if one.device_type() == on_device:
-            total = found[names.get(one.linked_correlation_id(), "")]
+            total = times[names.get(one.linked_correlation_id(), "")]
             total[0] += one.duration_ns() * 1e-3 / steps
             total[1] += 1 / steps
-    return {name: [round(us, 2), round(count, 2)] for name, (us, count) in found.items()}
+    return {name: [round(us, 2), round(count, 2)] for name, (us, count) in times.items()}
 
 
-def _rounded(found: dict[str, Any]) -> dict[str, Any]:
+def _rounded(record: dict[str, Any]) -> dict[str, Any]:
     """Returns facts with five digits of each time."""
     return {
-        name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in found.items()
+        name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in record.items()
     }
 
 

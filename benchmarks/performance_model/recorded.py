@@ -35,7 +35,7 @@ def calibration() -> Calibration:
 
 def operators_of(listed: Iterable[Sequence[Any]]) -> list[Operator]:
     """Return operators of a record."""
-    found = []
+    operators = []
     for name, phase, kind, sizes, *graph in listed:
         operator = Operator(name, phase, kind, tuple(sizes))
         if graph:
@@ -44,89 +44,93 @@ def operators_of(listed: Iterable[Sequence[Any]]) -> list[Operator]:
                 tuple(graph[1]),
                 tuple(graph[2]),
             )
-        found.append(operator)
-    return found
+        operators.append(operator)
+    return operators
 
 
 def errors(record: Mapping[str, Any], chosen: Chosen) -> dict[str, list[float]]:
     """Returns relative errors, or 1 and 0 for right and wrong, by quantity."""
-    found: dict[str, list[float]] = defaultdict(list)
-    _of_kernels(record, chosen, found)
+    errors_by_group: dict[str, list[float]] = defaultdict(list)
+    _of_kernels(record, chosen, errors_by_group)
     for target in record["targets"]:
-        _of_target(target, chosen, found)
+        _of_target(target, chosen, errors_by_group)
     for swap in record["swaps"]:
-        _of_swap(swap, chosen, found)
+        _of_swap(swap, chosen, errors_by_group)
     for one in record.get("memory", ()):
-        _of_memory(one, found)
+        _of_memory(one, errors_by_group)
     for one in record.get("limits", ()):
-        found["largest batch under a latency"].append(one["us"] * 1e-6 / one["limit"] - 1)
+        errors_by_group["largest batch under a latency"].append(one["us"] * 1e-6 / one["limit"] - 1)
         off = abs(one["us"] * 1e-6 / one["limit"] - 1)
-        found[f"latency within 8 % of its limit, {one['regime']}"].append(float(off <= 0.08))
+        errors_by_group[f"latency within 8 % of its limit, {one['regime']}"].append(float(off <= 0.08))
     for one in record.get("sizes", ()):
-        found["active, own sizes measured"].append(one["predicted_active_us"] / one["active_us"] - 1)
+        errors_by_group["active, own sizes measured"].append(
+            one["predicted_active_us"] / one["active_us"] - 1
+        )
         if "graph_us" in one:
-            found["graph, own sizes measured"].append(one["predicted_graph_us"] / one["graph_us"] - 1)
+            errors_by_group["graph, own sizes measured"].append(
+                one["predicted_graph_us"] / one["graph_us"] - 1
+            )
     for one in record["compiled"]:
         operators = operators_of(one["ops"])
         predicted = from_operators(operators, chosen, False, exact=False)
         assert predicted.compiled is not None
-        found["compiled step"].append(predicted.compiled.seconds * 1e6 / one["us"] - 1)
+        errors_by_group["compiled step"].append(predicted.compiled.seconds * 1e6 / one["us"] - 1)
         kernels = sum(operator.kind is not None for operator in fuse(operators))
-        found["compiled kernels, number"].append(kernels / one["kernels"] - 1)
-    return found
+        errors_by_group["compiled kernels, number"].append(kernels / one["kernels"] - 1)
+    return errors_by_group
 
 
-def _of_kernels(record: Mapping[str, Any], chosen: Chosen, found: dict[str, list[float]]) -> None:
+def _of_kernels(record: Mapping[str, Any], chosen: Chosen, errors: dict[str, list[float]]) -> None:
     kernels = chosen.calibration.kernels
     for kind, rows in record["held"].items():
         for *sizes, us, _ in rows:
             predicted = kernels.time(Operator("", "inference", kind, tuple(sizes)), exact=False).us
             if us >= _SHORT_US:
-                found["kernels of 5 us and more"].append(predicted / us - 1)
+                errors["kernels of 5 us and more"].append(predicted / us - 1)
             else:
-                found["shorter kernels within .5 us"].append(float(abs(predicted - us) <= 0.5))
+                errors["shorter kernels within .5 us"].append(float(abs(predicted - us) <= 0.5))
 
 
-def _of_target(target: Mapping[str, Any], chosen: Chosen, found: dict[str, list[float]]) -> None:
+def _of_target(target: Mapping[str, Any], chosen: Chosen, errors: dict[str, list[float]]) -> None:
     training = target["optimizer"] is not None
     predicted = from_operators(operators_of(target["ops"]), chosen, training, target["peak"], exact=False)
     is_named, dtype = not target["model"].startswith("random"), target["dtype"]
     group = ("named" if dtype == "float32" else f"named {dtype}") if is_named else f"random {dtype}"
     mode = "training" if training else "inference"
     label = group if target["optimizer"] in (None, "sgd") else "Adam, Adagrad"
-    found[f"active, {label}"].append(predicted.active.seconds * 1e6 / target["active_us"] - 1)
-    found[f"eager {mode}"].append(predicted.eager.seconds * 1e6 / target["us"] - 1)
-    found[f"eager {mode}: measured again"].append(target["again_us"] / target["us"] - 1)
-    found[f"eager {mode}: sum of kernels"].append(predicted.active.seconds * 1e6 / target["us"] - 1)
-    _hold(found, predicted, target)
+    errors[f"active, {label}"].append(predicted.active.seconds * 1e6 / target["active_us"] - 1)
+    errors[f"eager {mode}"].append(predicted.eager.seconds * 1e6 / target["us"] - 1)
+    errors[f"eager {mode}: measured again"].append(target["again_us"] / target["us"] - 1)
+    errors[f"eager {mode}: sum of kernels"].append(predicted.active.seconds * 1e6 / target["us"] - 1)
+    _hold(errors, predicted, target)
     bound = "host" if target["us"] > 1.1 * target["active_us"] else "device"
-    found["host- or device-bound right"].append(float(predicted.bound == bound))
+    errors["host- or device-bound right"].append(float(predicted.bound == bound))
     if "active_again_us" in target:
-        found["active: measured again"].append(target["active_again_us"] / target["active_us"] - 1)
+        errors["active: measured again"].append(target["active_again_us"] / target["active_us"] - 1)
     if target.get("memory"):
-        found[f"peak memory, {mode}"].append(target["peak"] / target["memory"] - 1)
+        errors[f"peak memory, {mode}"].append(target["peak"] / target["memory"] - 1)
     if "graph_us" in target:
         assert predicted.graph is not None
-        found[f"graph, {group}"].append(predicted.graph.seconds * 1e6 / target["graph_us"] - 1)
+        errors[f"graph, {group}"].append(predicted.graph.seconds * 1e6 / target["graph_us"] - 1)
         faster = (predicted.graph.seconds < predicted.eager.seconds) == (target["graph_us"] < target["us"])
-        found["faster of eager and graph right"].append(float(faster))
+        errors["faster of eager and graph right"].append(float(faster))
 
 
-def _of_memory(one: Mapping[str, Any], found: dict[str, list[float]]) -> None:
+def _of_memory(one: Mapping[str, Any], errors: dict[str, list[float]]) -> None:
     gradients = "sparse" if one["sizes"]["sparse"] else "dense"
     optimizer = "SGD" if one["optimizer"] == "sgd" else "Adam"
-    found[f"peak memory, {gradients} gradients, {optimizer}"].append(one["peak"] / one["memory"] - 1)
+    errors[f"peak memory, {gradients} gradients, {optimizer}"].append(one["peak"] / one["memory"] - 1)
 
 
-def _hold(found: dict[str, list[float]], predicted: Prediction, target: Mapping[str, Any]) -> None:
+def _hold(errors: dict[str, list[float]], predicted: Prediction, target: Mapping[str, Any]) -> None:
     for name, estimate, key in (("active", predicted.active, "active_us"), ("eager", predicted.eager, "us"),
                                 ("graph", predicted.graph, "graph_us")):  # fmt: skip
         if key in target and estimate is not None:
             held = estimate.low <= target[key] * 1e-6 <= estimate.high
-            found[f"80 % intervals hold, {name}"].append(float(held))
+            errors[f"80 % intervals hold, {name}"].append(float(held))
 
 
-def _of_swap(swap: Mapping[str, Any], chosen: Chosen, found: dict[str, list[float]]) -> None:
+def _of_swap(swap: Mapping[str, Any], chosen: Chosen, errors: dict[str, list[float]]) -> None:
     loop, swapped = (
         from_operators(operators_of(swap[form]["ops"]), chosen, False) for form in ("loop", "swapped")
     )
@@ -135,8 +139,8 @@ def _of_swap(swap: Mapping[str, Any], chosen: Chosen, found: dict[str, list[floa
             continue
         predicted = loop.regimes[regime].seconds / swapped.regimes[regime].seconds
         measured = swap["loop"][key] / swap["swapped"][key]
-        found[f"swap gain, {regime}"].append(predicted / measured - 1)
-        found[f"swap faster or slower right, {regime}"].append(float((predicted > 1) == (measured > 1)))
+        errors[f"swap gain, {regime}"].append(predicted / measured - 1)
+        errors[f"swap faster or slower right, {regime}"].append(float((predicted > 1) == (measured > 1)))
 
 
 def summary(values: Sequence[float], name: str) -> tuple[str, ...]:
@@ -153,11 +157,11 @@ COLUMNS = ("error of", "n", "GMAE, %", "MAPE, %", "P90, %", "bias, %")
 """Of a row of `summary`."""
 
 
-def table(found: Mapping[str, Sequence[float]]) -> str:
+def table(errors: Mapping[str, Sequence[float]]) -> str:
     """Return the errors as Markdown."""
     lines = [
         f"| {' | '.join(COLUMNS)} |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    lines += [f"| {' | '.join(summary(values, name))} |" for name, values in sorted(found.items())]
+    lines += [f"| {' | '.join(summary(values, name))} |" for name, values in sorted(errors.items())]
     return "\n".join(lines)

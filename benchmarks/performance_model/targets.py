@@ -47,8 +47,8 @@ class AdamOfBoth:
     def __init__(self, model: DlrmModel) -> None:
         """Creates both optimizers."""
         tables = list(model.emb_l.parameters())
-        own = {id(one) for one in tables}
-        rest = [one for one in model.parameters() if id(one) not in own]
+        numbers = {id(one) for one in tables}
+        rest = [one for one in model.parameters() if id(one) not in numbers]
         self.optimizers = torch.optim.SparseAdam(tables, lr=1e-3), torch.optim.Adam(rest, lr=1e-3)
 
     def zero_grad(self) -> None:
@@ -78,12 +78,12 @@ def cut(sizes: Dlrm, most_rows: int) -> Dlrm:
 
 def named(most_rows: int | None = None, batches: tuple[int, ...] = BATCHES) -> list[Target]:
     """Returns the paper's models, inference and training, with at most `most_rows` rows per table."""
-    found = []
+    targets = []
     for name, sizes in NAMED.items():
-        own = sizes if most_rows is None else cut(sizes, most_rows)
+        cut_sizes = sizes if most_rows is None else cut(sizes, most_rows)
         for batch in batches:
-            found += [Target(name, own, batch), Target(name, own, batch, "sgd")]
-    return found
+            targets += [Target(name, cut_sizes, batch), Target(name, cut_sizes, batch, "sgd")]
+    return targets
 
 
 def named_half(batches: tuple[int, ...] = (2048,)) -> list[Target]:
@@ -96,9 +96,9 @@ def named_half(batches: tuple[int, ...] = (2048,)) -> list[Target]:
 
 def random_targets(count: int, tiny: bool = False, seed: int = 2024) -> list[Target]:
     """Return random DLRMs: 1 to 200 tables, dims 8 to 256, 1 to 200 lookups, skewed or not, fp32 and bf16."""
-    rng, found = random.Random(seed), []
+    rng, targets = random.Random(seed), []
     begin = "random" if seed == 2024 else f"random{seed}_"
-    while len(found) < 2 * count:
+    while len(targets) < 2 * count:
         tables = round(2 ** rng.uniform(0, 3 if tiny else 7.6))
         dim = rng.choice((8, 16) if tiny else (8, 16, 32, 64, 128, 256))
         rows = tuple(round(10 ** rng.uniform(1, 3 if tiny else 6)) for _ in range(tables))
@@ -107,7 +107,7 @@ def random_targets(count: int, tiny: bool = False, seed: int = 2024) -> list[Tar
         width = rng.choice((16, 32) if tiny else (64, 128, 256, 512, 1024))
         bottom = (rng.choice((13, 64, 200)), *[width] * rng.randint(0, 2), dim)
         top = (*[rng.choice((width, 2 * width)) for _ in range(rng.randint(1, 3))], 1)
-        number = len(found) // 2
+        number = len(targets) // 2
         optimizer = ("sgd", "sgd", "sgd", "adam", "adagrad")[number % 5]
         sparse = optimizer != "adam"
         if seed != 2024 and optimizer == "adam" and number % 2:
@@ -126,5 +126,5 @@ def random_targets(count: int, tiny: bool = False, seed: int = 2024) -> list[Tar
         ):
             continue
         name = f"{begin}{number}"
-        found += [Target(name, sizes, batch), Target(name, sizes, batch, optimizer)]
-    return found
+        targets += [Target(name, sizes, batch), Target(name, sizes, batch, optimizer)]
+    return targets

@@ -45,9 +45,9 @@ def of_target(target: Target, gpu: str | None) -> dict[str, Any]:
     with unallocated():
         model = target.sizes.model()
         step = step_of(target, model, [batch])
-    made = time.perf_counter() - begin
+    traced_s = time.perf_counter() - begin
     operators, memory = run_traced(Tracer(gpu, target.training, KeptState(gpu is not None)), step, model)
-    seconds = time.perf_counter() - begin - made
+    seconds = time.perf_counter() - begin - traced_s
     return {"ops": listed(operators), "peak": memory.peak + workspace_bytes(operators, gpu),
             "resident": memory.resident,
             "trace_seconds": round(seconds, 4)}  # fmt: skip
@@ -68,7 +68,7 @@ def bag_model(number: int, tiny: bool, form: str, device: str) -> BagModel:
 
 def of_swap(number: int, tiny: bool, gpu: str | None) -> dict[str, Any]:
     """Traces the inference of a random collection, as a loop and swapped."""
-    found = {}
+    traces = {}
     for form in FORMS:
         with unallocated():
             model = bag_model(number, tiny, form, "cpu")
@@ -79,8 +79,8 @@ def of_swap(number: int, tiny: bool, gpu: str | None) -> dict[str, Any]:
                 model(*inputs)
 
         operators, _ = run_traced(Tracer(gpu, False, KeptState()), call, model)
-        found[form] = listed(operators)
-    return found
+        traces[form] = listed(operators)
+    return traces
 
 
 @dataclass(frozen=True)
@@ -182,10 +182,10 @@ class Traces:
 
 def memory_targets(tiny: bool = False) -> list[Target]:
     """Return training steps whose memory is compared: dense and sparse gradients, SGD and Adam."""
-    found = []
+    targets = []
     for name, sizes in NAMED.items():
         for sparse in (True, False):
-            own = replace(cut(sizes, 200 if tiny else 1_000_000), sparse=sparse)
+            cut_sizes = replace(cut(sizes, 200 if tiny else 1_000_000), sparse=sparse)
             for optimizer in ("sgd", "sparse_adam" if sparse else "adam"):
-                found.append(Target(name, own, 16 if tiny else 2048, optimizer))
-    return found
+                targets.append(Target(name, cut_sizes, 16 if tiny else 2048, optimizer))
+    return targets

@@ -25,11 +25,11 @@ KINDS = ("int8", "int4")
 
 def collection_of(weights: Sequence[Tensor], dtype: torch.dtype) -> FusedEmbeddingBagCollection:
     """A collection of floats on the host, with copies of the weights."""
-    made = FusedEmbeddingBagCollection([Table(*weight.shape, dtype=dtype) for weight in weights])
+    collection = FusedEmbeddingBagCollection([Table(*weight.shape, dtype=dtype) for weight in weights])
     with torch.no_grad():
-        for table, weight in zip(made.tables.values(), weights, strict=True):
+        for table, weight in zip(collection.tables.values(), weights, strict=True):
             table.weight.copy_(weight)
-    return made
+    return collection
 
 
 class Quantized:
@@ -55,7 +55,7 @@ class Quantized:
 
     def runs(self) -> dict[str, Callable[[Batch], Tensor]]:
         """Candidates by name, each takes a batch."""
-        made: dict[str, Callable[[Batch], Tensor]] = {
+        runs_by_name: dict[str, Callable[[Batch], Tensor]] = {
             OURS.format(self.kind): lambda batch: self.ours(batch.indices, batch.offsets)
         }
         try:
@@ -63,11 +63,11 @@ class Quantized:
         except (ImportError, OSError, RuntimeError, AttributeError) as error:
             print(f"FBGEMM is left out: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
         else:
-            made[NBIT.format(self.kind)] = lambda batch: module(batch.indices, batch.offsets)
-            made[ROWS.format(self.kind)] = self._on_rows(module)
+            runs_by_name[NBIT.format(self.kind)] = lambda batch: module(batch.indices, batch.offsets)
+            runs_by_name[ROWS.format(self.kind)] = self._on_rows(module)
         if self.device.type == "cpu":
-            made[TORCH.format(self.kind)] = self._torch()
-        return made
+            runs_by_name[TORCH.format(self.kind)] = self._torch()
+        return runs_by_name
 
     def _nbit(self) -> Any:
         """FBGEMM's module with these codes."""

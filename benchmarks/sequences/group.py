@@ -44,15 +44,17 @@ def table_of(
 
 def group_batches(setting: Setting) -> tuple[list[Tensor], list[Batch]]:
     """Tables, and batches whose features have the same lengths."""
-    given = setting.arguments
-    torch.manual_seed(given.seed)
-    weights = [torch.randn(given.rows, given.dim, device=setting.device) for _ in range(given.features)]
+    arguments = setting.arguments
+    torch.manual_seed(arguments.seed)
+    weights = [
+        torch.randn(arguments.rows, arguments.dim, device=setting.device) for _ in range(arguments.features)
+    ]
     batches = []
-    for _ in range(given.num_batches):
-        lengths = torch.randint(1, given.longest + 1, (given.batch,))
+    for _ in range(arguments.num_batches):
+        lengths = torch.randint(1, arguments.longest + 1, (arguments.batch,))
         total = int(lengths.sum())
-        indices = [torch.randint(given.rows, (total,)) for _ in weights]
-        batches.append(batch_of([lengths] * given.features, indices, setting.device))
+        indices = [torch.randint(arguments.rows, (total,)) for _ in weights]
+        batches.append(batch_of([lengths] * arguments.features, indices, setting.device))
     return weights, batches
 
 
@@ -60,11 +62,11 @@ def group_batches(setting: Setting) -> tuple[list[Tensor], list[Batch]]:
 @torch.inference_mode()
 def figure_group(setting: Setting) -> Figure:
     """All layouts."""
-    given = setting.arguments
+    arguments = setting.arguments
     weights, batches = group_batches(setting)
     rows, notes, limits, record = [], [], {}, {}
     for layout in LAYOUTS:
-        runs, missing = contestants(weights, layout, given.longest)
+        runs, missing = contestants(weights, layout, arguments.longest)
         notes += missing
         right = runs[TORCH](batches[0])
         row = measure(
@@ -75,7 +77,7 @@ def figure_group(setting: Setting) -> Figure:
             lambda name, output, right=right: difference_of(output, right),
             0.0,
         )
-        lookups, size = len(batches[0].indices), given.dim * 4
+        lookups, size = len(batches[0].indices), arguments.dim * 4
         unique = sum(len(own.unique()) for own in batches[0].indices.split(batches[0].sizes))
         written = right.numel() * 4
         if setting.on_gpu:
@@ -84,7 +86,7 @@ def figure_group(setting: Setting) -> Figure:
         record[layout] = row.record
         setting.release()
     title = (
-        f"{given.features} features x {given.batch} histories of 1 to {given.longest}, {given.rows:,} x "
-        f"{given.dim} each"
+        f"{arguments.features} features x {arguments.batch} histories of 1 to {arguments.longest}, "
+        f"{arguments.rows:,} x {arguments.dim} each"
     )
     return Figure([table_of(title, rows, setting, limits, notes)], {}, record)

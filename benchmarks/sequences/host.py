@@ -30,9 +30,9 @@ def jagged_of(rows: Sequence[Tensor], lengths: Sequence[Tensor]) -> dict[str, An
 @torch.inference_mode()
 def figure_calls(setting: Setting) -> Iterator[Figure]:
     """Each number of features."""
-    given = setting.arguments
-    torch.manual_seed(given.seed)
-    for features in given.host_features:
+    arguments = setting.arguments
+    torch.manual_seed(arguments.seed)
+    for features in arguments.host_features:
         weights = [torch.randn(100, 8, device=setting.device) for _ in range(features)]
         lengths = [torch.full((HISTORIES,), 2)] * features
         indices = [torch.randint(100, (2 * HISTORIES,)) for _ in weights]
@@ -56,6 +56,6 @@ def figure_calls(setting: Setting) -> Iterator[Figure]:
         except ImportError:
             pass
         title = f"{features} features x {HISTORIES} histories of 2"
-        figure = figure_host(title, runs, setting.device, given.rounds)
+        figure = figure_host(title, runs, setting.device, arguments.rounds)
         figure.name = f"host {features}"
         yield figure

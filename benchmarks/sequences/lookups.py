@@ -26,31 +26,31 @@ OPTIMIZERS = {"SGD": "EXACT_SGD", "Adam": "ADAM"}
 
 def long_batches(setting: Setting) -> tuple[list[Tensor], list[Batch]]:
     """Tables, and batches of `unique` rows of each, some of them several times."""
-    given = setting.arguments
-    torch.manual_seed(given.seed)
-    shape = given.table_rows, given.table_dim
-    weights = [torch.randn(shape, device=setting.device) for _ in range(given.tables)]
-    histories = min(HISTORIES, given.table_lookups)
+    arguments = setting.arguments
+    torch.manual_seed(arguments.seed)
+    shape = arguments.table_rows, arguments.table_dim
+    weights = [torch.randn(shape, device=setting.device) for _ in range(arguments.tables)]
+    histories = min(HISTORIES, arguments.table_lookups)
     batches = []
-    for _ in range(given.num_batches):
-        cuts = torch.randint(given.table_lookups + 1, (histories - 1,)).sort().values
-        lengths = torch.diff(cuts, prepend=torch.tensor([0]), append=torch.tensor([given.table_lookups]))
+    for _ in range(arguments.num_batches):
+        cuts = torch.randint(arguments.table_lookups + 1, (histories - 1,)).sort().values
+        lengths = torch.diff(cuts, prepend=torch.tensor([0]), append=torch.tensor([arguments.table_lookups]))
         indices = []
         for _ in weights:
-            rows = torch.randperm(given.table_rows)[: given.unique]
-            again = rows[torch.randint(len(rows), (given.table_lookups - len(rows),))]
-            order = torch.randperm(given.table_lookups)
+            rows = torch.randperm(arguments.table_rows)[: arguments.unique]
+            again = rows[torch.randint(len(rows), (arguments.table_lookups - len(rows),))]
+            order = torch.randperm(arguments.table_lookups)
             indices.append(torch.cat((rows, again))[order])
-        batches.append(batch_of([lengths] * given.tables, indices, setting.device))
+        batches.append(batch_of([lengths] * arguments.tables, indices, setting.device))
     return weights, batches
 
 
 def title_of(setting: Setting) -> str:
     """The sizes of the tables and lookups."""
-    given = setting.arguments
+    arguments = setting.arguments
     return (
-        f"{given.tables} tables of {given.table_rows:,} x {given.table_dim}, {given.table_lookups:,} lookups "
-        f"of {given.unique:,} rows each"
+        f"{arguments.tables} tables of {arguments.table_rows:,} x {arguments.table_dim}, "
+        f"{arguments.table_lookups:,} lookups of {arguments.unique:,} rows each"
     )
 
 
@@ -58,14 +58,14 @@ def title_of(setting: Setting) -> str:
 @torch.inference_mode()
 def figure_lookups(setting: Setting) -> Figure:
     """The rows of all features, one feature after the other."""
-    given = setting.arguments
+    arguments = setting.arguments
     weights, batches = long_batches(setting)
     runs, notes = contestants(weights, "jagged", 0)
     right = runs[TORCH](batches[0])
     label = "forward"
     row = measure(label, runs, batches, setting, lambda name, output: difference_of(output, right), 0.0)
-    size = given.table_dim * 4
-    moved = given.tables * (given.unique * size + given.table_lookups * (size + 8))
+    size = arguments.table_dim * 4
+    moved = arguments.tables * (arguments.unique * size + arguments.table_lookups * (size + 8))
     limits = {label: moved / setting.copy_speed} if setting.on_gpu else {}
     return Figure([table_of(title_of(setting), [row], setting, limits, notes)], {}, row.record)
 
@@ -100,9 +100,9 @@ def rows_after(run: Callable[[Batch], Any], batch: Batch, tables: Sequence[Tenso
     return torch.stack([table[:1000].clone() for table in tables])
 
 
-def distance(found: dict[str, Tensor], name: str, output: Tensor) -> float:
-    """The largest difference from the first contestant, which ``found`` keeps."""
-    right = found.setdefault("", output)
+def distance(outputs: dict[str, Tensor], name: str, output: Tensor) -> float:
+    """The largest difference from the first contestant, which ``outputs`` keeps."""
+    right = outputs.setdefault("", output)
     return float((output - right).abs().max())
 
 
@@ -117,9 +117,9 @@ def figure_training(setting: Setting) -> Figure:
         grad = torch.randn(len(batches[0].indices), weights[0].shape[1], device=setting.device)
         runs, tables, notes = steps(weights, kind, grad)
 
-        found: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
         first = {name: partial(rows_after, run, batches[0], tables[name]) for name, run in runs.items()}
-        error_of = partial(distance, found)
+        error_of = partial(distance, outputs)
         row = measure(kind, runs, batches, setting, error_of, 1e-3, first=first)
         for suffix, called in (("", "graph"), (EAGER, "called")) if setting.on_gpu else (("", "called"),):
             ratio = times(row.ratio(RECFUSE + suffix, FBGEMM + suffix))

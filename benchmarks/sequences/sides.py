@@ -42,7 +42,7 @@ def batch_of(lengths: Sequence[Tensor], indices: Sequence[Tensor], device: torch
     """A batch of lengths and indices for each feature, on the CPU."""
     joined = torch.cat(list(lengths))
     offsets = torch.cat((joined.new_zeros(1), joined.cumsum(0))).to(device)
-    values, sizes = torch.cat(list(indices)).to(device), [len(own) for own in indices]
+    values, sizes = torch.cat(list(indices)).to(device), [len(lookups) for lookups in indices]
     keyed = None
     with contextlib.suppress(ImportError):
         from torchrec import KeyedJaggedTensor
@@ -113,19 +113,19 @@ def fbgemm_of(weights: Sequence[Tensor], optimizer: str = "EXACT_SGD", learning_
 def rows_by_torch(weights: Sequence[Tensor], batch: Batch) -> list[Tensor]:
     """The rows of each feature."""
     parts = batch.indices.split(batch.sizes)
-    return [functional.embedding(own, weight) for own, weight in zip(parts, weights, strict=True)]
+    return [functional.embedding(lookups, weight) for lookups, weight in zip(parts, weights, strict=True)]
 
 
 def padded_by_torch(rows: Sequence[Tensor], batch: Batch, length: int) -> Tensor:
     """The padded histories, by the positions of their slots."""
     bags, parts = batch.bags, []
     position = torch.arange(length, device=batch.offsets.device)
-    for number, own in enumerate(rows):
+    for number, table_rows in enumerate(rows):
         ends = batch.offsets[number * bags : (number + 1) * bags + 1]
         begins = ends[:-1] - ends[0]
         inside = position < ends.diff()[:, None]
-        slots = (begins[:, None] + position).clamp(max=len(own) - 1)
-        parts.append(torch.where(inside[..., None], own[slots], own.new_zeros(())))
+        slots = (begins[:, None] + position).clamp(max=len(table_rows) - 1)
+        parts.append(torch.where(inside[..., None], table_rows[slots], table_rows.new_zeros(())))
     return torch.cat(parts, -1)
 
 
@@ -133,9 +133,9 @@ def padded_by_fbgemm(rows: Sequence[Tensor], batch: Batch, length: int) -> Tenso
     """The padded histories, by an operator of FBGEMM for each feature."""
     bags, pad = batch.bags, torch.ops.fbgemm.jagged_to_padded_dense
     parts = []
-    for number, own in enumerate(rows):
+    for number, table_rows in enumerate(rows):
         ends = batch.offsets[number * bags : (number + 1) * bags + 1]
-        parts.append(pad(own, [ends - ends[0]], [length], 0.0))
+        parts.append(pad(table_rows, [ends - ends[0]], [length], 0.0))
     return torch.cat(parts, -1)
 
 
@@ -155,11 +155,11 @@ def laid_out(
 
 def contestants(weights: Sequence[Tensor], layout: str, length: int) -> tuple[dict[str, Any], list[str]]:
     """The contestants of a layout, and notes on the peers that are missing."""
-    found = {TORCH: laid_out(lambda batch: rows_by_torch(weights, batch), layout, length, padded_by_torch)}
+    runs = {TORCH: laid_out(lambda batch: rows_by_torch(weights, batch), layout, length, padded_by_torch)}
     notes = []
     try:
         theirs = torchrec_of(weights)
-        found[TORCHREC] = laid_out(
+        runs[TORCHREC] = laid_out(
             lambda batch: [own.values() for own in theirs(batch.keyed).values()],
             layout,
             length,
@@ -171,9 +171,9 @@ def contestants(weights: Sequence[Tensor], layout: str, length: int) -> tuple[di
             def rows(batch: Batch) -> Sequence[Tensor]:
                 return fbgemm(batch.indices, batch.offsets).split(batch.sizes)
 
-            found[FBGEMM] = laid_out(rows, layout, length, padded_by_fbgemm)
+            runs[FBGEMM] = laid_out(rows, layout, length, padded_by_fbgemm)
             if layout == "jagged":
-                found[FBGEMM] = lambda batch: fbgemm(batch.indices, batch.offsets)
+                runs[FBGEMM] = lambda batch: fbgemm(batch.indices, batch.offsets)
     except (ImportError, OSError, RuntimeError, AssertionError) as error:
         notes.append(f"A peer is left out: {str(error).partition(chr(10))[0]}")
     ours = collection_of(weights)
@@ -181,9 +181,9 @@ def contestants(weights: Sequence[Tensor], layout: str, length: int) -> tuple[di
     if layout == "jagged":
         matrices, features = ours.packed_weights(), ours.layout.features
         dim = weights[0].shape[1]
-        found[RECFUSE] = lambda batch: recfuse.fused_embedding(
+        runs[RECFUSE] = lambda batch: recfuse.fused_embedding(
             matrices, features, batch.indices, batch.offsets, dim
         )
     else:
-        found[RECFUSE] = lambda batch: ours(batch.indices, batch.offsets, **options)
-    return found, notes
+        runs[RECFUSE] = lambda batch: ours(batch.indices, batch.offsets, **options)
+    return runs, notes

@@ -165,19 +165,19 @@ def figure_convergence(setting: Setting) -> Figure:
          "largest difference of a step"],
     )  # fmt: skip
     tenth, differences = max(1, arguments.steps // 10), []
-    for kind, found in losses.items():
-        pairs = zip(found["torch"], found["recfuse"], strict=True)
+    for kind, curve in losses.items():
+        pairs = zip(curve["torch"], curve["recfuse"], strict=True)
         apart = [abs(one - other) for one, other in pairs]
         # max would lose a NaN.
         differences.append(max(apart) if all(each == each for each in apart) else float("nan"))
-        cells = [mean(found["torch"][:tenth]), *(mean(each[-tenth:]) for each in found.values())]
+        cells = [mean(curve["torch"][:tenth]), *(mean(each[-tenth:]) for each in curve.values())]
         table.rows.append([kind, *(f"{cell:.4f}" for cell in cells), f"{differences[-1]:.1e}"])
     if arguments.plots is not None:
         plot(arguments.plots / "training_losses.png", losses, machine(timing.environment(arguments.device)))
     check_agreement(setting.parser, differences, TOLERANCE)
     rounded = {
-        kind: {side: [round(loss, 7) for loss in each] for side, each in found.items()}
-        for kind, found in losses.items()
+        kind: {side: [round(loss, 7) for loss in each] for side, each in curve.items()}
+        for kind, curve in losses.items()
     }
     return Figure([table], {}, rounded)
 
@@ -188,12 +188,12 @@ def plot(path: Path, losses: dict[str, dict[str, list[float]]], note: str) -> No
         size = {"figsize": (4 * len(losses), 5.2), "height_ratios": (3, 1), "sharex": True, "squeeze": False}
         figure, axes = plt.subplots(2, len(losses), sharey="row", layout="constrained", **size)
         colour = colours({"torch": None, "recfuse": None})
-        for (kind, found), above, below in zip(losses.items(), *axes, strict=True):
-            ticks = range(WINDOW, len(found["torch"]) + 1)
+        for (kind, curve), above, below in zip(losses.items(), *axes, strict=True):
+            ticks = range(WINDOW, len(curve["torch"]) + 1)
             for side, style in (("torch", {"linewidth": 5}), ("recfuse", {"linewidth": 1.3})):
-                smooth = [mean(found[side][end - WINDOW : end]) for end in ticks]
+                smooth = [mean(curve[side][end - WINDOW : end]) for end in ticks]
                 above.plot(list(ticks), smooth, label=f"{side}.optim", color=colour[side], **style)
-            apart = [abs(one - other) for one, other in zip(found["torch"], found["recfuse"], strict=True)]
+            apart = [abs(one - other) for one, other in zip(curve["torch"], curve["recfuse"], strict=True)]
             below.plot(range(1, len(apart) + 1), apart, color="black", linewidth=0.8)
             above.set_title(kind)
             below.set(xlabel="step", yscale="symlog" if not any(apart) else "log")

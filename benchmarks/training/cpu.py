@@ -97,7 +97,7 @@ def measure(shape: Shape, sparse: bool, alone: bool, setting: Setting) -> dict[s
     for side in sides.values():
         side.step(batches[0])
     changes = {name: torch.cat(side.tables) - before for name, side in sides.items()}
-    error = largest(difference(found, changes[LOOP]) for found in changes.values())
+    error = largest(difference(change, changes[LOOP]) for change in changes.values())
     del before, changes
     result = timing.compare(
         {name: side.step for name, side in sides.items()}, inputs=[(batch,) for batch in batches],

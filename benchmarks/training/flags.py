@@ -28,11 +28,11 @@ def subjects(text: str) -> list[str]:
 
 def sizes(text: str, counts: tuple[int, ...]) -> tuple[int, ...]:
     """Positive integers joined by x, as many as one of `counts`; otherwise argparse.ArgumentTypeError."""
-    found = tuple(positive(part) for part in text.split("x"))
-    if len(found) not in counts:
+    numbers = tuple(positive(part) for part in text.split("x"))
+    if len(numbers) not in counts:
         needed = " or ".join(map(str, counts))
         raise argparse.ArgumentTypeError(f"found {text!r}; expected {needed} integers joined by x")
-    return found
+    return numbers
 
 
 def shape_of(text: str, rows: int, dim: int) -> Shape:

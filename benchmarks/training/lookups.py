@@ -39,11 +39,11 @@ class Subject:
 
     def batches(self, count: int, seed: int, device: torch.device) -> list[Batch]:
         """Creates different batches with gradients; a seed always gives the same."""
-        found = self.make(range(seed, seed + count), device)
+        new = self.make(range(seed, seed + count), device)
         generator = torch.Generator(device).manual_seed(seed)
-        for batch in found:
+        for batch in new:
             batch.grad = torch.randn(self.size, sum(self.dims), device=device, generator=generator)
-        return found
+        return new
 
 
 class ModelSubject(Subject):

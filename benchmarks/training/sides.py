@@ -172,9 +172,9 @@ def make_sides(
     """Returns sides by name, in the order of `NAMES`, and notes on those that are left out, with reasons."""
     optimizer, tables = OPTIMIZERS[kind], Tables(subject, device, index_dtype)
     has = {LOOP: optimizer.torch, PLAIN: optimizer.torch, RECFUSE: True, FBGEMM: optimizer.fbgemm}
-    wanted, notes = fbgemm_usable([name for name in NAMES if name in names and has[name]], "fbgemm-gpu")
+    selected, notes = fbgemm_usable([name for name in NAMES if name in names and has[name]], "fbgemm-gpu")
     sides = {}
-    for name in wanted:
+    for name in selected:
         try:
             sides[name] = bench.peers[name](tables, optimizer)
         except Exception as error:

@@ -77,17 +77,17 @@ class Least:
 
 def least(subject: Subject, batches: Sequence[Batch], optimizer: Optimizer) -> Least:
     """Of these batches."""
-    found = Least(0.0, 0.0, 0.0, 0.0)
+    times = Least(0.0, 0.0, 0.0, 0.0)
     for batch in batches:
         rows = [len(indices.unique()) for indices, _ in batch.parts]
         read = sum(4 * count * dim for count, dim in zip(rows, subject.dims, strict=True))
         states = sum(4 * count * optimizer.states(dim) for count, dim in zip(rows, subject.dims, strict=True))
         ids, lookups = batch.indices.nbytes + batch.offsets.nbytes, len(batch.indices)
-        found.lookups += lookups
-        found.unique_rows += sum(rows)
-        found.forward_bytes += ids + read + batch.grad.nbytes  # the output is as large as its gradient
-        found.backward_bytes += ids + 8 * lookups + batch.grad.nbytes + 2 * read + 2 * states
-    return Least(*(value / len(batches) for value in asdict(found).values()))
+        times.lookups += lookups
+        times.unique_rows += sum(rows)
+        times.forward_bytes += ids + read + batch.grad.nbytes  # the output is as large as its gradient
+        times.backward_bytes += ids + 8 * lookups + batch.grad.nbytes + 2 * read + 2 * states
+    return Least(*(value / len(batches) for value in asdict(times).values()))
 
 
 Changes = list[tuple[Tensor, Tensor]]  # of each table: rows that are looked up [n], their changes [n, dim]
@@ -95,16 +95,16 @@ Changes = list[tuple[Tensor, Tensor]]  # of each table: rows that are looked up 
 
 def right_changes(subject: Subject, batch: Batch, optimizer: Optimizer) -> Changes:
     """Returns the change of each table by the first step on this batch, in float64."""
-    found, column = [], 0
+    changes, column = [], 0
     for (indices, starts), dim in zip(batch.parts, subject.dims, strict=True):
         ends = torch.cat((starts[1:], starts.new_tensor([len(indices)])))
         bags = torch.arange(batch.size, device=indices.device).repeat_interleave((ends - starts).long())
         rows, places = indices.long().unique(return_inverse=True)
         grad = batch.grad[:, column : column + dim].double()
         sums = grad.new_zeros(len(rows), dim).index_add_(0, places, grad[bags])
-        found.append((rows, optimizer.change(sums)))
+        changes.append((rows, optimizer.change(sums)))
         column += dim
-    return found
+    return changes
 
 
 def first_step_error(side: Side, batch: Batch, right: Changes) -> float:

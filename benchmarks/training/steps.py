@@ -60,7 +60,7 @@ def measure(subject: Subject, kind: str, batches: Sequence[Batch], setting: Sett
         for name, side in sides.items()
         if name != LOOP  # with a thousand tables it has too many kernels for the profiler
     }
-    spent = {name: stages.by_stage(found) for name, found in kernels.items()}
+    spent = {name: stages.by_stage(records) for name, records in kernels.items()}
     least = stages.least(subject, batches, optimizer)
     record = {
         "subject": subject.name,
@@ -71,8 +71,8 @@ def measure(subject: Subject, kind: str, batches: Sequence[Batch], setting: Sett
         "us": {name: timing_.median * 1e6 for name, timing_ in result.timings.items()},
         "relative_error": errors,
         "without_graph": failures,
-        "stages_us": {name: in_us(found) for name, found in spent.items()},
-        "kernels_us": {name: in_us(found) for name, found in kernels.items()},
+        "stages_us": {name: in_us(records) for name, records in spent.items()},
+        "kernels_us": {name: in_us(records) for name, records in kernels.items()},
         "measured": result.to_json(environment=False),
     }
     notes += [*more, *(f"{label}, {name}: no graph: {why}" for name, why in failures.items())]
@@ -97,8 +97,8 @@ def time_sides(
     fast = {name: side.step for name, side in sides.items() if name not in SLOW}
     forward = {name + FORWARD: sides[name].forward for name in fast}
     if fast:
-        found, failures = time_calls({**fast, **forward}, batches, device, rounds=rounds)
-        results.append(found)
+        timings, failures = time_calls({**fast, **forward}, batches, device, rounds=rounds)
+        results.append(timings)
     if slow:
         results.append(
             timing.compare(
@@ -176,18 +176,18 @@ def limit_cells(row: StepRow, name: str, speed: float) -> list[str]:
     ]  # fmt: skip
 
 
-def fitting_rows(wanted: int, kind: str, sides: Sequence[str], device: torch.device) -> int:
+def fitting_rows(rows: int, kind: str, sides: Sequence[str], device: torch.device) -> int:
     """Returns the rows of dynamicemb's tables that fit into the GPU's memory for all sides, at most
     `wanted`."""
     if device.type != "cuda":
-        return wanted
+        return rows
     optimizer = OPTIMIZERS[kind]
     there = {LOOP: optimizer.torch, PLAIN: optimizer.torch, RECFUSE: True, FBGEMM: optimizer.fbgemm}
     holders = [name for name in sides if there[name]]
     # All train the same tables; FBGEMM allocates its own before it gets these.
     floats = DIM * (2 if FBGEMM in holders else 1) + optimizer.states(DIM) * len(holders)
     free = torch.cuda.mem_get_info(device)[0] - (24 << 30)  # batches, graphs' outputs, gradients
-    return max(1, min(wanted, free // (4 * floats * DYNAMICEMB_TABLES)))
+    return max(1, min(rows, free // (4 * floats * DYNAMICEMB_TABLES)))
 
 
 @bench.figure("steps", on=["cuda"])

@@ -18,8 +18,8 @@ from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 _SHOWN_DIGITS = 40
 
 
-def integer(where: str, value: Any, least: int, most: int) -> int:
-    """Return a whole number from `least` to `most` as an int; `where` names it, as in "traces: rows".
+def integer(prefix: str, value: Any, least: int, most: int) -> int:
+    """Return a whole number from `least` to `most` as an int; `prefix` names it, as in "traces: rows".
 
     Raises:
         TypeError: no whole number. ValueError: a number outside of the bounds.
@@ -29,60 +29,60 @@ def integer(where: str, value: Any, least: int, most: int) -> int:
     except TypeError:
         number = None
     if number is None:
-        raise ArgumentTypeError(f"{where} is {a_type(value)}; expected a whole number")
+        raise ArgumentTypeError(f"{prefix} is {a_type(value)}; expected a whole number")
     if not least <= number <= most:
         shown = str(number) if abs(number) < 10**_SHOWN_DIGITS else f"over {_SHOWN_DIGITS} digits long"
-        raise ArgumentValueError(f"{where} is {shown}; expected [{_text(least)}, {_text(most)}]")
+        raise ArgumentValueError(f"{prefix} is {shown}; expected [{_text(least)}, {_text(most)}]")
     return number
 
 
-def real(where: str, value: Any) -> float:
+def real(prefix: str, value: Any) -> float:
     """Return a number as a float, including NaN and infinities.
 
     Raises:
         TypeError: no number.
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ArgumentTypeError(f"{where} is {a_type(value)}; expected a number")
+        raise ArgumentTypeError(f"{prefix} is {a_type(value)}; expected a number")
     try:
         return float(value)
     except OverflowError:
         return float("inf") if value > 0 else float("-inf")
 
 
-def wrong_type(where: str, value: Any, needed: str) -> ArgumentTypeError:
-    """Return the error for a value of a wrong type; `where` names the value."""
-    return ArgumentTypeError(f"{where} is {a_type(value)}; expected {needed}")
+def wrong_type(prefix: str, value: Any, needed: str) -> ArgumentTypeError:
+    """Return the error for a value of a wrong type; `prefix` names the value."""
+    return ArgumentTypeError(f"{prefix} is {a_type(value)}; expected {needed}")
 
 
-def row_indices(where: str, values: Any) -> NDArray[np.integer]:
+def row_indices(prefix: str, values: Any) -> NDArray[np.integer]:
     """Return a one-dimensional array of integers.
 
     Raises:
         TypeError: other values. ValueError: another number of dimensions.
     """
-    check_storages(*where.rsplit(": ", 1), (values,))
-    found = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    if found.ndim == 0:
-        raise ArgumentTypeError(f"{where} is {a_type(values)}; expected an array of integers")
-    if found.ndim != 1:
-        raise ArgumentValueError(f"{where} has the shape {found.shape}; expected one dimension")
-    if found.size and found.dtype.kind not in "iu":
-        raise ArgumentTypeError(f"{where} is of {found.dtype}; expected integers")
-    return found if found.dtype.kind in "iu" else found.astype(np.int64)
+    check_storages(*prefix.rsplit(": ", 1), (values,))
+    rows = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if rows.ndim == 0:
+        raise ArgumentTypeError(f"{prefix} is {a_type(values)}; expected an array of integers")
+    if rows.ndim != 1:
+        raise ArgumentValueError(f"{prefix} has the shape {rows.shape}; expected one dimension")
+    if rows.size and rows.dtype.kind not in "iu":
+        raise ArgumentTypeError(f"{prefix} is of {rows.dtype}; expected integers")
+    return rows if rows.dtype.kind in "iu" else rows.astype(np.int64)
 
 
 def path_of(path: Any, function: str) -> str:
     """Return the path of a file; raise TypeError or ValueError for values that are no path."""
     try:
-        found = os.fsdecode(path)
+        name = os.fsdecode(path)
     except TypeError as error:
         raise ArgumentTypeError(
             f"{function}: path is {a_type(path)}; expected a str or an os.PathLike"
         ) from error
-    if "\0" in found:
-        raise ArgumentValueError(f"{function}: path {found[:100]!r} has a NUL character")
-    return found
+    if "\0" in name:
+        raise ArgumentValueError(f"{function}: path {name[:100]!r} has a NUL character")
+    return name
 
 
 def _text(bound: int) -> str:

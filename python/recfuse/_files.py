@@ -115,12 +115,12 @@ def _no_constant(name: str) -> Any:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; raise ValueError for a duplicate name, for which a dict would keep the last value."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"an object has {_short(twice)!r} twice")
-    return found
+    return entries
 
 
 def write_json(path: str, record: Any, function: str) -> None:

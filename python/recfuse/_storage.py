@@ -38,13 +38,13 @@ def is_readable(tensor: Tensor) -> bool:
     )
 
 
-def check_storages(where: str, name: str, tensors: Iterable[Any]) -> None:
+def check_storages(prefix: str, name: str, tensors: Iterable[Any]) -> None:
     """Raise ValueError if the storage of a tensor is too small for it.
 
-    The text of the error begins with ``where`` and ``name``. Checks nothing while a program is traced.
+    The text of the error begins with ``prefix`` and ``name``. Checks nothing while a program is traced.
     """
     if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
-        _C.check_storages(Tensor, CELL, where, name, tuple(tensors))
+        _C.check_storages(Tensor, CELL, prefix, name, tuple(tensors))
 
 
 _MOST_JOINED = 32768

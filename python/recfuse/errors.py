@@ -100,10 +100,10 @@ def translate(error: RuntimeError) -> Exception:
     Returns ``error`` itself if it does not come from recfuse.
     """
     text = _NATIVE_TRACE.sub("", str(error))
-    if found := _FROM_C.match(text):
-        kind = BY_NAME.get(found[1])
-        return kind(found[2]) if kind else error
-    if found := _FROM_DISPATCHER.match(text):
-        name = _PRIVATE.sub(r"\1", found[1])
-        return ArgumentTypeError(f"recfuse.{name}: {found[2].split(chr(10))[0]}")
+    if match := _FROM_C.match(text):
+        kind = BY_NAME.get(match[1])
+        return kind(match[2]) if kind else error
+    if match := _FROM_DISPATCHER.match(text):
+        name = _PRIVATE.sub(r"\1", match[1])
+        return ArgumentTypeError(f"recfuse.{name}: {match[2].split(chr(10))[0]}")
     return error

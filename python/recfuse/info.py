@@ -86,12 +86,12 @@ def isa_unknown() -> str | None:
     Example:
         >>> reason = recfuse.info.isa_unknown()
     """
-    asked = os.environ.get("RECFUSE_CPU_ISA")
-    if not asked or asked in isa_available():
+    requested = os.environ.get("RECFUSE_CPU_ISA")
+    if not requested or requested in isa_available():
         return None
-    if asked in ISA_FLAGS:
-        return f"RECFUSE_CPU_ISA={asked} is ignored, since this CPU does not have it"
-    return f"RECFUSE_CPU_ISA={asked!a} is ignored; expected {', '.join(ISA_FLAGS)} or scalar"
+    if requested in ISA_FLAGS:
+        return f"RECFUSE_CPU_ISA={requested} is ignored, since this CPU does not have it"
+    return f"RECFUSE_CPU_ISA={requested!a} is ignored; expected {', '.join(ISA_FLAGS)} or scalar"
 
 
 def isa_ignored(in_use: str) -> str | None:
@@ -106,10 +106,10 @@ def isa_ignored(in_use: str) -> str | None:
     Example:
         >>> reason = recfuse.info.isa_ignored(torch.ops.recfuse.cpu_isa())
     """
-    asked = os.environ.get("RECFUSE_CPU_ISA")
-    if not asked or asked == in_use:
+    requested = os.environ.get("RECFUSE_CPU_ISA")
+    if not requested or requested == in_use:
         return None
-    return isa_unknown() or f"RECFUSE_CPU_ISA={asked} is ignored: it was set after the first use"
+    return isa_unknown() or f"RECFUSE_CPU_ISA={requested} is ignored: it was set after the first use"
 
 
 def last_level_cache_bytes() -> int:
@@ -308,8 +308,8 @@ def describe_cache(cache: Mapping[str, Any]) -> str:
     """
     if cache["folder"]:
         return cache["folder"] + (f", which is not used: {cache['refused']}" if cache["refused"] else "")
-    own, *others = (os.environ.get(name, "") for name in CACHE_VARIABLES)
-    path = own or next((other for other in others if other.startswith("/")), None)
+    first, *others = (os.environ.get(name, "") for name in CACHE_VARIABLES)
+    path = first or next((other for other in others if other.startswith("/")), None)
     if path is None:
         return f"none: {', '.join(CACHE_VARIABLES[:-1])} and {CACHE_VARIABLES[-1]} are not set"
     size = len(os.fsencode(path))

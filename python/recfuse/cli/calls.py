@@ -85,20 +85,20 @@ def quantity(text: str, units: Mapping[str, float], noun: str, examples: str) ->
     Raises:
         argparse.ArgumentTypeError: the text is not such a quantity.
     """
-    found = re.fullmatch(rf"\s*([0-9]*\.?[0-9]+)\s*({'|'.join(units)})\s*", text)
-    if not found or float(found[1]) <= 0:
+    match = re.fullmatch(rf"\s*([0-9]*\.?[0-9]+)\s*({'|'.join(units)})\s*", text)
+    if not match or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no {noun}; expected a text such as {examples}")
-    return float(found[1]) * units[found[2]]
+    return float(match[1]) * units[match[2]]
 
 
 def sizes(count: int, names: str) -> Any:
     """Returns a reader, for argparse, of ``count`` positive integers between colons."""
 
     def read(text: str) -> tuple[int, ...]:
-        found = text.split(":")
-        if len(found) != count or not all(part.isdecimal() and int(part) > 0 for part in found):
+        parts = text.split(":")
+        if len(parts) != count or not all(part.isdecimal() and int(part) > 0 for part in parts):
             raise argparse.ArgumentTypeError(f"{text!r} is not {names}; expected {count} integers from 1 on")
-        return tuple(int(part) for part in found)
+        return tuple(int(part) for part in parts)
 
     return read
 
@@ -110,8 +110,8 @@ def check(arguments: argparse.Namespace, command: str) -> None:
     no call is described.
     """
     for name, least in _LEAST:
-        given = getattr(arguments, name)
-        lowest = min(given, default=least) if isinstance(given, list) else given
+        value = getattr(arguments, name)
+        lowest = min(value, default=least) if isinstance(value, list) else value
         if lowest < least:
             raise ValueError(f"--{name} is {lowest}; expected >= {least}")
     training = arguments.training

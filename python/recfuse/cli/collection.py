@@ -71,10 +71,10 @@ def collection_in(path: str, mode: str) -> Any:
 
     from recfuse import nn
 
-    found = _load(path, "--collection", (torch.nn.Module, Mapping))
-    if isinstance(found, torch.nn.Module):
-        return found
-    items = ((str(name), value) for name, value in found.items())
+    loaded = _load(path, "--collection", (torch.nn.Module, Mapping))
+    if isinstance(loaded, torch.nn.Module):
+        return loaded
+    items = ((str(name), value) for name, value in loaded.items())
     tables = {name: value for name, value in items if isinstance(value, torch.Tensor) and value.dim() == 2}
     if not tables:
         raise ValueError(
@@ -102,17 +102,17 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
     allowed: list[Any] = [dict, *modules, *SAVED_CLASSES, *plans]
     try:
         with torch.serialization.safe_globals(allowed):
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:
         raise ValueError(f"{option} is {path!r}, which torch.load does not read: {_line(error)}") from error
-    if not isinstance(found, kinds):
+    if not isinstance(loaded, kinds):
         from recfuse.errors import a_type  # imported here because it imports torch
 
         names = " or ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"{option} is {path!r}, which holds {a_type(found)}; expected a {names}")
-    return found
+        raise ValueError(f"{option} is {path!r}, which holds {a_type(loaded)}; expected a {names}")
+    return loaded
 
 
 def _line(error: Exception) -> str:

@@ -117,12 +117,12 @@ def _lower(
     errors: dict[str, tuple[str, Exception]] = {}
     for call, gpu in itertools.product(described, gpus):
         try:
-            found = call.kernels(gpu)
+            kernels = call.kernels(gpu)
         except (ValueError, TypeError, MemoryError, NotImplementedError) as error:
             if not (call.optional and isinstance(error, NotImplementedError)):
                 errors.setdefault(str(error), (f"{gpu} {call.name}", error))
             continue
-        for kernel in found:
+        for kernel in kernels:
             if kernel not in names:
                 names[kernel] = f"{kernel[0]} {call.name}, {kernel[2]} {len(names)}"
     refused = dict(errors.values())

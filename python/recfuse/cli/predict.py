@@ -149,13 +149,13 @@ def made(make: Callable[[int], Any], batch: int, training: bool) -> tuple[Any, A
     from recfuse.perf.tracing.unallocated import unallocated
 
     with unallocated():
-        found = make(batch)
-    if isinstance(found, tuple) and len(found) == 2:
-        return found
-    if callable(found) and training:
-        return found, None
+        model = make(batch)
+    if isinstance(model, tuple) and len(model) == 2:
+        return model
+    if callable(model) and training:
+        return model, None
     raise ValueError(
-        f"make({batch}) returns a {type(found).__name__}; expected (model, inputs), or with --training a "
+        f"make({batch}) returns a {type(model).__name__}; expected (model, inputs), or with --training a "
         "step without arguments"
     )
 
@@ -170,17 +170,17 @@ def _predict(
     model, inputs = made(make, batch, arguments.training)
     calibration = arguments.calibration
     options = {"gpu": gpu, "training": arguments.training, "measure": arguments.measure}
-    found = predict(model, inputs, calibration=calibration, **options)
-    print(f"batch {batch}: {found}\n")
-    records.append({"batch": batch, **found.to_json()})
+    prediction = predict(model, inputs, calibration=calibration, **options)
+    print(f"batch {batch}: {prediction}\n")
+    records.append({"batch": batch, **prediction.to_json()})
     if not arguments.swap:
-        return [found]
+        return [prediction]
     swapped = _swapped(model)
-    calibration = found.calibration if arguments.measure else calibration
+    calibration = prediction.calibration if arguments.measure else calibration
     after = predict(swapped, inputs, calibration=calibration, **options)
-    print(f"after recfuse.swap, {Gain(found, after)}\n")
+    print(f"after recfuse.swap, {Gain(prediction, after)}\n")
     records.append({"batch": batch, "swapped": True, **after.to_json()})
-    return [found, after]
+    return [prediction, after]
 
 
 def _swapped(model: Any) -> Any:
@@ -255,15 +255,15 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     default = path_of_new(name_here(torch.device(device)), cache_folder())
     path = Path(arguments.calibration or default)
     calibrator = Calibrator(device, path, seconds=arguments.seconds)
-    found = calibrator.run()
-    missing = [group for group in calibrator.plan() if group not in found.groups]
-    print(f"{found!r}: {json.dumps(found.facts)}")
-    return _report(found, path, missing, arguments.force)
+    calibration = calibrator.run()
+    missing = [group for group in calibrator.plan() if group not in calibration.groups]
+    print(f"{calibration!r}: {json.dumps(calibration.facts)}")
+    return _report(calibration, path, missing, arguments.force)
 
 
-def _report(found: Calibration, path: Path, missing: list[str], force: bool) -> int:
+def _report(calibration: Calibration, path: Path, missing: list[str], force: bool) -> int:
     """Prints the path of a calibration, and removes the calibration of a device that was too noisy."""
-    spread = float(found.facts.get("spread", 0.0))
+    spread = float(calibration.facts.get("spread", 0.0))
     if missing:
         print(f"not measured yet: {', '.join(missing)}; the same command goes on", file=sys.stderr)
     if spread > _MOST_SPREAD:

@@ -89,9 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_counts(arguments: argparse.Namespace) -> None:
     names = ["rows", "dim", "batch", "pooling"] + ["batches"] * (not arguments.collection)
     for name in names:
-        given = getattr(arguments, name)
-        if given is not None and (not str(given).lstrip("-").isdecimal() or int(given) < 1):
-            raise ValueError(f"--{name} is {given}; expected >= 1")
+        value = getattr(arguments, name)
+        if value is not None and (not str(value).lstrip("-").isdecimal() or int(value) < 1):
+            raise ValueError(f"--{name} is {value}; expected >= 1")
 
 
 def _table(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:

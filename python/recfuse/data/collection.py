@@ -78,20 +78,20 @@ def jagged_batches(
     Raises:
         TypeError, ValueError: another form, no batches, or offsets that descend.
     """
-    found = []
+    flat_batches = []
     for where, batch in each_batch(batches, function):
-        given = of_tuple(batch, features, where) if lookups_of is None else lookups_of(batch, where)
-        found.append(_jagged(given, features, device, where))
-    return found
+        lookups = of_tuple(batch, features, where) if lookups_of is None else lookups_of(batch, where)
+        flat_batches.append(_jagged(lookups, features, device, where))
+    return flat_batches
 
 
-def _jagged(given: Lookups, features: int, device: torch.device | None, where: str) -> Jagged:
-    tensors = moved(given, device, where)
+def _jagged(given: Lookups, features: int, device: torch.device | None, prefix: str) -> Jagged:
+    tensors = moved(given, device, prefix)
     on_host = given.offsets.detach().cpu().contiguous().numpy()
     lookups = given.indices.numel()
     if on_host[0] != 0 or on_host[-1] != lookups or (np.diff(on_host) < 0).any():
         raise ArgumentValueError(
-            f"{where} has offsets from {on_host[0]} to {on_host[-1]}; expected offsets that rise from 0 to "
+            f"{prefix} has offsets from {on_host[0]} to {on_host[-1]}; expected offsets that rise from 0 to "
             f"the {lookups} lookups"
         )
     return Jagged(*tensors, on_host, (on_host.size - 1) // features)

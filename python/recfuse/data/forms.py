@@ -64,82 +64,82 @@ def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tu
         raise ArgumentValueError(f"{function}: batches is empty; expected at least one batch")
 
 
-def moved(given: AnyLookups, device: torch.device | None, where: str) -> AnyLookups:
+def moved(lookups: AnyLookups, device: torch.device | None, prefix: str) -> AnyLookups:
     """Return lookups on `device` (None: their own), detached and contiguous; ValueError for freed tensors."""
-    tensors = {name: getattr(given, name) for name in ("indices", "offsets", "weights")}
+    tensors = {name: getattr(lookups, name) for name in ("indices", "offsets", "weights")}
     for name, tensor in tensors.items():
-        check_storages(where, "per_sample_weights" if name == "weights" else name, (tensor,))
-    return given._replace(
+        check_storages(prefix, "per_sample_weights" if name == "weights" else name, (tensor,))
+    return lookups._replace(
         **{name: t.detach().to(device).contiguous() for name, t in tensors.items() if t is not None}
     )
 
 
-def of_embedding_bag(batch: Any, include_last_offset: bool, where: str) -> BagLookups:
+def of_embedding_bag(batch: Any, include_last_offset: bool, prefix: str) -> BagLookups:
     """Return the lookups of arguments of `EmbeddingBag.forward`, or of a KeyedJaggedTensor with one key."""
     if is_keyed(batch):
         if len(batch.keys()) != 1:
             raise ArgumentValueError(
-                f"{where} has the keys {batch.keys()[:8]}; expected one key for one table"
+                f"{prefix} has the keys {batch.keys()[:8]}; expected one key for one table"
             )
-        found = _checked(of_keys(batch, batch.keys(), where), 1, where)
-        return BagLookups(found.indices, found.offsets, True, found.weights)
-    given = (batch,) if isinstance(batch, Tensor) else _items(batch)
+        lookups = _checked(of_keys(batch, batch.keys(), prefix), 1, prefix)
+        return BagLookups(lookups.indices, lookups.offsets, True, lookups.weights)
+    items = (batch,) if isinstance(batch, Tensor) else _items(batch)
     if not (
-        1 <= len(given) <= 3
-        and isinstance(given[0], Tensor)
-        and all(one is None or isinstance(one, Tensor) for one in given)
+        1 <= len(items) <= 3
+        and isinstance(items[0], Tensor)
+        and all(one is None or isinstance(one, Tensor) for one in items)
     ):
         must = "a tensor [bags, n] or a tuple (input, offsets) or (input, offsets, per_sample_weights) of "
-        _fail_type(where, batch, must + "tensors, or a KeyedJaggedTensor")
-    indices, offsets, weights = (*given, None, None)[:3]
+        _fail_type(prefix, batch, must + "tensors, or a KeyedJaggedTensor")
+    indices, offsets, weights = (*items, None, None)[:3]
     if indices.dim() == 2 and offsets is None:
         bags, size = indices.shape
         offsets = torch.arange(bags, dtype=torch.int64, device=indices.device) * size
         include_last_offset = False
     elif indices.dim() != 1 or offsets is None or offsets.dim() != 1:
         raise ArgumentValueError(
-            f"{where} has an input of {indices.dim()} dimensions {'without' if offsets is None else 'with'} "
+            f"{prefix} has an input of {indices.dim()} dimensions {'without' if offsets is None else 'with'} "
             "offsets; expected 2 without or 1 with 1-D offsets"
         )
-    _check_types(where, indices, offsets, weights, "input")
+    _check_types(prefix, indices, offsets, weights, "input")
     if weights is not None and weights.numel() != indices.numel():
-        _fail_weights(where, weights, indices)
+        _fail_weights(prefix, weights, indices)
     weights = None if weights is None else weights.reshape(-1)
     return BagLookups(indices.reshape(-1), offsets, include_last_offset, weights)
 
 
-def of_collection(batch: Any, feature_names: Sequence[str], where: str) -> Lookups:
+def of_collection(batch: Any, feature_names: Sequence[str], prefix: str) -> Lookups:
     """Return the lookups of arguments of `FusedEmbeddingBagCollection.forward`."""
     if is_keyed(batch):
-        return _checked(of_keys(batch, feature_names, where), len(feature_names), where)
-    return of_tuple(batch, len(feature_names), where, " or a KeyedJaggedTensor")
+        return _checked(of_keys(batch, feature_names, prefix), len(feature_names), prefix)
+    return of_tuple(batch, len(feature_names), prefix, " or a KeyedJaggedTensor")
 
 
-def of_tuple(batch: Any, features: int, where: str, others: str = "") -> Lookups:
+def of_tuple(batch: Any, features: int, prefix: str, others: str = "") -> Lookups:
     """Return the lookups of (indices, offsets[, per_sample_weights]), feature by feature."""
-    given = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in _items(batch)]
-    indices, offsets, weights = (*given, None)[:3] if len(given) in (2, 3) else (None, None, None)
+    items = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in _items(batch)]
+    indices, offsets, weights = (*items, None)[:3] if len(items) in (2, 3) else (None, None, None)
     if not (isinstance(indices, Tensor) and isinstance(offsets, Tensor)) or not (
         weights is None or isinstance(weights, Tensor)
     ):
         must = "a tuple (indices, offsets) or (indices, offsets, per_sample_weights) of tensors"
-        _fail_type(where, batch, must + others)
-    return _checked(Lookups(indices, offsets, weights), features, where)
+        _fail_type(prefix, batch, must + others)
+    return _checked(Lookups(indices, offsets, weights), features, prefix)
 
 
-def of_torchrec(batch: Any, feature_names: Sequence[str], weighted: bool, where: str) -> Lookups:
+def of_torchrec(batch: Any, feature_names: Sequence[str], weighted: bool, prefix: str) -> Lookups:
     """Return the lookups of the argument of a swapped `EmbeddingBagCollection.forward`."""
     from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
     keyed = maybe_td_to_kjt(batch, None)
     if not is_keyed(keyed):
-        _fail_type(where, batch, "a KeyedJaggedTensor or a TensorDict")
-    found = of_keys(keyed, feature_names, where)
-    if weighted and found.weights is None:
+        _fail_type(prefix, batch, "a KeyedJaggedTensor or a TensorDict")
+    lookups = of_keys(keyed, feature_names, prefix)
+    if weighted and lookups.weights is None:
         raise ArgumentValueError(
-            f"{where} has no weights; expected weights, since the collection is weighted"
+            f"{prefix} has no weights; expected weights, since the collection is weighted"
         )
-    return _checked(found if weighted else found._replace(weights=None), len(feature_names), where)
+    return _checked(lookups if weighted else lookups._replace(weights=None), len(feature_names), prefix)
 
 
 def is_keyed(batch: Any) -> bool:
@@ -147,7 +147,7 @@ def is_keyed(batch: Any) -> bool:
     return all(hasattr(batch, name) for name in ("keys", "values", "offsets", "weights_or_none"))
 
 
-def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: features") -> Lookups:
+def of_keys(keyed: Any, feature_names: Sequence[str], prefix: str = "recfuse: features") -> Lookups:
     """Return the lookups of a KeyedJaggedTensor, with its keys in the order of ``feature_names``.
 
     Raises:
@@ -155,7 +155,7 @@ def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: fea
     """
     if keyed.variable_stride_per_key():
         raise ArgumentValueError(
-            f"{where}: a KeyedJaggedTensor has a batch size per key; expected one batch size for all keys"
+            f"{prefix}: a KeyedJaggedTensor has a batch size per key; expected one batch size for all keys"
         )
     keys = keyed.keys()
     if keys != feature_names:
@@ -163,16 +163,16 @@ def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: fea
         missing = [name for name in feature_names if name not in position]
         if missing:
             raise ArgumentValueError(
-                f"{where}: a KeyedJaggedTensor with the keys {keys[:8]} has no key {missing[0]!r} "
+                f"{prefix}: a KeyedJaggedTensor with the keys {keys[:8]} has no key {missing[0]!r} "
                 f"({len(missing)} of {len(feature_names)} features are missing)"
             )
         keyed = unshared(keyed)
-        _check_lengths(keyed, where)
+        _check_lengths(keyed, prefix)
         keyed = keyed.permute([position[name] for name in feature_names])
     return Lookups(keyed.values(), jagged_offsets(keyed), keyed.weights_or_none())
 
 
-def lookups_per_key(keyed: Any, where: str = "recfuse: features") -> list[int]:
+def lookups_per_key(keyed: Any, prefix: str = "recfuse: features") -> list[int]:
     """Return the number of lookups of each key of a KeyedJaggedTensor; waits for a GPU unless it is known.
 
     Raises:
@@ -180,25 +180,25 @@ def lookups_per_key(keyed: Any, where: str = "recfuse: features") -> list[int]:
     """
     per_key: list[int] = keyed.length_per_key()
     if is_readable(keyed.values()) and sum(per_key) != keyed.values().shape[0]:
-        _fail_lengths(where, sum(per_key), keyed)
+        _fail_lengths(prefix, sum(per_key), keyed)
     return per_key
 
 
-def _check_lengths(keyed: Any, where: str) -> None:
+def _check_lengths(keyed: Any, prefix: str) -> None:
     """Raise unless the lengths are those of the values. A permutation reads and writes by them unchecked."""
-    lookups_per_key(keyed, where)
+    lookups_per_key(keyed, prefix)
     lengths = keyed.lengths()
     if not (lengths.is_cpu and is_readable(lengths) and lengths.numel()):
         return
     if (least := int(lengths.min())) < 0:
-        raise OffsetError(f"{where}: a KeyedJaggedTensor has the length {least}; expected 0 or more")
+        raise OffsetError(f"{prefix}: a KeyedJaggedTensor has the length {least}; expected 0 or more")
     if (lookups := int(lengths.sum())) != keyed.values().shape[0]:
-        _fail_lengths(where, lookups, keyed)
+        _fail_lengths(prefix, lookups, keyed)
 
 
-def _fail_lengths(where: str, lookups: int, keyed: Any) -> NoReturn:
+def _fail_lengths(prefix: str, lookups: int, keyed: Any) -> NoReturn:
     raise OffsetError(
-        f"{where}: a KeyedJaggedTensor has lengths of the sum {lookups}; expected "
+        f"{prefix}: a KeyedJaggedTensor has lengths of the sum {lookups}; expected "
         f"{keyed.values().shape[0]}, the number of its values"
     )
 
@@ -229,53 +229,53 @@ def unshared(keyed: Any) -> Any:
     )
 
 
-def of_list(batch: Any, tables: int, where: str) -> Lookups:
+def of_list(batch: Any, tables: int, prefix: str) -> Lookups:
     """Return the lookups of arguments of `FusedEmbeddingBagList.pool`."""
-    given = _items(batch)
-    if not 2 <= len(given) <= 3 or not all(are_tensors(one) for one in given[:2]):
+    items = _items(batch)
+    if not 2 <= len(items) <= 3 or not all(are_tensors(one) for one in items[:2]):
         must = "a tuple (offsets, indices) or (offsets, indices, row_weights) as pool takes it: each "
-        _fail_type(where, batch, must + "a tensor or a list of tensors")
-    return _checked(Lookups(*join_tables(*given, tables=tables, where=where)), tables, where)
+        _fail_type(prefix, batch, must + "a tensor or a list of tensors")
+    return _checked(Lookups(*join_tables(*items, tables=tables, prefix=prefix)), tables, prefix)
 
 
 def _items(batch: Any) -> Sequence[Any]:
     return batch if isinstance(batch, (tuple, list)) else ()
 
 
-def _checked(found: Lookups, features: int, where: str) -> Lookups:
+def _checked(lookups: Lookups, features: int, prefix: str) -> Lookups:
     """Return the lookups; raises TypeError or ValueError unless the tensors fit the number of features."""
-    indices, offsets, weights = found
-    _check_types(where, indices, offsets, weights, "indices")
+    indices, offsets, weights = lookups
+    _check_types(prefix, indices, offsets, weights, "indices")
     if indices.dim() != 1 or offsets.dim() != 1 or not offsets.numel() or (offsets.numel() - 1) % features:
         raise ArgumentValueError(
-            f"{where} has indices {list(indices.shape)} and offsets {list(offsets.shape)}; expected "
+            f"{prefix} has indices {list(indices.shape)} and offsets {list(offsets.shape)}; expected "
             f"[lookups] and [features * bags + 1] with {features} features"
         )
     if weights is not None and weights.shape != indices.shape:
-        _fail_weights(where, weights, indices)
-    return found
+        _fail_weights(prefix, weights, indices)
+    return lookups
 
 
-def _check_types(where: str, indices: Tensor, offsets: Tensor, weights: Tensor | None, name: str) -> None:
+def _check_types(prefix: str, indices: Tensor, offsets: Tensor, weights: Tensor | None, name: str) -> None:
     if indices.dtype not in INTEGERS or offsets.dtype not in INTEGERS:
         raise ArgumentTypeError(
-            f"{where} has {indices.dtype} {name} and {offsets.dtype} offsets; expected int32 or int64"
+            f"{prefix} has {indices.dtype} {name} and {offsets.dtype} offsets; expected int32 or int64"
         )
     if weights is not None and not weights.is_floating_point():
         raise ArgumentTypeError(
-            f"{where} has {weights.dtype} per_sample_weights; expected a floating-point dtype"
+            f"{prefix} has {weights.dtype} per_sample_weights; expected a floating-point dtype"
         )
 
 
-def _fail_weights(where: str, weights: Tensor, indices: Tensor) -> NoReturn:
+def _fail_weights(prefix: str, weights: Tensor, indices: Tensor) -> NoReturn:
     raise ArgumentValueError(
-        f"{where} has per_sample_weights {list(weights.shape)}; expected a weight for each of the "
+        f"{prefix} has per_sample_weights {list(weights.shape)}; expected a weight for each of the "
         f"{indices.numel()} lookups"
     )
 
 
-def _fail_type(where: str, batch: Any, must: str) -> NoReturn:
-    found = a_type(batch)
+def _fail_type(prefix: str, batch: Any, must: str) -> NoReturn:
+    kind = a_type(batch)
     if isinstance(batch, (tuple, list)):
-        found += f" of {', '.join(type(one).__name__ for one in batch[:4]) or 'nothing'}"
-    raise ArgumentTypeError(f"{where} is {found}; expected {must}")
+        kind += f" of {', '.join(type(one).__name__ for one in batch[:4]) or 'nothing'}"
+    raise ArgumentTypeError(f"{prefix} is {kind}; expected {must}")

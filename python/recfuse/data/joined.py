@@ -24,7 +24,7 @@ def join_tables(
     row_weights: Sequence[Tensor | None] | None = None,
     *,
     tables: int,
-    where: str,
+    prefix: str,
     rows: Callable[[int], int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the indices, offsets and weights of one call for tables with separate lookups.
@@ -34,63 +34,63 @@ def join_tables(
     try:
         if len(indices) != tables or len(offsets) != tables:
             raise ArgumentValueError(
-                f"{where}: offsets has {len(offsets)} tensors and indices {len(indices)} for {tables} "
+                f"{prefix}: offsets has {len(offsets)} tensors and indices {len(indices)} for {tables} "
                 "tables; expected one tensor of each a table"
             )
         if not isinstance(offsets, Tensor):
-            check_storages(where, "offsets", offsets)
+            check_storages(prefix, "offsets", offsets)
             offsets = torch.stack(list(offsets))
         joined = join_offsets(offsets, indices)
         if joined is None:
-            check_storages(where, "offsets", (offsets,))
-            check_storages(where, "indices", (indices,) if isinstance(indices, Tensor) else indices)
-            joined = _joined(offsets, indices, where)
-        weights = _sample_weights(indices, row_weights, rows, where)
+            check_storages(prefix, "offsets", (offsets,))
+            check_storages(prefix, "indices", (indices,) if isinstance(indices, Tensor) else indices)
+            joined = _joined(offsets, indices, prefix)
+        weights = _sample_weights(indices, row_weights, rows, prefix)
         flat = indices.reshape(-1) if isinstance(indices, Tensor) else torch.cat(list(indices))
         return flat, joined, weights
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError):
-        _explain(offsets, indices, where)
+        _explain(offsets, indices, prefix)
         raise
 
 
-def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor], where: str) -> None:
+def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor], prefix: str) -> None:
     """Raise an error that names the first tensor, and its table, that cannot be joined with the others."""
     order = ". Pass (offsets, indices) in this order."
     for name, given in (("offsets", offsets), ("indices", indices)):
         if not are_tensors(given):
             raise ArgumentTypeError(
-                f"{where}: {name} is {a_type(given)}; expected a tensor or a list with one tensor a table"
+                f"{prefix}: {name} is {a_type(given)}; expected a tensor or a list with one tensor a table"
             )
     if len(indices) != len(offsets):
         return
     for name, given in (("offsets", offsets), ("indices", indices)):
         if isinstance(given, Tensor) and given.dim() != 2:
             raise ArgumentValueError(
-                f"{where}: {name} has {given.dim()} dimensions; expected 2, with a row a table{order}"
+                f"{prefix}: {name} has {given.dim()} dimensions; expected 2, with a row a table{order}"
             )
         if isinstance(given, Tensor):
             continue
         for table, one in enumerate(given):
             if one.dim() != 1:
                 raise ArgumentValueError(
-                    f"{where}: {name}[{table}] has {one.dim()} dimensions; expected 1{order}"
+                    f"{prefix}: {name}[{table}] has {one.dim()} dimensions; expected 1{order}"
                 )
             if one.device != given[0].device:
                 found = f"{name}[{table}] is on {one.device}, {name}[0] is on {given[0].device}"
-                raise ArgumentValueError(f"{where}: {found}; expected one device")
+                raise ArgumentValueError(f"{prefix}: {found}; expected one device")
     counts = [one.shape[0] for one in offsets]
     for table, count in enumerate(counts):
         if count != counts[0]:
             raise ArgumentValueError(
-                f"{where}: offsets[{table}] has {count} bags, offsets[0] has {counts[0]}; expected equal "
+                f"{prefix}: offsets[{table}] has {count} bags, offsets[0] has {counts[0]}; expected equal "
                 f"numbers{order}"
             )
 
 
-def _joined(offsets: Tensor, indices: Tensor | Sequence[Tensor], where: str) -> Tensor:
+def _joined(offsets: Tensor, indices: Tensor | Sequence[Tensor], prefix: str) -> Tensor:
     """Do the same as `join_offsets` in torch: for a GPU, for traced programs, and for errors."""
     if offsets.dtype not in INTEGERS:
-        raise ArgumentTypeError(f"{where}: offsets are {offsets.dtype}; expected int32 or int64")
+        raise ArgumentTypeError(f"{prefix}: offsets are {offsets.dtype}; expected int32 or int64")
     offsets = offsets.to(torch.int64)
     if isinstance(indices, Tensor):
         tables, each = indices.shape
@@ -100,7 +100,7 @@ def _joined(offsets: Tensor, indices: Tensor | Sequence[Tensor], where: str) -> 
         ends = integers_on([0, *itertools.accumulate(lengths)], offsets.device)
     if offsets.is_cuda or (not torch.compiler.is_compiling() and _C.explain_lowers()):
         return _moved_on_gpu(offsets, ends)
-    _check_first(offsets, where)
+    _check_first(offsets, prefix)
     return torch.cat(((offsets + ends[:-1, None]).reshape(-1), ends[-1:]))
 
 
@@ -135,15 +135,15 @@ def or_negative(good: Any, moved: Any, offsets: Any, call: Callable[..., Any] = 
     return call(_aten.where.self, good, moved, negative)
 
 
-def _check_first(offsets: Tensor, where: str) -> None:
+def _check_first(offsets: Tensor, prefix: str) -> None:
     """Raise if a table's first offset is not 0: for the kernel, it would end the previous table."""
     if torch.compiler.is_compiling():
         good = begin_with_0(offsets, offsets.shape[1], offsets.device)
-        torch._assert_async(torch.all(good), f"{where}: offsets begin with another number; expected 0")
+        torch._assert_async(torch.all(good), f"{prefix}: offsets begin with another number; expected 0")
     elif not offsets.is_meta and torch.count_nonzero(first := offsets[:, :1]):
         wrong = int(first.reshape(-1).nonzero()[0])
         raise OffsetError(
-            f"{where}: offsets of table {wrong} begin with {int(first[wrong])}; expected 0. Pass (offsets, "
+            f"{prefix}: offsets of table {wrong} begin with {int(first[wrong])}; expected 0. Pass (offsets, "
             "indices) in this order."
         )
 
@@ -152,14 +152,14 @@ def _sample_weights(
     indices: Tensor | Sequence[Tensor],
     row_weights: Sequence[Tensor | None] | None,
     rows: Callable[[int], int] | None,
-    where: str,
+    prefix: str,
 ) -> Tensor | None:
     """Return a weight for each lookup if any table has weights; tables without weights have 1."""
     if row_weights is None:
         return None
     if len(row_weights) != len(indices):
         raise ArgumentValueError(
-            f"{where}: row_weights has {len(row_weights)} elements for {len(indices)} tables; expected one "
+            f"{prefix}: row_weights has {len(row_weights)} elements for {len(indices)} tables; expected one "
             "tensor or None a table"
         )
     if all(weights is None for weights in row_weights):
@@ -170,15 +170,15 @@ def _sample_weights(
         ):
             needed = "rows" if rows is None else rows(table)
             raise ArgumentValueError(
-                f"{where}: row_weights[{table}] is {list(weights.shape)}; expected [{needed}], one weight "
+                f"{prefix}: row_weights[{table}] is {list(weights.shape)}; expected [{needed}], one weight "
                 "for each row of its table"
             )
         if weights is not None:
-            check_storages(where, f"row_weights[{table}]", (weights,))
-    given = next(weights for weights in row_weights if weights is not None)
+            check_storages(prefix, f"row_weights[{table}]", (weights,))
+    first = next(weights for weights in row_weights if weights is not None)
     return torch.cat(
         [
-            given.new_ones(own.shape[0]) if weights is None else _gathered(weights, own.to(torch.int64))
+            first.new_ones(own.shape[0]) if weights is None else _gathered(weights, own.to(torch.int64))
             for own, weights in zip(indices, row_weights, strict=True)
         ]
     )
@@ -193,8 +193,8 @@ def _gathered(weights: Tensor, rows: Tensor) -> Tensor:
     return weights.gather(0, torch.where((rows >= 0) & (rows < weights.shape[0]), rows, 0))
 
 
-def are_tensors(given: Any) -> bool:
+def are_tensors(value: Any) -> bool:
     """Return whether an object is a tensor or a non-empty list of tensors."""
-    if isinstance(given, (tuple, list)):
-        return len(given) > 0 and all(isinstance(one, Tensor) for one in given)
-    return isinstance(given, Tensor)
+    if isinstance(value, (tuple, list)):
+        return len(value) > 0 and all(isinstance(one, Tensor) for one in value)
+    return isinstance(value, Tensor)

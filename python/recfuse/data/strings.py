@@ -80,16 +80,16 @@ def hash_strings(strings: Any, seed: int = 0, threads: int | None = None) -> Ten
         >>> recfuse.data.hash_strings(["Oslo", "Lima"]).shape
         torch.Size([2])
     """
-    found = _hashed(strings, *_numbers(seed, threads))
-    if found.offsets is not None:
+    hashes = _hashed(strings, *_numbers(seed, threads))
+    if hashes.offsets is not None:
         raise ArgumentValueError("hash_strings: strings are lists. Use hash_string_lists.")
-    if found.present is not None and not found.present.all():
+    if hashes.present is not None and not hashes.present.all():
         raise ArgumentValueError(
-            f"hash_strings: strings[{int(found.present.argmin())}] is missing "
-            f"({int((~found.present).sum())} of {found.present.size} are). Use hash_string_lists, which "
+            f"hash_strings: strings[{int(hashes.present.argmin())}] is missing "
+            f"({int((~hashes.present).sum())} of {hashes.present.size} are). Use hash_string_lists, which "
             "makes it an empty sample."
         )
-    return torch.from_numpy(found.hashes)
+    return torch.from_numpy(hashes.hashes)
 
 
 def hash_string_lists(strings: Any, seed: int = 0, threads: int | None = None) -> StringLists:
@@ -182,8 +182,8 @@ def _of_lists(samples: Sequence[Any], seed: int, threads: int) -> _Found:
                 f"hash_strings: strings[{at}] is {a_type(sample)} among lists; expected a list or None"
             )
     lists = [() if sample is None else sample for sample in samples]
-    found = _of_objects([string for sample in lists for string in sample], seed, threads)
-    return found._replace(offsets=_sums(np.array([len(sample) for sample in lists], np.int64)))
+    hashes = _of_objects([string for sample in lists for string in sample], seed, threads)
+    return hashes._replace(offsets=_sums(np.array([len(sample) for sample in lists], np.int64)))
 
 
 def _of_arrow(array: Any, seed: int, threads: int) -> _Found:
@@ -206,10 +206,10 @@ def _of_arrow(array: Any, seed: int, threads: int) -> _Found:
         return _Found(words.hashes[places], valid if words.present is None else valid & words.present[places])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-        found = _of_arrow(array.flatten(), seed, threads)
-        if found.offsets is not None:
+        hashes = _of_arrow(array.flatten(), seed, threads)
+        if hashes.offsets is not None:
             raise ArgumentTypeError("hash_strings: strings are lists of lists; expected lists of strings")
-        return found._replace(offsets=_sums(lengths))
+        return hashes._replace(offsets=_sums(lengths))
     if kind in (pa.string_view(), pa.binary_view()):
         array = array.cast(pa.large_string() if kind == pa.string_view() else pa.large_binary())
     elif kind not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):

@@ -226,8 +226,8 @@ class FusedEmbeddingBagCollection(PackedModule):
             )
         return self._pool(indices, offsets, per_sample_weights, mapping)
 
-    def _lookups_of(self, batch: Any, where: str) -> Lookups:
-        return of_collection(batch, self.feature_names, where)
+    def _lookups_of(self, batch: Any, prefix: str) -> Lookups:
+        return of_collection(batch, self.feature_names, prefix)
 
     def _jagged(
         self, keyed: Any, offsets: Tensor | None, per_sample_weights: Tensor | None
@@ -254,10 +254,10 @@ def _value_error(detail: str) -> ArgumentValueError:
     return ArgumentValueError(f"{_WHERE}: {detail}")
 
 
-# ---- descriptions of tables, for all collections. ``where`` begins their errors.
+# ---- descriptions of tables, for all collections. ``prefix`` begins their errors.
 
 
-def table_of(config: Any, where: str, torchrec: str) -> Table:
+def table_of(config: Any, prefix: str, torchrec: str) -> Table:
     """Create a Table from a description; ``torchrec`` is the name of TorchRec's class."""
     if isinstance(config, Table):
         return config
@@ -266,17 +266,17 @@ def table_of(config: Any, where: str, torchrec: str) -> Table:
     if isinstance(config, (torch.nn.EmbeddingBag, torch.nn.Embedding)):
         kind = "embedding_bags" if isinstance(config, torch.nn.EmbeddingBag) else "embeddings"
         raise ArgumentTypeError(
-            f"{where}: a table is {a_type(config)}, which has weights; expected a table without weights. "
+            f"{prefix}: a table is {a_type(config)}, which has weights; expected a table without weights. "
             f"Call from_{kind}(tables) to keep the weights."
         )
     fields = ("num_embeddings", "embedding_dim", "name", "feature_names")
     if not all(hasattr(config, name) for name in fields):
         needed = f"a recfuse.nn.Table, a (num_embeddings, embedding_dim) pair or an {torchrec}"
-        raise wrong_type(f"{where}: a table", config, needed)
+        raise wrong_type(f"{prefix}: a table", config, needed)
     data_type = getattr(getattr(config, "data_type", None), "value", "FP32")
     if data_type not in _DATA_TYPES:
         raise ArgumentValueError(
-            f"{where}: data_type of {config.name} is {data_type}; expected {', '.join(_DATA_TYPES)}"
+            f"{prefix}: data_type of {config.name} is {data_type}; expected {', '.join(_DATA_TYPES)}"
         )
     return Table(
         config.num_embeddings,
@@ -288,11 +288,11 @@ def table_of(config: Any, where: str, torchrec: str) -> Table:
     )
 
 
-def specs_of(tables: Sequence[Table], sparse: bool, where: str) -> tuple[list[str], list[TableSpec]]:
+def specs_of(tables: Sequence[Table], sparse: bool, prefix: str) -> tuple[list[str], list[TableSpec]]:
     """Return names and specifications of tables before their placement; raise for an invalid table."""
     names = [table.name if table.name is not None else f"t{number}" for number, table in enumerate(tables)]
-    specs = [_spec_of(name, table, sparse, where) for name, table in zip(names, tables, strict=True)]
-    check_names(names, where)
+    specs = [_spec_of(name, table, sparse, prefix) for name, table in zip(names, tables, strict=True)]
+    check_names(names, prefix)
     return names, specs
 
 
@@ -321,15 +321,15 @@ def pack_new_tables(
                 vars(collection).setdefault("_inits", {})[number] = init
 
 
-def names_of(count: int, names: Sequence[str] | None, where: str) -> list[str]:
+def names_of(count: int, names: Sequence[str] | None, prefix: str) -> list[str]:
     """Return the names of ``count`` existing tables: the given ones, or t0, t1, ..."""
     if names is not None and len(names) != count:
         raise ArgumentValueError(
-            f"{where}: names has {len(names)} elements for {count} tables; expected equal numbers"
+            f"{prefix}: names has {len(names)} elements for {count} tables; expected equal numbers"
         )
-    own = list(names) if names is not None else [f"t{number}" for number in range(count)]
-    check_names(own, where)
-    return own
+    table_names = list(names) if names is not None else [f"t{number}" for number in range(count)]
+    check_names(table_names, prefix)
+    return table_names
 
 
 def features_of(names: Sequence[str], tables: Sequence[Table]) -> list[tuple[str, int]]:
@@ -341,45 +341,45 @@ def features_of(names: Sequence[str], tables: Sequence[Table]) -> list[tuple[str
     ]
 
 
-def check_names(names: Sequence[str], where: str) -> None:
+def check_names(names: Sequence[str], prefix: str) -> None:
     """Raise ValueError unless names of tables are distinct and can be a part of a state_dict's names."""
     if not names:
-        raise ArgumentValueError(f"{where}: tables is empty; expected at least one table")
+        raise ArgumentValueError(f"{prefix}: tables is empty; expected at least one table")
     if len(set(names)) < len(names):
         twice = next(name for name in names if list(names).count(name) > 1)
-        raise ArgumentValueError(f"{where}: two tables are named {twice!r}")
+        raise ArgumentValueError(f"{prefix}: two tables are named {twice!r}")
     for name in names:
         if not isinstance(name, str) or not name or "." in name:
             raise ArgumentValueError(
-                f"{where}: a table is named {name!r}; expected a string that is not empty and has no dot, "
+                f"{prefix}: a table is named {name!r}; expected a string that is not empty and has no dot, "
                 "since it is a part of a name in the state_dict"
             )
 
 
-def _spec_of(name: str, table: Table, sparse: bool, where: str) -> TableSpec:
+def _spec_of(name: str, table: Table, sparse: bool, prefix: str) -> TableSpec:
     if not isinstance(table.dtype, torch.dtype) or not table.dtype.is_floating_point:
         raise ArgumentTypeError(
-            f"{where}: dtype of {name} is {table.dtype!r}; expected a floating-point torch.dtype"
+            f"{prefix}: dtype of {name} is {table.dtype!r}; expected a floating-point torch.dtype"
         )
     if isinstance(table.feature_names, str):
         raise ArgumentTypeError(
-            f"{where}: feature_names of {name} is the str {table.feature_names!r}; expected a sequence of "
+            f"{prefix}: feature_names of {name} is the str {table.feature_names!r}; expected a sequence of "
             "names"
         )
     if table.mode not in MODES:
         raise ArgumentValueError(
-            f'{where}: mode of {name} is {table.mode!r}; expected "sum", "mean" or "max"'
+            f'{prefix}: mode of {name} is {table.mode!r}; expected "sum", "mean" or "max"'
         )
     if sparse and table.mode == "max":
         raise ArgumentValueError(
-            f'{where}: sparse is True and mode of {name} is "max", which has no sparse gradient. Pass '
+            f'{prefix}: sparse is True and mode of {name} is "max", which has no sparse gradient. Pass '
             "sparse=False."
         )
     rows, dim = (
-        integer(f"{where}: {field} of {name}", getattr(table, field), 0, _MOST)
+        integer(f"{prefix}: {field} of {name}", getattr(table, field), 0, _MOST)
         for field in ("num_embeddings", "embedding_dim")
     )
     padding = table.padding_idx
     if padding is not None:
-        padding = integer(f"{where}: padding_idx of {name}", padding, -rows, rows - 1) % rows
+        padding = integer(f"{prefix}: padding_idx of {name}", padding, -rows, rows - 1) % rows
     return TableSpec(name, rows, dim, table.mode, padding)

@@ -87,13 +87,13 @@ class CollectionView(NamedTuple):
     device: torch.device  # of the first matrix
     has_kernel: bool  # True: one call pools all tables
 
-    def lookups_of(self, batch: Any, where: str) -> Lookups:
+    def lookups_of(self, batch: Any, prefix: str) -> Lookups:
         """Return a batch in the form that the module's call takes.
 
         Raises:
             TypeError, ValueError: ``batch`` is no batch.
         """
-        return self.module._lookups_of(batch, where)
+        return self.module._lookups_of(batch, prefix)
 
     def set_plan(self, plan: Any, schedules: Any, warps: int) -> None:
         """Set the module's schedules to those of a plan, int32 ``[features, 5]``, and store the plan."""

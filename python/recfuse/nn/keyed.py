@@ -42,8 +42,8 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
         """The tables by name; each can be called."""
         return self._modules["embedding_bags"]  # type: ignore[return-value]
 
-    def _lookups_of(self, batch: Any, where: str) -> Lookups:
-        return of_torchrec(batch, self._flat_feature_names, self._is_weighted, where)
+    def _lookups_of(self, batch: Any, prefix: str) -> Lookups:
+        return of_torchrec(batch, self._flat_feature_names, self._is_weighted, prefix)
 
     def forward(self, features: KeyedJaggedTensor, *, mapping: Mapping | None = None) -> KeyedTensor:
         """Pool every feature.

@@ -152,8 +152,8 @@ def _checked(offsets: Any, features: int) -> NDArray[np.integer]:
         check_storages("recfuse", "offsets", (offsets,))
         offsets = offsets.detach().numpy()
     if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
-        found = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
-        raise ArgumentTypeError(f"recfuse: offsets is {found}; expected an int32 or int64 array or tensor")
+        kind = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
+        raise ArgumentTypeError(f"recfuse: offsets is {kind}; expected an int32 or int64 array or tensor")
     if offsets.ndim != 1 or offsets.size == 0 or (offsets.size - 1) % max(features, 1):
         raise ArgumentValueError(
             f"recfuse: offsets has shape {list(offsets.shape)}; expected features * bags + 1 elements with "

@@ -109,9 +109,9 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         rows = sum(table.num_embeddings for table in self.layout.tables)
         return f"tables={len(self)}, rows={rows}, output_dim={self.layout.output_dim}"
 
-    def _lookups_of(self, batch: Any, where: str) -> Lookups:
+    def _lookups_of(self, batch: Any, prefix: str) -> Lookups:
         self._check_last_offset()
-        return of_list(batch, len(self), where)
+        return of_list(batch, len(self), prefix)
 
     def _check_last_offset(self) -> None:
         if self._with_last_offset:
@@ -151,9 +151,9 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
                 minus sign.
             IndexError: as :class:`recfuse.nn.FusedEmbeddingBagCollection`.
         """
-        where = "recfuse.nn.FusedEmbeddingBagList"
+        prefix = "recfuse.nn.FusedEmbeddingBagList"
         self._check_last_offset()
-        lookups = join_tables(offsets, indices, row_weights, tables=len(self), where=where, rows=self._rows)
+        lookups = join_tables(offsets, indices, row_weights, tables=len(self), prefix=prefix, rows=self._rows)
         return self._pool_apart(*lookups, mapping)
 
 

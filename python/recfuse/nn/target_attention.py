@@ -152,7 +152,7 @@ class TargetAttention(torch.nn.Module):
             x_user = read_histories(x_user, *given)
             x_values = x_user if same else read_histories(x_values, *given)
         kv = self.kv_heads, self.head_dim
-        found = ikbo_attention(
+        attended = ikbo_attention(
             self.q_proj(x_cand).unflatten(-1, (self.num_heads, self.head_dim)),
             self.k_proj(x_user).unflatten(-1, kv),
             self.v_proj(x_values).unflatten(-1, kv),
@@ -163,8 +163,8 @@ class TargetAttention(torch.nn.Module):
             path=self.path,
         )
         if q_user is None:
-            return self.out_proj(found.flatten(2))
-        return tuple(self.out_proj(one.flatten(2)) for one in found)
+            return self.out_proj(attended.flatten(2))
+        return tuple(self.out_proj(one.flatten(2)) for one in attended)
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Raise NotImplementedError."""
@@ -180,10 +180,10 @@ def _size(name: str, value: Any) -> int:
     return integer(f"TargetAttention: {name}", value, 1, _MOST)
 
 
-def _check(name: str, given: Any, sizes: str, features: int) -> None:
+def _check(name: str, tensor: Any, sizes: str, features: int) -> None:
     """Raise an error unless an input is a tensor of these sizes and features."""
-    check_tensor("nn.TargetAttention", name, given)
-    if given.dim() != sizes.count(",") + 2 or given.shape[-1] != features:
+    check_tensor("nn.TargetAttention", name, tensor)
+    if tensor.dim() != sizes.count(",") + 2 or tensor.shape[-1] != features:
         raise ArgumentValueError(
-            f"TargetAttention: {name} is {list(given.shape)}; expected [{sizes}, {features}]"
+            f"TargetAttention: {name} is {list(tensor.shape)}; expected [{sizes}, {features}]"
         )

@@ -37,8 +37,8 @@ def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
     torch's own ``apply`` looks up signatures, which takes longer than a small bag.
     """
-    found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    return found
+    apply_in_c: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply_in_c
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
@@ -59,8 +59,8 @@ def _single_level(function: type[torch.autograd.Function]) -> Any:
 
     Since torch 2.14, every `apply` of an `autograd.Function` begins at the outermost transform.
     """
-    own = {name: value for name, value in vars(function).items() if isinstance(value, staticmethod)}
-    return type(function.__name__, (torch.autograd.function._SingleLevelFunction,), own)
+    methods = {name: value for name, value in vars(function).items() if isinstance(value, staticmethod)}
+    return type(function.__name__, (torch.autograd.function._SingleLevelFunction,), methods)
 
 
 class _Once(torch.autograd.Function):
@@ -115,12 +115,12 @@ def register(name: str, autograd: Callable[..., Any] | None = None) -> None:
     def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any, **options: Any) -> Any:
         if info.batch_size == 0:
             raise NotImplementedError(f"{operator} has no vmap over a dimension of size 0")
-        found = [
+        results = [
             operator(*_sliced(arguments, in_dims, number), **options) for number in range(info.batch_size)
         ]
-        if isinstance(found[0], Tensor):
-            return torch.stack(found), 0
-        return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
+        if isinstance(results[0], Tensor):
+            return torch.stack(results), 0
+        return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
 
     torch.library.register_vmap(f"recfuse::{name}", batched, lib=library)
 

@@ -60,20 +60,20 @@ def define_gradients(
         return output, winners_of(bag, weights_of(call), call)
 
     def differentiate(call: tuple[Any, ...], updates: Updates | None = None) -> Tensor:
-        given = *call, *defaults[len(call) :]
-        weights, sparse, sample_weights = weights_of(call), given[at_sparse], given[at_sample_weights]
+        complete = *call, *defaults[len(call) :]
+        weights, sparse, sample_weights = weights_of(call), complete[at_sparse], complete[at_sample_weights]
         if not needs_derivatives((*weights, sample_weights)):
             with below_autograd():
                 return operator(*call)
         if bag_of is not None:
             try:
-                bag: Bag | None = bag_of(*given)
+                bag: Bag | None = bag_of(*complete)
             except Exception:
                 call_below_autograd(operator, *call)  # raises, and names the argument
                 raise
-            any_max = given[3] == "max"
+            any_max = complete[3] == "max"
         else:
-            bag, any_max = None, given[-1]
+            bag, any_max = None, complete[-1]
             if any_max and is_readable(call[1]):
                 any_max = pools_max(call[1])
         pool = with_winners if any_max and is_traced() else operator
@@ -85,8 +85,8 @@ def define_gradients(
         traced = updates if anchors else None
         return apply(PooledBags, run, call, bag, any_max, sinks, traced, sample_weights, *anchors, *weights)
 
-    def differentiate_updated(*given: Any) -> Tensor:
-        states, numbers, anchors, updater_of, options, *call = given
+    def differentiate_updated(*complete: Any) -> Tensor:
+        states, numbers, anchors, updater_of, options, *call = complete
         updates = Updates(states, numbers, anchors, tuple(updater_of), tuple(options))
         return differentiate(tuple(call), updates)
 
@@ -97,9 +97,9 @@ def define_gradients(
 
     for key in ("CPU", "CUDA"):
         library.impl(both, pool_with_winners, key)
-        library.impl(updated, lambda *given: operator(*given[5:]), key)
+        library.impl(updated, lambda *complete: operator(*complete[5:]), key)
     with_winners = getattr(torch.ops.recfuse, both).default
-    register_fake(updated, follows)(lambda *given: shape(*given[5:]))
+    register_fake(updated, follows)(lambda *complete: shape(*complete[5:]))
     library.impl(updated, differentiate_updated, "Autograd")
     register(name, lambda *call: differentiate(call))
     return getattr(torch.ops.recfuse, updated).default

@@ -205,8 +205,8 @@ class PooledBags(torch.autograd.Function):
         if traced:
             after = [kept[count], grads[_SAMPLE_WEIGHTS]] if of_factors else kept[count : count + 1]
             anchors = [node for node, _ in ctx.next_functions[_TENSORS - len(needed) : -count]]
-            found = update_in_graph(output, kept[:count], traced, kept[count + 1 :], options, after, anchors)
-            for anchor, token in found.items():
+            tokens = update_in_graph(output, kept[:count], traced, kept[count + 1 :], options, after, anchors)
+            for anchor, token in tokens.items():
                 grads[_TENSORS + anchor] = token
         return tuple(grads)
 
@@ -243,10 +243,12 @@ def _bag_grad(
         and not torch.is_grad_enabled()
         and forward_ad._current_level < 0  # a tangent of grad is refused
     ):
-        found: Tensor = _plain_gradient(grad, indices, offsets, pooling, last, padding_idx, rows, dim, dtype)
-        if not are_few(found._nnz() * dim):
-            mark_later(ctx, found._indices(), found._values(), -1)
-        return found
+        gradient: Tensor = _plain_gradient(
+            grad, indices, offsets, pooling, last, padding_idx, rows, dim, dtype
+        )
+        if not are_few(gradient._nnz() * dim):
+            mark_later(ctx, gradient._indices(), gradient._values(), -1)
+        return gradient
     lookups = _fused_lookups(bag, indices, offsets, complete=False)
     output, form = (grad, *lookups, sample_weights, winners, by_freq), (0, rows, dim, dtype)
     return _marked(ctx, output, [form])[0] if sparse else dense_grad(output, form)
@@ -255,12 +257,12 @@ def _bag_grad(
 def _marked(ctx: Any, output: OutputGrad, forms: Sequence[Form]) -> list[Tensor]:
     """Return sparse gradients, and mark them as coalesced after they have reached their Parameters."""
     bag, _, sinks, _ = ctx.call
-    found = []
+    gradients = []
     for form, (rows, values) in zip(forms, sparse_grads(output, forms), strict=True):
-        found.append(coalesced(form, rows, values))
+        gradients.append(coalesced(form, rows, values))
         if is_readable(values) and not (bag is not None and are_few(values.numel())):
             mark_later(ctx, rows, values, form[0] - len(sinks))
-    return found
+    return gradients
 
 
 def pools_max(features: Tensor) -> bool:
@@ -273,7 +275,7 @@ def winners_of(bag: Bag | None, weights: Sequence[Tensor], call: tuple[Any, ...]
 
     ``call`` has the arguments of the operator.
     """
-    own, lookups = [weight.contiguous() for weight in weights], call[1:5]
+    matrices, lookups = [weight.contiguous() for weight in weights], call[1:5]
     if bag is not None:
         lookups = *_fused_lookups(bag, call[1], call[2], complete=True), bag[1]
-    return call_below_autograd(find_winners, own, *lookups)
+    return call_below_autograd(find_winners, matrices, *lookups)

@@ -144,11 +144,11 @@ def embedding_bag(
         and bounds_check == "on"
         and not torch.compiler.is_dynamo_compiling()
     ):
-        found = _plain_call(
+        output = _plain_call(
             input, weight, offsets, mode, include_last_offset, padding_idx, scale_grad_by_freq, sparse
         )
-        if found is not None:
-            return found
+        if output is not None:
+            return output
     check_tensors(input, weight, offsets, per_sample_weights)
     check_integers(input, weight, offsets)
     if not has_kernel(input, weight, offsets, per_sample_weights):
@@ -240,18 +240,18 @@ def _plain_call(
         row = -1 if padding_idx is None else padding_row(padding_idx, weight)
         pooling = SUM if mode == "sum" else MEAN
         call = weight, input, offsets, pooling, include_last_offset, row
-        found: Tensor
+        output: Tensor
         if not weight.requires_grad or not torch.is_grad_enabled():
-            found = plain(*call)
-            return found
+            output = plain(*call)
+            return output
         update = update_of(weight)
         if update is not None and by_freq:
             return None
         sinks = (sparse,) if update is None else update_sinks((weight,), (update,), sparse)
         rows, dim = weight.shape
         bag = rows, dim, DTYPES.index(weight.dtype), pooling, row, include_last_offset, by_freq
-        found = pooled(plain, call, bag, False, sinks, None, None, weight)
-        return found
+        output = pooled(plain, call, bag, False, sinks, None, None, weight)
+        return output
     except Exception:
         return None
 

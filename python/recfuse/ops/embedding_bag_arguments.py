@@ -37,8 +37,13 @@ def check_tensors(input: Any, weight: Any, offsets: Any, per_sample_weights: Any
         and (per_sample_weights is None or isinstance(per_sample_weights, Tensor))
     ):
         return
-    given = {"input": input, "weight": weight, "offsets": offsets, "per_sample_weights": per_sample_weights}
-    for name, value in given.items():
+    arguments = {
+        "input": input,
+        "weight": weight,
+        "offsets": offsets,
+        "per_sample_weights": per_sample_weights,
+    }
+    for name, value in arguments.items():
         if value is not None or name in ("input", "weight"):
             check_tensor("embedding_bag", name, value)
 
@@ -49,10 +54,10 @@ def check_integers(input: Tensor, weight: Tensor, offsets: Tensor | None) -> Non
         return
     if not weight.dtype.is_floating_point:  # torch's function takes input and weight in either order
         return
-    for name, given in (("input", input), ("offsets", offsets)):
-        if given is not None and (given.dtype.is_floating_point or given.dtype.is_complex):
+    for name, tensor in (("input", input), ("offsets", offsets)):
+        if tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
             _fail_type(
-                f"{name} is {str(given.dtype).removeprefix('torch.')}; expected int32 or int64. Pass "
+                f"{name} is {str(tensor.dtype).removeprefix('torch.')}; expected int32 or int64. Pass "
                 f"{name}.long()."
             )
 

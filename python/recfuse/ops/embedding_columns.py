@@ -83,11 +83,11 @@ def embedding_columns(
 
     Source: Pan et al., RECom, ASPLOS 2023.
     """
-    given = weights, program, dense, values, offsets, value_weights, batch, output_dim
+    arguments = weights, program, dense, values, offsets, value_weights, batch, output_dim
     options = (
         (program_on_device, bounds_check) if program_on_device is not None or bounds_check != "on" else ()
     )
-    return _call(_columns, weights, given + options)
+    return _call(_columns, weights, arguments + options)
 
 
 def embedding_columns_at(
@@ -106,8 +106,8 @@ def embedding_columns_at(
             ``batch`` samples, on the weights' device. The caller keeps them and the number's owner.
         weights, program, batch, output_dim, program_on_device, bounds_check: as :func:`embedding_columns`.
     """
-    given = weights, program, inputs, batch, output_dim, program_on_device, bounds_check
-    return _call(_columns_at, weights, given)
+    arguments = weights, program, inputs, batch, output_dim, program_on_device, bounds_check
+    return _call(_columns_at, weights, arguments)
 
 
 def embedding_columns_split(
@@ -163,9 +163,9 @@ def embedding_columns_lookups(
         indices int64 ``[lookups]``, offsets int64 ``[columns with a table * batch + 1]``, and the factor of
         each lookup, float32 ``[lookups]``: without elements if all are 1. Filled samples have no lookup.
     """
-    given = program, dense, values, offsets, value_weights, batch, program_on_device, bounds_check
-    found: tuple[Tensor, Tensor, Tensor] = _call(_lookups, (), given)
-    return found
+    arguments = program, dense, values, offsets, value_weights, batch, program_on_device, bounds_check
+    lookups: tuple[Tensor, Tensor, Tensor] = _call(_lookups, (), arguments)
+    return lookups
 
 
 def _call(operator: Any, weights: Sequence[Tensor], arguments: tuple[Any, ...]) -> Any:

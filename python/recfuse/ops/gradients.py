@@ -79,8 +79,8 @@ def sparse_grads(output: OutputGrad, weights: Sequence[Form]) -> list[tuple[Tens
     if len(weights) < 2 or not is_readable(grad):
         return [_gradient(_sparse_weight_grad, *where, *weight, *factors) for weight in weights]
     forms = map(list, zip(*weights, strict=True))
-    found = _gradient(_sparse_weight_grads, *where, *forms, *factors)
-    return list(zip(found[::2], found[1::2], strict=True))
+    gradients = _gradient(_sparse_weight_grads, *where, *forms, *factors)
+    return list(zip(gradients[::2], gradients[1::2], strict=True))
 
 
 def coalesced(weight: Form, rows: Tensor, values: Tensor) -> Tensor:
@@ -100,9 +100,9 @@ def used_of(ctx: Any, features: Tensor, grad: Tensor) -> Used | None:
 
     Lookups of other features are in no gradient and in no update. None means all features.
     """
-    told = vars(ctx)
-    mask = told.get("used_features")
-    return None if mask is None else Used(mask(features, grad), told["used_groups"])
+    attributes = vars(ctx)
+    mask = attributes.get("used_features")
+    return None if mask is None else Used(mask(features, grad), attributes["used_groups"])
 
 
 def are_few(elements: int) -> bool:
@@ -194,12 +194,12 @@ def bags_of(features: Tensor, offsets: Tensor) -> int:
 
 @register_fake("fused_embedding_bag_sparse_gradients", follows="grad")
 def _(grad: Tensor, features: Tensor, indices: Tensor, offsets: Tensor, *call: Any) -> list[Tensor]:
-    found = []
+    gradients = []
     for dim, dtype in zip(call[2], call[3], strict=True):
         count = _rows_found(indices)
-        found += [grad.new_empty((count,), dtype=torch.int64)]
-        found += [grad.new_empty((count, dim), dtype=DTYPES[dtype])]
-    return found
+        gradients += [grad.new_empty((count,), dtype=torch.int64)]
+        gradients += [grad.new_empty((count, dim), dtype=DTYPES[dtype])]
+    return gradients
 
 
 for _operator in (

@@ -136,12 +136,12 @@ def ikbo_attention(
     transformed = is_transformed()
     if is_autocast(q, transformed):
         q, k, v, q_user = autocast((q, k, v, q_user))
-    given = q, k, v, cand_to_user, scale, kv_lengths, kv_offsets
+    arguments = q, k, v, cand_to_user, scale, kv_lengths, kv_offsets
     if transformed:
         return operator_of(q_user, bool(return_lse))(
-            *(given if q_user is None else (q_user, *given)), **options
+            *(arguments if q_user is None else (q_user, *arguments)), **options
         )
-    return call_attention(bool(return_lse), q_user, *given, **options)
+    return call_attention(bool(return_lse), q_user, *arguments, **options)
 
 
 def ikbo_attention_path(
@@ -174,11 +174,11 @@ def ikbo_attention_path(
         'packed'
     """
     scale = _check((q, k, v, cand_to_user, kv_lengths, kv_offsets, q_user), scale)
-    given = (q, k, v, cand_to_user, scale, kv_lengths, kv_offsets)
+    arguments = (q, k, v, cand_to_user, scale, kv_lengths, kv_offsets)
     options = {"path": path, "bounds_check": bounds_check}
     if q_user is not None:
-        return ATTENTION_PATHS[_ops._ikbo_attention_self_path.default(q_user, *given, **options)]
-    return ATTENTION_PATHS[_ops._ikbo_attention_path.default(*given, **options)]
+        return ATTENTION_PATHS[_ops._ikbo_attention_self_path.default(q_user, *arguments, **options)]
+    return ATTENTION_PATHS[_ops._ikbo_attention_path.default(*arguments, **options)]
 
 
 def _check(tensors: tuple[Any, ...], scale: Any) -> float | None:
@@ -239,9 +239,9 @@ def _shapes(
 
 def _define_fake(name: str, with_self: bool, with_lse: bool) -> None:
     def fake(*arguments: Any, **_: Any) -> Any:
-        found = _shapes(*(arguments if with_self else (None, *arguments)))
-        found = found if with_lse else found[: len(found) // 2]
-        return found[0] if len(found) == 1 else tuple(found)
+        shapes = _shapes(*(arguments if with_self else (None, *arguments)))
+        shapes = shapes if with_lse else shapes[: len(shapes) // 2]
+        return shapes[0] if len(shapes) == 1 else tuple(shapes)
 
     register_fake(name)(fake)
 

@@ -80,10 +80,10 @@ def check_call(
     """Raise TypeError if an argument of a failed call is no tensor; ``optional`` arguments may be None."""
     if not isinstance(weights, (list, tuple)):
         raise NotATensorError(f"recfuse.{function}: weights is {a_type(weights)}; expected a list of tensors")
-    given = {f"weights[{number}]": weight for number, weight in enumerate(weights)}
-    given |= {"features": features, "indices": indices, "offsets": offsets}
-    given |= {name: value for name, value in optional.items() if value is not None}
-    for name, value in given.items():
+    tensors = {f"weights[{number}]": weight for number, weight in enumerate(weights)}
+    tensors |= {"features": features, "indices": indices, "offsets": offsets}
+    tensors |= {name: value for name, value in optional.items() if value is not None}
+    for name, value in tensors.items():
         check_tensor(function, name, value)
 
 
@@ -199,8 +199,8 @@ def register_fake(operator: str, follows: str = "", may_be_on_host: str = "") ->
 
     def decorate(fake: Fake) -> Fake:
         def checked(*arguments: Any, **options: Any) -> Any:
-            given = *zip(names, arguments, strict=False), *options.items()
-            check_devices(public_name(operator), given, follows, may_be_on_host)
+            named = *zip(names, arguments, strict=False), *options.items()
+            check_devices(public_name(operator), named, follows, may_be_on_host)
             return fake(*arguments, **options)
 
         torch.library.register_fake(f"recfuse::{operator}", checked, lib=library)
@@ -225,21 +225,21 @@ def check_devices(
     on_host: list[tuple[str, Tensor]] = []  # arguments that are always on the CPU
     on_both: list[tuple[str, Tensor]] = []
     for name, value in arguments:
-        found = _tensors_of(name, value)
-        if name == follows and found and all(tensor.is_meta for _, tensor in found):
+        value_tensors = _tensors_of(name, value)
+        if name == follows and value_tensors and all(tensor.is_meta for _, tensor in value_tensors):
             return
         if is_of_host(name):
-            on_host += found
+            on_host += value_tensors
         elif name == may_be_on_host:
-            on_both += found
+            on_both += value_tensors
         else:
-            tensors += found
-    given = *tensors, *on_both, *on_host
-    if not given:
+            tensors += value_tensors
+    named = *tensors, *on_both, *on_host
+    if not named:
         return
-    first, device = given[0][0], given[0][1].device
+    first, device = named[0][0], named[0][1].device
     allowed = {device}
-    for at, (name, tensor) in enumerate(given):
+    for at, (name, tensor) in enumerate(named):
         if at == len(tensors) + (0 if device.type == "cuda" else len(on_both)):
             allowed.add(torch.device("cpu"))
         if tensor.device not in allowed:

@@ -171,17 +171,17 @@ class _Pass:
                 owner = update.check()
                 owners[id(owner)] = owner
                 uses[id(weight)] = uses.get(id(weight), 0) + 1
-        several: dict[int, list[tuple[_PendingUpdate, int]]] = {}
+        shared: dict[int, list[tuple[_PendingUpdate, int]]] = {}
         for call in pending:
             groups: dict[int, list[int]] = {}
             for number, (weight, update) in call.sinks.items():
                 if uses[id(weight)] == 1:
                     groups.setdefault(id(update.updater), []).append(number)
                 else:
-                    several.setdefault(id(weight), []).append((call, number))
+                    shared.setdefault(id(weight), []).append((call, number))
             for numbers in groups.values():
                 call.run(numbers)
-        for calls in several.values():
+        for calls in shared.values():
             first, number = calls[0]
             total = functools.reduce(torch.add, (call.gradient(at) for call, at in calls)).coalesce()
             rows_update(*first.sinks[number], total.indices()[0], total.values())
@@ -199,8 +199,8 @@ def update_later(output: OutputGrad, sinks: dict[int, UpdateSink], count: int) -
     ``sinks`` has the numbers of weights in a call of ``count`` weights as keys.
     """
     task = torch._C._current_graph_task_id()
-    found = _passes.get(task)
-    running = None if found is None else found()
+    reference = _passes.get(task)
+    running = None if reference is None else reference()
     if running is None:
         if scaled_passes:
             check_unscaled(next(iter(sinks.values()))[1].updater.owner)

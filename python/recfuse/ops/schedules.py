@@ -47,13 +47,13 @@ class ScheduleText:
     @classmethod
     def parse(cls: type[AnySchedule], text: str) -> AnySchedule:
         """Return the schedule of a text; raise ValueError for an invalid text."""
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         names = [field.name for field in fields(cls)]
         least, end = cls._NUMBERS
         whole = f"schedule {_short(text)}"
         for word in filter(None, text.split(" ")):  # as the C library splits it
             name, _, value = word.partition("=")
-            if name not in names or name in given:
+            if name not in names or name in values:
                 raise ValueError(
                     f"{whole}: {_short(word)} is unknown or given twice; expected {', '.join(names)}"
                 )
@@ -63,13 +63,13 @@ class ScheduleText:
             if not allowed and not (_NUMBER.fullmatch(value) and least <= int(value) < end):
                 must = f"expected a whole number from {least} to {end - 1}"
                 raise ValueError(f"{whole}: {name} is {_short(value)}; {must}")
-            given[name] = value if allowed else int(value)
-        return cls(**given)
+            values[name] = value if allowed else int(value)
+        return cls(**values)
 
     def __str__(self) -> str:
         """Return the text."""
-        given = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return " ".join(f"{name}={value}" for name, value in given if value is not None)
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return " ".join(f"{name}={value}" for name, value in values if value is not None)
 
 
 @dataclass(frozen=True)
@@ -121,18 +121,18 @@ class FusedSchedule(ScheduleText):
     def of_row(cls, row: Sequence[int]) -> FusedSchedule:
         """Return the schedule of a row of schedules, without its expected lookups."""
         values = (int(value) or None for value in row[CHOSEN])
-        own: dict[str, Any] = dict(zip(FUSED_SCHEDULE.fields[CHOSEN], values, strict=True))
-        kind = own.pop("kind")
-        return cls(None if kind is None else KINDS[kind - 1], **own)
+        values_by_name: dict[str, Any] = dict(zip(FUSED_SCHEDULE.fields[CHOSEN], values, strict=True))
+        kind = values_by_name.pop("kind")
+        return cls(None if kind is None else KINDS[kind - 1], **values_by_name)
 
     def row(self, expected_sixteenths: int = 0) -> tuple[int, ...]:
         """Return the row of the operator.
 
         Expected lookups of a bag are in sixteenths (0: unknown, -1: always empty).
         """
-        own = {field.name: getattr(self, field.name) or 0 for field in fields(self)}
-        own["kind"] = (None, *KINDS).index(self.kind)
-        return FUSED_SCHEDULE.row(**own, expected=expected_sixteenths)
+        values = {field.name: getattr(self, field.name) or 0 for field in fields(self)}
+        values["kind"] = (None, *KINDS).index(self.kind)
+        return FUSED_SCHEDULE.row(**values, expected=expected_sixteenths)
 
 
 def expectations(lengths: NDArray[np.float64]) -> NDArray[np.int32]:

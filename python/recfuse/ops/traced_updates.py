@@ -97,15 +97,15 @@ def update_in_graph(
     computed. ``kept`` are the states and numbers of `Updates`; ``nodes`` are the nodes of its anchors in the
     graph.
     """
-    found: dict[int, Tensor] = {}
+    tokens: dict[int, Tensor] = {}
     count = len(options) // OPTIONS
     for updater, numbers in enumerate(kept[-count:]):
         groups = [group for group, sink in sinks.items() if sink.updater == updater]
         if not groups:
             continue
-        own = output
+        updated = output
         if len(groups) < len(weights):
-            own = output[0], _ops._features_of(output[1], groups), *output[2:]
+            updated = output[0], _ops._features_of(output[1], groups), *output[2:]
         own_options = options[updater * OPTIONS : (updater + 1) * OPTIONS]
         own_weights = [weights[group] for group in groups]
         own_states: list[Tensor] = []
@@ -113,7 +113,7 @@ def update_in_graph(
             first = sinks[group].first_state
             own_states += kept[first : first + STATES[own_options[0]]]
         order = [*after, _ops._once_a_pass(output[0], own_weights, own_states)]
-        grad, *rest, _ = own
+        grad, *rest, _ = updated
         kind, stochastic_rounding, seed = own_options
         rounding = bool(stochastic_rounding), seed
         with below_autograd():
@@ -123,8 +123,8 @@ def update_in_graph(
         for group in groups:
             anchor = sinks[group].anchor
             _once_a_graph(nodes[anchor])
-            found[anchor] = token
-    return found
+            tokens[anchor] = token
+    return tokens
 
 
 def _once_a_graph(anchor: Any) -> None:

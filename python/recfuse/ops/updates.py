@@ -93,29 +93,29 @@ class Update:
             )
         if self.updated:
             raise ArgumentValueError(
-                f"{owner._where}: a second backward() came before step(), but the tables' rows are updated "
+                f"{owner._prefix}: a second backward() came before step(), but the tables' rows are updated "
                 "inside backward(), so gradients do not accumulate. "
                 f"{owner._instead}, or call step() after each backward()."
             )
         if owner._bridge is not None and (weight := self.weight) is not None and weight.grad is self.applied:
             raise ArgumentValueError(
-                f"{owner._where}: backward() came without zero_grad() since the last backward(), where "
+                f"{owner._prefix}: backward() came without zero_grad() since the last backward(), where "
                 "torch adds gradients up, but the tables' rows are updated inside backward(), so gradients "
                 "do not accumulate. "
                 f"{owner._instead}, or call zero_grad() before each backward()."
             )
         return owner
 
-    def check_finished(self, what: str) -> None:
-        """Raise ValueError if ``what`` is called between backward() and step() of an optimizer of torch.
+    def check_finished(self, reader: str) -> None:
+        """Raise ValueError if ``reader`` is called between backward() and step() of an optimizer of torch.
 
         Torch's own optimizer would not have changed the rows yet.
         """
         owner = self.updater.owner
         if self.updated and owner is not None and owner._bridge is not None:
             raise ArgumentValueError(
-                f"{owner._where}: {what} came between backward() and step(), but backward() has updated the "
-                "tables' rows already, where torch leaves them until step(). "
+                f"{owner._prefix}: {reader} came between backward() and step(), but backward() has "
+                "updated the tables' rows already, where torch leaves them until step(). "
                 f"{owner._instead}, or call step() after each backward()."
             )
 
@@ -202,15 +202,15 @@ def note(weights: Sequence[Tensor], updates: Sequence[Update]) -> None:
     torch.autograd.graph.increment_version([weight for weight in weights if not weight.is_inference()])
 
 
-def check_finished(weights: Sequence[Tensor], what: str) -> None:
-    """Raise ValueError if ``what`` reads weights between backward() and step() of an optimizer of torch.
+def check_finished(weights: Sequence[Tensor], reader: str) -> None:
+    """Raise ValueError if ``reader`` reads weights between backward() and step() of an optimizer of torch.
 
     Call it if ``unfinished`` is not empty.
     """
     for weight in weights:
         update = update_of(weight)
         if update is not None and id(update) in unfinished:
-            update.check_finished(what)
+            update.check_finished(reader)
 
 
 def set_update(weight: Tensor, update: Update | None) -> None:

@@ -41,23 +41,23 @@ class Form(NamedTuple):
         """The type of ``step`` in a state."""
         return int if self.dlrm else self.fused._kind.step
 
-    def check(self, state: Any, parameter: Tensor, what: str) -> None:
+    def check(self, state: Any, parameter: Tensor, prefix: str) -> None:
         """Raise an error unless a state of the optimizer is complete."""
         if not self.dlrm:
-            check_state(state, self.fused._kind.states, parameter.shape, what)
+            check_state(state, self.fused._kind.states, parameter.shape, prefix)
         elif isinstance(state, Mapping) and set(state) <= {"step"}:
-            check_state(state, (), (), what)
+            check_state(state, (), (), prefix)
         else:
-            check_state(state, ("momentum",), (parameter.shape[0], 1), what)
+            check_state(state, ("momentum",), (parameter.shape[0], 1), prefix)
 
     def to_fused(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the state for the fused optimizer."""
         if not self.dlrm:
             return state
-        found = {"step": state.get("step", 0)}
+        fused = {"step": state.get("step", 0)}
         if "momentum" in state and getattr(optimizer, "momentum_initialized", True):
-            found["sum"] = state["momentum"]
-        return found
+            fused["sum"] = state["momentum"]
+        return fused
 
     def from_fused(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a fused optimizer's state, with this optimizer's names."""
@@ -86,31 +86,31 @@ def form_of(optimizer: Optimizer) -> Form | None:
     return _FORMS.get(kind)
 
 
-def check_option(what: str, key: str, value: Any) -> None:
+def check_option(prefix: str, key: str, value: Any) -> None:
     """Raise an error if a fused step would differ from torch's step with this option."""
     if key == "weight_decay" and value != 0:
         raise ArgumentValueError(
-            f"{what}: weight_decay is {value!r}, by which torch changes each row of a table at each step, "
+            f"{prefix}: weight_decay is {value!r}, by which torch changes each row of a table at each step, "
             "and a fused optimizer the rows that are looked up. Give the tables a param group without it, "
             "or make an optimizer of recfuse.optim."
         )
     if key in ("lr", "eps"):
-        check_number(what, key, value)
+        check_number(prefix, key, value)
     elif key == "betas":
-        check_betas(what, value)
+        check_betas(prefix, value)
     elif key not in ("dampening", "nesterov"):  # these have no effect without momentum
-        check_off(what, key, value)
+        check_off(prefix, key, value)
 
 
-def check_group(group: Mapping[str, Any], what: str) -> None:
+def check_group(group: Mapping[str, Any], prefix: str) -> None:
     """Raise an error if a fused step would differ from torch's step with the options of a group."""
     for key, value in group.items():
         if key not in ("params", "param_names"):
-            check_option(what, key, value)
+            check_option(prefix, key, value)
 
 
 def check_adoptable(
-    optimizers: Sequence[Optimizer], weights: Iterable[Tensor], dense: Collection[int], what: str
+    optimizers: Sequence[Optimizer], weights: Iterable[Tensor], dense: Collection[int], prefix: str
 ) -> None:
     """Check, without changes, that the steps of optimizers with some of the weights can be fused.
 
@@ -122,22 +122,22 @@ def check_adoptable(
     """
     tables = {id(weight) for weight in weights}
     for optimizer in optimizers:
-        own = [group for group in optimizer.param_groups if any(id(p) in tables for p in group["params"])]
+        groups = [group for group in optimizer.param_groups if any(id(p) in tables for p in group["params"])]
         form, name = form_of(optimizer), type(optimizer).__name__
         if form is None:
-            if own and not isinstance(optimizer, FusedOptimizer):
+            if groups and not isinstance(optimizer, FusedOptimizer):
                 why = _WHY_NOT.get(type(optimizer), f"has no fused step, which {_FUSED} have. {_PASS}")
-                raise ArgumentValueError(f"{what}: {name} cannot be fused, since it {why}")
+                raise ArgumentValueError(f"{prefix}: {name} cannot be fused, since it {why}")
             continue
-        for group in own:
-            check_group(group, f"{what}: {name} of tables")
+        for group in groups:
+            check_group(group, f"{prefix}: {name} of tables")
             for parameter in group["params"]:
                 if id(parameter) not in tables:
                     continue
                 if form.dlrm and id(parameter) in dense:
                     raise ArgumentValueError(
-                        f"{what}: {name} of a table with sparse=False makes another step, of each element "
+                        f"{prefix}: {name} of a table with sparse=False makes another step, of each element "
                         "and not of each row. Make the table with sparse=True, or pass "
                         "fuse_optimizers=False."
                     )
-                form.check(optimizer.state.get(parameter, {}), parameter, f"{what}: {name} of tables")
+                form.check(optimizer.state.get(parameter, {}), parameter, f"{prefix}: {name} of tables")

@@ -37,9 +37,9 @@ _INSTEAD = "Call recfuse.swap without fuse_optimizers=True, so that torch's opti
 class OptimizerBridge:
     """The link between an optimizer of torch and the fused optimizer that makes its steps."""
 
-    def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor], what: str) -> None:
+    def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor], prefix: str) -> None:
         """Take over the optimizer's steps for ``parameters`` that it has; see :func:`check_adoptable`."""
-        self._reference, self._prefix = weakref.ref(optimizer), what
+        self._reference, self._prefix = weakref.ref(optimizer), prefix
         tables = {id(parameter) for parameter in parameters}
         groups = []
         for number, group in enumerate(optimizer.param_groups):
@@ -55,7 +55,7 @@ class OptimizerBridge:
             [{"params": own, **self._options(optimizer.param_groups[number])} for number, own in groups]
         )
         self.fused._bridge = weakref.ref(self)
-        self.fused._where, self.fused._instead = what, _INSTEAD
+        self.fused._prefix, self.fused._instead = prefix, _INSTEAD
         self._groups: list[ParamGroup] = []
         self._before: list[tuple[Mapping[str, Any], dict[str, Any]]] = []  # groups from before, and copies
         self._loaded: Mapping[Any, Any] | None = None
@@ -88,10 +88,10 @@ class OptimizerBridge:
     def _options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         names = set(self.fused.defaults) if hasattr(self, "fused") else set()
         names |= {"lr", "eps", "betas", "maximize", "initial_accumulator_value"}
-        found = {name: group[name] for name in names if name in group and name not in OFF}
+        options = {name: group[name] for name in names if name in group and name not in OFF}
         if self._form.dlrm:  # it ignores the groups' values
-            found["initial_accumulator_value"] = self._optimizer.defaults["initial_accumulator_value"]
-        return found
+            options["initial_accumulator_value"] = self._optimizer.defaults["initial_accumulator_value"]
+        return options
 
     def _check_option(self, key: str, value: Any) -> None:
         check_option(self._prefix, key, value)
@@ -124,8 +124,8 @@ class OptimizerBridge:
             self._form.check(states.get(parameter, {}), parameter, self._prefix)
         self.fused._take_states({p: self._form.to_fused(self._optimizer, states[p]) for p in states})
         for parameter in self.parameters:
-            if own := self._form.from_fused(self.fused.state[parameter]):
-                self._optimizer.state[parameter] = {"step": 0, **own}
+            if entries := self._form.from_fused(self.fused.state[parameter]):
+                self._optimizer.state[parameter] = {"step": 0, **entries}
         self._noted = {}
         self._note_steps(exact=False)
 
@@ -138,9 +138,9 @@ class OptimizerBridge:
             update, state = update_of(parameter), self._optimizer.state[parameter]
             assert update is not None
             self.fused._check_shared(self._form.tensors(state), update)
-            found = state.get("step")
-            if parameter in self._noted and (found is None or int(found) != self._noted[parameter]):
-                raise step_was_set(self._prefix, found)
+            step = state.get("step")
+            if parameter in self._noted and (step is None or int(step) != self._noted[parameter]):
+                raise step_was_set(self._prefix, step)
             steps_done = update.updater.counted_steps() if exact else update.updater.steps_done
             if int(state["step"]) != steps_done or type(state["step"]) is not type(kind(steps_done)):
                 state["step"] = kind(steps_done)
@@ -149,8 +149,8 @@ class OptimizerBridge:
     def check_groups(self) -> None:
         """Raise ValueError if groups of tables were replaced, or groups from before the swap changed."""
         there = {id(group) for group in self._optimizer.param_groups}
-        own = [group for group in self._groups if id(group) in there]
-        check_groups(own, len(self._groups), self, self._prefix)
+        groups = [group for group in self._groups if id(group) in there]
+        check_groups(groups, len(self._groups), self, self._prefix)
         for group, copy in self._before:
             if group != copy:
                 raise ArgumentValueError(
@@ -242,12 +242,12 @@ class OptimizerBridge:
             self._form.check(self._loaded.get(parameter, {}), parameter, self._prefix)
 
     def _after_load(self) -> None:
-        given, self._loaded = self._loaded or {}, None
+        loaded, self._loaded = self._loaded or {}, None
         # With changes by the user's hooks, but torch has rounded the states of half tables.
         state = self._optimizer.state
         self._take(
             {
-                parameter: (state if parameter.dtype == torch.float32 else given).get(parameter, {})
+                parameter: (state if parameter.dtype == torch.float32 else loaded).get(parameter, {})
                 for parameter in self.parameters
             }
         )
@@ -308,15 +308,15 @@ def _intercept(optimizer: Optimizer, name: str, before: Callable[[OptimizerBridg
     setattr(optimizer, name, types.MethodType(call, weakref.proxy(optimizer)))  # schedulers read __func__
 
 
-def adopt(optimizer: Optimizer, parameters: Sequence[Tensor], what: str) -> FusedOptimizer | None:
+def adopt(optimizer: Optimizer, parameters: Sequence[Tensor], prefix: str) -> FusedOptimizer | None:
     """Fuse the steps of the optimizer's tables; return None if it has no such table."""
     release(optimizer)
     _collect_once()
     tables = {id(parameter) for parameter in parameters}
-    own = [p for group in optimizer.param_groups for p in group["params"] if id(p) in tables]
-    if not own or form_of(optimizer) is None:
+    embeddings = [p for group in optimizer.param_groups for p in group["params"] if id(p) in tables]
+    if not embeddings or form_of(optimizer) is None:
         return None
-    return OptimizerBridge(optimizer, own, f"{what}: {type(optimizer).__name__} of tables").fused
+    return OptimizerBridge(optimizer, embeddings, f"{prefix}: {type(optimizer).__name__} of tables").fused
 
 
 @functools.cache
@@ -330,6 +330,6 @@ def _collect_once() -> None:
 
 def release(optimizer: Optimizer) -> None:
     """Undo :func:`adopt`, if it was called."""
-    found = vars(optimizer).get(_ATTRIBUTE)
-    if found is not None:
-        found.release()
+    bridge = vars(optimizer).get(_ATTRIBUTE)
+    if bridge is not None:
+        bridge.release()

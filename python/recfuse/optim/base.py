@@ -31,30 +31,30 @@ class FusedOptimizer(Stepping):
 
     _step_supports_amp_scaling = True  # for torch.amp.GradScaler: step() reads found_inf on the device
     _kind: Kind
-    _where = "recfuse.optim"  # the subject of errors
+    _prefix = "recfuse.optim"  # the subject of errors
     _instead = ""  # for errors: the way to have gradients
     _bridge: Any = None  # a weak reference to the OptimizerBridge that uses this optimizer
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Set the texts of errors, which have the name of the class."""
         super().__init_subclass__(**options)
-        cls._where = f"recfuse.optim.{cls.__name__}"
-        cls._instead = f"Create the optimizer as {cls._where}(..., deferred=True)"
+        cls._prefix = f"recfuse.optim.{cls.__name__}"
+        cls._instead = f"Create the optimizer as {cls._prefix}(..., deferred=True)"
 
     def __init__(
         self, params: Any, defaults: dict[str, Any], deferred: bool, stochastic_rounding: bool, seed: int
     ) -> None:
         """Create an optimizer of Parameters, param groups, or a module; see the classes."""
-        where = self._where
+        prefix = self._prefix
         self._settings = (
             bool(deferred),
             bool(stochastic_rounding),
-            integer(f"{where}: seed", seed, 0, 2**63 - 1),
+            integer(f"{prefix}: seed", seed, 0, 2**63 - 1),
         )
         self._begin()
         for key, value in defaults.items():
             self._check_option(key, value)
-        super().__init__(parameters_of(params, where), defaults)
+        super().__init__(parameters_of(params, prefix), defaults)
         if not deferred:
             watch_scalers()
 
@@ -85,7 +85,7 @@ class FusedOptimizer(Stepping):
         group = ParamGroup(self.param_groups[-1], self)
         try:
             for parameter in group["params"]:
-                check_parameter(parameter, self._where)
+                check_parameter(parameter, self._prefix)
                 self._check_columns(parameter)
         except Exception:
             self.param_groups.pop()
@@ -99,16 +99,16 @@ class FusedOptimizer(Stepping):
 
     def _check_option(self, key: str, value: Any) -> None:
         if key in (*_NUMBERS, "initial_accumulator_value"):
-            check_number(self._where, key, value)
+            check_number(self._prefix, key, value)
         elif key == "betas":
-            check_betas(self._where, value)
+            check_betas(self._prefix, value)
         else:
-            check_off(self._where, key, value)
+            check_off(self._prefix, key, value)
 
     def _group_changed(self, group: ParamGroup) -> None:
         """Write changed options to the devices of the group's tables."""
-        for own, updater in self._updaters:
-            if own is group:
+        for updated_group, updater in self._updaters:
+            if updated_group is group:
                 self._write(group, updater)
 
     def _write(self, group: Mapping[str, Any], updater: Updater) -> None:
@@ -123,22 +123,22 @@ class FusedOptimizer(Stepping):
         table = getattr(parameter, "_recfuse_cut_columns", None)
         if self._kind.by_row and table is not None:
             raise ArgumentValueError(
-                f"{self._where}: table {table!r} is cut by columns, and a state by row is a mean over all "
+                f"{self._prefix}: table {table!r} is cut by columns, and a state by row is a mean over all "
                 "columns. Cut the table by rows, or place it on one rank."
             )
 
     # ---- state
 
     def _new_state(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         with torch.inference_mode(False):
             for name in self._kind.states:
-                found[name] = torch.empty(
+                state[name] = torch.empty(
                     self._state_shape(parameter), dtype=torch.float32, device=parameter.device
                 )
-                advise_huge_pages(found[name])
-                found[name].fill_(group.get("initial_accumulator_value", 0))
-        return found
+                advise_huge_pages(state[name])
+                state[name].fill_(group.get("initial_accumulator_value", 0))
+        return state
 
     def _state_shape(self, parameter: Tensor) -> tuple[int, ...]:
         return (parameter.shape[0], 1) if self._kind.by_row else tuple(parameter.shape)
@@ -151,8 +151,12 @@ class FusedOptimizer(Stepping):
         """
         if isinstance(group, ParamGroup):
             group.keep(group["params"])
-        spare = [updater for own, updater in self._updaters if own is group]
-        self._updaters = [(own, updater) for own, updater in self._updaters if own is not group]
+        spare = [updater for updated_group, updater in self._updaters if updated_group is group]
+        self._updaters = [
+            (updated_group, updater)
+            for updated_group, updater in self._updaters
+            if updated_group is not group
+        ]
         together: dict[tuple[torch.device, int], list[Tensor]] = {}
         for parameter in group["params"]:
             together.setdefault((parameter.device, steps[parameter]), []).append(parameter)
@@ -184,41 +188,41 @@ class FusedOptimizer(Stepping):
             self._held.append(weakref.ref(parameter))
 
     def _check_groups(self) -> None:
-        check_groups(self.param_groups, self._count, self, self._where)
+        check_groups(self.param_groups, self._count, self, self._prefix)
         if self._bridge is not None and (bridge := self._bridge()) is not None:
             bridge.check_groups()
 
     def _own(self) -> list[Owned]:
         """Return all Parameters; raise if another optimizer has taken over, or a state was replaced."""
         self._check_groups()
-        own: list[Owned] = []
+        owned: list[Owned] = []
         for group in self.param_groups:
             for parameter in group["params"]:
                 update = update_of(parameter)
                 if update is None or update.updater.get_owner() is not self:
                     raise ArgumentValueError(
-                        f"{self._where}: a Parameter of shape {list(parameter.shape)} belongs to another "
+                        f"{self._prefix}: a Parameter of shape {list(parameter.shape)} belongs to another "
                         "optimizer of recfuse.optim now, which was created later"
                     )
                 state = self.state[parameter]
                 if update.states:
                     self._check_shared(state, update)
-                own.append((group, parameter, update, state))
-        return own
+                owned.append((group, parameter, update, state))
+        return owned
 
     def _check_step(self, state: Mapping[str, Any], update: Update) -> None:
         """Raise ValueError if the user has changed the number of the step in the state."""
         step = state.get("step")
         if step is not None and int(step) != update.step_in_state:
-            raise step_was_set(self._where, step)
+            raise step_was_set(self._prefix, step)
 
     def _check_shared(self, state: Mapping[str, Any], update: Update) -> None:
         """Raise ValueError if an entry of a state is not the tensor that kernels write to."""
-        for name, own in zip(self._kind.states, update.states, strict=True):
-            found = state.get(name)
-            if found is not own and (found is None or found.data_ptr() != own.data_ptr()):
+        for name, shared in zip(self._kind.states, update.states, strict=True):
+            tensor = state.get(name)
+            if tensor is not shared and (tensor is None or tensor.data_ptr() != shared.data_ptr()):
                 raise ArgumentValueError(
-                    f"{self._where}: {name} in the state of a Parameter was removed or replaced by another "
+                    f"{self._prefix}: {name} in the state of a Parameter was removed or replaced by another "
                     "tensor, which backward() would not know of. Write into it with copy_(), or call "
                     "load_state_dict()."
                 )
@@ -229,7 +233,7 @@ class FusedOptimizer(Stepping):
         """Check, before an update of a Parameter, conditions that a backward pass cannot see."""
         if weight.device != updater.device:
             raise ArgumentValueError(
-                f"{self._where}: a Parameter is on {weight.device}, its optimizer on {updater.device}. Make "
+                f"{self._prefix}: a Parameter is on {weight.device}, its optimizer on {updater.device}. Make "
                 "the optimizer after the module was moved."
             )
         if not self._is_checked:  # since the last step
@@ -243,7 +247,7 @@ class FusedOptimizer(Stepping):
         """Check a DistributedDataParallel whose forward pass calls the tables."""
         if parallel not in self._wrappers:
             held = [parameter for ref in self._held if (parameter := ref()) is not None]
-            check_wrapper(parallel, held, self._where, self._instead, self.deferred)
+            check_wrapper(parallel, held, self._prefix, self._instead, self.deferred)
             self._wrappers.add(parallel)
 
     # ---- dictionaries and copies
@@ -281,7 +285,7 @@ class FusedOptimizer(Stepping):
         raw: dict[Any, Mapping[str, Any]] = {}
 
         def check(_: Any, given: dict[str, Any]) -> None:
-            raw.update(states_by_parameter(given, self.param_groups, self._where))
+            raw.update(states_by_parameter(given, self.param_groups, self._prefix))
             for group in given.get("param_groups", ()):
                 for key, value in group.items():
                     if key not in ("params", "param_names"):
@@ -318,19 +322,19 @@ class FusedOptimizer(Stepping):
             self._arrange(group, {p: int(self.state[p].get("step", 0)) for p in group["params"]})
 
     def _check_loaded(self, parameter: Tensor, loaded: Mapping[str, Any]) -> None:
-        check_state(loaded, self._kind.states, self._state_shape(parameter), self._where)
+        check_state(loaded, self._kind.states, self._state_shape(parameter), self._prefix)
 
     def _load(
-        self, parameter: Tensor, group: Mapping[str, Any], own: dict[str, Any], loaded: Mapping[str, Any]
+        self, parameter: Tensor, group: Mapping[str, Any], state: dict[str, Any], loaded: Mapping[str, Any]
     ) -> None:
         """Copy a loaded state into the existing tensors; without a state, set that of a new optimizer."""
         with torch.no_grad():
             for name in self._kind.states:
                 if loaded.get(name) is not None:
-                    own[name].copy_(loaded[name].reshape(own[name].shape))
+                    state[name].copy_(loaded[name].reshape(state[name].shape))
                 else:
-                    own[name].fill_(group.get("initial_accumulator_value", 0))
-        self.state[parameter] = {**own, **({"step": loaded["step"]} if "step" in loaded else {"step": 0})}
+                    state[name].fill_(group.get("initial_accumulator_value", 0))
+        self.state[parameter] = {**state, **({"step": loaded["step"]} if "step" in loaded else {"step": 0})}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state, with the number of steps."""
@@ -372,9 +376,9 @@ def _release(held: list[weakref.ref[Any]]) -> None:
             set_update(parameter, None)
 
 
-def step_was_set(where: str, found: Any) -> ArgumentValueError:
+def step_was_set(prefix: str, step: Any) -> ArgumentValueError:
     """Return the error for a number of the step that the user has written into a state."""
     return ArgumentValueError(
-        f"{where}: step in the state of a Parameter was set to {found} by hand, which no kernel reads, "
+        f"{prefix}: step in the state of a Parameter was set to {step} by hand, which no kernel reads, "
         "since kernels count steps themselves. Set it in a state_dict(), and call load_state_dict()."
     )

@@ -42,10 +42,10 @@ def clip_grad_norm_(
         >>> recfuse.optim.clip_grad_norm_(table.parameters(), max_norm=1.0)
         tensor(8.)
     """
-    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    check_has_gradients(given, "recfuse.optim.clip_grad_norm_")
+    parameter_list = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    check_has_gradients(parameter_list, "recfuse.optim.clip_grad_norm_")
     parts = []
-    for parameter in given:
+    for parameter in parameter_list:
         if parameter.grad is None:
             continue
         if parameter.grad.layout is torch.sparse_coo:

@@ -56,8 +56,8 @@ class ParamGroup(dict[str, Any]):
 
     def keep(self, tables: Iterable[Tensor]) -> None:
         """Record the positions in ``params`` of the tables whose steps follow this group."""
-        own = {id(table) for table in tables}
-        self._tables = [(at, id(p)) for at, p in enumerate(self["params"]) if id(p) in own]
+        numbers = {id(table) for table in tables}
+        self._tables = [(at, id(p)) for at, p in enumerate(self["params"]) if id(p) in numbers]
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Check and set an option."""
@@ -101,9 +101,9 @@ class ParamGroup(dict[str, Any]):
             is_same = is_same and at < len(params) and id(params[at]) == table
         return is_same
 
-    def update(self, *given: Any, **options: Any) -> None:
+    def update(self, *mappings: Any, **options: Any) -> None:
         """Set several options."""
-        for key, value in dict(*given, **options).items():
+        for key, value in dict(*mappings, **options).items():
             self[key] = value
 
     def __ior__(self, other: Any) -> ParamGroup:  # type: ignore[override,misc]
@@ -122,7 +122,7 @@ class ParamGroup(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def refuse(where: str, options: Mapping[str, Any]) -> None:
+def refuse(prefix: str, options: Mapping[str, Any]) -> None:
     """Raise an error for unknown options, and for options of torch's optimizers that fused optimizers lack.
 
     Options of the computation have no effect here: a single call of a kernel makes the step of all tables.
@@ -131,53 +131,53 @@ def refuse(where: str, options: Mapping[str, Any]) -> None:
         if key in HOW:
             continue
         if key not in OFF:
-            raise ArgumentTypeError(f"{where}: there is no option {key!r}")
-        check_off(where, key, value)
+            raise ArgumentTypeError(f"{prefix}: there is no option {key!r}")
+        check_off(prefix, key, value)
 
 
-def check_off(where: str, key: str, value: Any) -> None:
+def check_off(prefix: str, key: str, value: Any) -> None:
     """Raise ValueError if an option that must be off is on."""
     if key == "differentiable" and value is None:
         return
     if key in OFF and (isinstance(value, Tensor) or value != OFF[key]):
         why = _WHY.get(key, "")
-        raise ArgumentValueError(f"{where}: {key} is {value!r}; expected {OFF[key]!r}{why}")
+        raise ArgumentValueError(f"{prefix}: {key} is {value!r}; expected {OFF[key]!r}{why}")
 
 
-def check_number(where: str, key: str, value: Any) -> None:
+def check_number(prefix: str, key: str, value: Any) -> None:
     """Raise an error unless a value of a group is a finite number that is not negative."""
     if isinstance(value, Tensor):
         raise ArgumentTypeError(
-            f"{where}: {key} is a Tensor; expected a number, which the classes of lr_scheduler change too, "
+            f"{prefix}: {key} is a Tensor; expected a number, which the classes of lr_scheduler change too, "
             "since each change is written to the tables' device, where a CUDA graph reads it"
         )
-    number, (least, end) = real(f"{where}: {key}", value), BOUNDS.get(key, (0.0, math.inf))
+    number, (least, end) = real(f"{prefix}: {key}", value), BOUNDS.get(key, (0.0, math.inf))
     if not number >= least:  # NaN is not, either
-        raise ArgumentValueError(f"{where}: {key} is {value!r}; expected >= {least:g}")
+        raise ArgumentValueError(f"{prefix}: {key} is {value!r}; expected >= {least:g}")
     if number > _LARGEST or number >= end:
         raise ArgumentValueError(
-            f"{where}: {key} is {value!r}; expected a finite float32, at most {_LARGEST:.8g}"
+            f"{prefix}: {key} is {value!r}; expected a finite float32, at most {_LARGEST:.8g}"
         )
 
 
-def check_betas(where: str, value: Any) -> None:
+def check_betas(prefix: str, value: Any) -> None:
     """Raise an error unless betas are two numbers in [0, 1)."""
     if isinstance(value, (str, Tensor)) or not isinstance(value, Iterable) or len(betas := list(value)) != 2:
-        raise wrong_type(f"{where}: betas", value, "two numbers")
+        raise wrong_type(f"{prefix}: betas", value, "two numbers")
     for number, beta in enumerate(betas):
         least, end = BOUNDS[f"beta{number + 1}"]
-        if isinstance(beta, Tensor) or not least <= real(f"{where}: betas[{number}]", beta) < end:
+        if isinstance(beta, Tensor) or not least <= real(f"{prefix}: betas[{number}]", beta) < end:
             raise ArgumentValueError(
-                f"{where}: betas[{number}] is {beta!r}; expected a number in [{least:g}, {end:g})"
+                f"{prefix}: betas[{number}] is {beta!r}; expected a number in [{least:g}, {end:g})"
             )
         if np.float32(beta) == end:
             raise ArgumentValueError(
-                f"{where}: betas[{number}] is {beta!r}, which is 1 in float32, so that no step would move a "
+                f"{prefix}: betas[{number}] is {beta!r}, which is 1 in float32, so that no step would move a "
                 "row; expected at most 1 - 2**-24"
             )
 
 
-def check_groups(groups: Sequence[Any], count: int, watcher: Any, where: str) -> None:
+def check_groups(groups: Sequence[Any], count: int, watcher: Any, prefix: str) -> None:
     """Raise ValueError if the ``count`` param groups of tables, or their Parameters, were replaced.
 
     Such a change would not reach the kernels.
@@ -189,7 +189,7 @@ def check_groups(groups: Sequence[Any], count: int, watcher: Any, where: str) ->
         else:
             return
     raise ArgumentValueError(
-        f"{where}: param_groups was replaced, or one of its groups or its params, and nothing of that would "
+        f"{prefix}: param_groups was replaced, or one of its groups or its params, and nothing of that would "
         "reach the kernels that update the tables. Change the groups that are there (group['lr'] = ...), "
         "use add_param_group(), load_state_dict() or requires_grad_(False), or make another optimizer."
     )

@@ -59,7 +59,7 @@ class SGD(FusedOptimizer):
         **options: Any,
     ) -> None:
         """See the class."""
-        refuse(self._where, options)
+        refuse(self._prefix, options)
         defaults = {"lr": lr, "momentum": 0, "dampening": 0, "weight_decay": weight_decay, "nesterov": False}
         defaults |= {**_COMMON, "maximize": maximize}
         super().__init__(params, defaults, deferred, stochastic_rounding, seed)
@@ -109,7 +109,7 @@ class Adagrad(FusedOptimizer):
         **options: Any,
     ) -> None:
         """See the class."""
-        refuse(self._where, options)
+        refuse(self._prefix, options)
         defaults = {"lr": lr, "lr_decay": 0, "eps": eps, "weight_decay": weight_decay}
         defaults |= {"initial_accumulator_value": initial_accumulator_value, **_COMMON, "maximize": maximize}
         super().__init__(params, defaults, deferred, stochastic_rounding, seed)
@@ -189,6 +189,6 @@ class Adam(FusedOptimizer):
         **options: Any,
     ) -> None:
         """See the class."""
-        refuse(self._where, options)
+        refuse(self._prefix, options)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults, deferred, stochastic_rounding, seed)

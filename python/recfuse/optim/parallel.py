@@ -37,18 +37,20 @@ def average_gradients(parameters: Iterable[Tensor], group: Any = None) -> None:
         >>> recfuse.optim.average_gradients(tables.parameters())  # doctest: +SKIP
         >>> optimizer.step()  # doctest: +SKIP
     """
-    given = list(parameters)
-    check_has_gradients(given, "recfuse.optim.average_gradients")
-    grads = [_coalesced(parameter) for parameter in given]
-    if not given:
+    parameter_list = list(parameters)
+    check_has_gradients(parameter_list, "recfuse.optim.average_gradients")
+    grads = [_coalesced(parameter) for parameter in parameter_list]
+    if not parameter_list:
         return
     world = dist.get_world_size(group)
-    own = torch.tensor([0 if grad is None else grad._nnz() for grad in grads], device=given[0].device)
-    gathered = [torch.empty_like(own) for _ in range(world)]
-    dist.all_gather(gathered, own, group=group)
+    row_counts = torch.tensor(
+        [0 if grad is None else grad._nnz() for grad in grads], device=parameter_list[0].device
+    )
+    gathered = [torch.empty_like(row_counts) for _ in range(world)]
+    dist.all_gather(gathered, row_counts, group=group)
     for number, counts in enumerate(torch.stack(gathered, dim=1).tolist()):
         if most := max(counts):
-            given[number].grad = _average(given[number], grads[number], counts, most, group)
+            parameter_list[number].grad = _average(parameter_list[number], grads[number], counts, most, group)
 
 
 def _coalesced(parameter: Tensor) -> Tensor | None:
@@ -68,11 +70,11 @@ def _average(parameter: Tensor, grad: Tensor | None, counts: list[int], most: in
     if grad is not None:
         rows[: grad._nnz()] = grad.indices()[0]
         values[: grad._nnz()] = grad.values() / len(counts)
-    found = []
-    for own in (rows, values):
-        parts = [torch.empty_like(own) for _ in counts]
-        dist.all_gather(parts, own, group=group)
-        found.append(torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]))
+    gathered = []
+    for local in (rows, values):
+        parts = [torch.empty_like(local) for _ in counts]
+        dist.all_gather(parts, local, group=group)
+        gathered.append(torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]))
     return torch.sparse_coo_tensor(
-        found[0][None], found[1], parameter.shape, check_invariants=False
+        gathered[0][None], gathered[1], parameter.shape, check_invariants=False
     ).coalesce()

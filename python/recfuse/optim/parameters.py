@@ -46,19 +46,19 @@ def embedding_parameters(model: torch.nn.Module) -> list[Parameter]:
 
 def dense_tables(model: torch.nn.Module) -> set[int]:
     """Return the ids of the weights of a model's embedding bags that have dense gradients."""
-    found: set[int] = set()
+    dense: set[int] = set()
     for module in model.modules():
         if isinstance(module, TableHolder):
             if not module._store.layout.sparse:
-                found.update(map(id, module.parameters(recurse=False)))
+                dense.update(map(id, module.parameters(recurse=False)))
         elif isinstance(module, (torch.nn.EmbeddingBag, torch.nn.Embedding)) and not (
             isinstance(module, PackedTable) or module.sparse
         ):
-            found.add(id(module.weight))
-    return found
+            dense.add(id(module.weight))
+    return dense
 
 
-def parameters_of(params: Any, where: str) -> Any:
+def parameters_of(params: Any, prefix: str) -> Any:
     """Return the argument ``params`` as ``torch.optim.Optimizer`` takes it.
 
     Raises:
@@ -68,23 +68,23 @@ def parameters_of(params: Any, where: str) -> Any:
         return own_parameters([params.place])
     if not isinstance(params, torch.nn.Module):
         return params
-    found = embedding_parameters(params)
-    own = {id(parameter) for parameter in found}
+    parameters = embedding_parameters(params)
+    numbers = {id(parameter) for parameter in parameters}
     others = [
-        name for name, value in params.named_parameters() if value.requires_grad and id(value) not in own
+        name for name, value in params.named_parameters() if value.requires_grad and id(value) not in numbers
     ]
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise ArgumentValueError(
-            f"{where}: the module has Parameters that are no embedding tables of recfuse "
+            f"{prefix}: the module has Parameters that are no embedding tables of recfuse "
             f"({others[0]}{more}) and would not be trained. Pass recfuse.optim.embedding_parameters(model), "
             "and the others to an optimizer of torch."
         )
-    if not found:
+    if not parameters:
         raise ArgumentValueError(
-            f"{where}: the module has no embedding tables of recfuse. Call recfuse.swap(model) first."
+            f"{prefix}: the module has no embedding tables of recfuse. Call recfuse.swap(model) first."
         )
-    return found
+    return parameters
 
 
 def without_views(params: Any) -> Any:
@@ -101,34 +101,34 @@ def without_views(params: Any) -> Any:
     return [*others[0], *own, *others[1]]
 
 
-def check_parameter(parameter: Tensor, where: str) -> None:
+def check_parameter(parameter: Tensor, prefix: str) -> None:
     """Raise an error unless kernels can update a Parameter."""
     shape = list(parameter.shape)
     if not parameter.is_leaf or type(parameter) not in (Tensor, Parameter):
         raise ArgumentTypeError(
-            f"{where}: {a_type(parameter)} of shape {shape} is no Parameter of its own. Pass the module's "
+            f"{prefix}: {a_type(parameter)} of shape {shape} is no Parameter of its own. Pass the module's "
             "Parameters, which for packed tables are the packed matrices."
         )
     if parameter.dtype == torch.uint8:
         raise ArgumentTypeError(
-            f"{where}: a Parameter is uint8 {shape}, codes of a quantised table. Call "
+            f"{prefix}: a Parameter is uint8 {shape}, codes of a quantised table. Call "
             "recfuse.dequantize(model) to train it."
         )
     if parameter.dim() != 2 or parameter.dtype not in DTYPES:
         raise ArgumentValueError(
-            f"{where}: a Parameter is {str(parameter.dtype).removeprefix('torch.')} {shape}; expected an "
+            f"{prefix}: a Parameter is {str(parameter.dtype).removeprefix('torch.')} {shape}; expected an "
             "embedding table [rows, dim] of float32, float16 or bfloat16"
         )
     device = parameter.device.type
     if device != "cpu" and not (device == "cuda" and HAS_CUDA_KERNELS):
         raise ArgumentValueError(
-            f"{where}: a Parameter of shape {shape} is on {parameter.device}; expected CPU or CUDA"
+            f"{prefix}: a Parameter of shape {shape} is on {parameter.device}; expected CPU or CUDA"
         )
     if not parameter.is_contiguous():
-        raise ArgumentValueError(f"{where}: a Parameter of shape {shape} is not contiguous")
+        raise ArgumentValueError(f"{prefix}: a Parameter of shape {shape} is not contiguous")
 
 
-def check_has_gradients(parameters: Iterable[Tensor], where: str) -> None:
+def check_has_gradients(parameters: Iterable[Tensor], prefix: str) -> None:
     """Raise ValueError for Parameters that are updated inside ``backward()``, which never have a gradient."""
     for parameter in parameters:
         update = update_of(parameter)
@@ -136,7 +136,7 @@ def check_has_gradients(parameters: Iterable[Tensor], where: str) -> None:
             continue
         if (owner := update.updater.owner) is not None:
             raise ArgumentValueError(
-                f"{where}: a Parameter of shape {list(parameter.shape)} is updated inside backward() by "
+                f"{prefix}: a Parameter of shape {list(parameter.shape)} is updated inside backward() by "
                 f"recfuse.optim.{type(owner).__name__}, and has no gradient. Leave it out, or make its "
                 "optimizer with deferred=True."
             )

@@ -21,30 +21,30 @@ Owned: TypeAlias = tuple[Mapping[str, Any], Parameter, Update, dict[str, Any]]
 
 def direct_step(optimizer: Any) -> None:
     """Check that ``backward()`` has made the whole step, and increment the number of steps."""
-    where, own = optimizer._where, optimizer._own()
-    check_scaler(optimizer, where, optimizer._instead)
-    _check_steps(optimizer, own)
+    prefix, owned = optimizer._prefix, optimizer._own()
+    check_scaler(optimizer, prefix, optimizer._instead)
+    _check_steps(optimizer, owned)
     captured = False
-    for _, parameter, update, _ in own:
+    for _, parameter, update, _ in owned:
         check_hooks(parameter, update)
-        check_gradient(where, parameter, update)
+        check_gradient(prefix, parameter, update)
         captured |= update.captured and update.updater.counts_on_device
     if captured and not torch.cuda.is_current_stream_capturing():
         raise ArgumentValueError(
-            f"{where}: backward() was captured in a CUDA graph, step() was not, which raises the number of "
+            f"{prefix}: backward() was captured in a CUDA graph, step() was not, which raises the number of "
             "the step. Capture both in one graph."
         )
-    for _, parameter, _, _ in own:
+    for _, parameter, _, _ in owned:
         parameter.grad = None
-    _advance(optimizer, own)
+    _advance(optimizer, owned)
 
 
-def check_gradient(where: str, parameter: Tensor, update: Update) -> None:
+def check_gradient(prefix: str, parameter: Tensor, update: Update) -> None:
     """Raise ValueError if a Parameter that ``backward()`` updates has a gradient of another use."""
     grad = parameter.grad
     if grad is not None and grad is not update.applied:
         text = (
-            f"{where}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() "
+            f"{prefix}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() "
             "updates its rows, so it is used outside of the calls of recfuse's modules (in a penalty on "
             "the weight, in a module of torch, under torch.func, in an exported program), or had its "
             "gradient before the optimizer was made. Set the gradient to None if it is old. Use "
@@ -56,15 +56,15 @@ def check_gradient(where: str, parameter: Tensor, update: Update) -> None:
 @torch.no_grad()
 def deferred_step(optimizer: Any) -> None:
     """Update rows with the present sparse gradients."""
-    where, own = optimizer._where, optimizer._own()
-    _check_steps(optimizer, own)
+    prefix, owned = optimizer._prefix, optimizer._own()
+    _check_steps(optimizer, owned)
     gradients = [
-        (parameter, update, parameter.grad) for _, parameter, update, _ in own if parameter.grad is not None
+        (parameter, update, parameter.grad) for _, parameter, update, _ in owned if parameter.grad is not None
     ]
     for parameter, _, grad in gradients:
         if grad.layout is not torch.sparse_coo or grad.sparse_dim() != 1:
             text = (
-                f"{where}: the gradient of a Parameter of shape {list(parameter.shape)} is {grad.layout}; "
+                f"{prefix}: the gradient of a Parameter of shape {list(parameter.shape)} is {grad.layout}; "
                 "expected a gradient that is sparse by rows, since the Parameter is used outside of the "
                 "calls of recfuse's modules. Pass it to an optimizer of torch."
             )
@@ -82,29 +82,29 @@ def deferred_step(optimizer: Any) -> None:
     if scaled:
         for updater in updaters:
             updater.scale(None, None)
-    _advance(optimizer, own, found_inf)
+    _advance(optimizer, owned, found_inf)
 
 
-def _check_steps(optimizer: Any, own: Sequence[Owned]) -> None:
-    for _, _, update, state in own:
+def _check_steps(optimizer: Any, owned: Sequence[Owned]) -> None:
+    for _, _, update, state in owned:
         if "step" in state:
             optimizer._check_step(state, update)
 
 
-def _advance(optimizer: Any, own: Sequence[Owned], found_inf: Tensor | None = None) -> None:
+def _advance(optimizer: Any, owned: Sequence[Owned], found_inf: Tensor | None = None) -> None:
     """Increment the number of steps of updated Parameters, as torch does for each Parameter.
 
     If only some Parameters of an updater were updated, they get another updater. This happens after all
     others were counted, because they may then share an updater.
     """
     optimizer._is_checked = False
-    for _, parameter, update, state in own:
+    for _, parameter, update, state in owned:
         if update.step_in_state is not None:  # outdated; state_dict() writes it again
             optimizer.state[parameter] = {key: value for key, value in state.items() if key != "step"}
             update.step_in_state = None
     parted: dict[int, dict[Any, int]] = {}
     for group, updater in optimizer._updaters:
-        members = [(parameter, update) for _, parameter, update, _ in own if update.updater is updater]
+        members = [(parameter, update) for _, parameter, update, _ in owned if update.updater is updater]
         updated = []
         for parameter, update in members:
             if update.updated:
@@ -123,5 +123,5 @@ def _advance(optimizer: Any, own: Sequence[Owned], found_inf: Tensor | None = No
         parted.setdefault(id(group), {}).update(steps)
     for group in optimizer.param_groups:
         if id(group) in parted:
-            steps = {p: update.updater.counted_steps() for g, p, update, _ in own if g is group}
+            steps = {p: update.updater.counted_steps() for g, p, update, _ in owned if g is group}
             optimizer._arrange(group, steps | parted[id(group)])

@@ -84,8 +84,8 @@ class ApplyEmb(Pattern):
         return f"torch.nn.ModuleList of {len(bags)} torch.nn.EmbeddingBag, and the model's own apply_emb"
 
 
-def _is_same(found: Any, value: Any) -> bool:
-    return type(found) is type(value) and found == value
+def _is_same(actual: Any, value: Any) -> bool:
+    return type(actual) is type(value) and actual == value
 
 
 def has_fused_method(module: torch.nn.Module) -> bool:

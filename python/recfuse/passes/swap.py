@@ -262,12 +262,12 @@ def _fusable_patterns(model: torch.nn.Module, report: SwapReport) -> Iterator[Pa
 
 def _owners(model: torch.nn.Module) -> _Owners:
     """Return, by the id of each Parameter and module, the names and modules that have it as a child."""
-    found: _Owners = {}
+    owners: _Owners = {}
     for name, module in model.named_modules():
         for part in (*module._parameters.values(), *module._modules.values()):
             if part is not None:
-                found.setdefault(id(part), []).append((name, module))
-    return found
+                owners.setdefault(id(part), []).append((name, module))
+    return owners
 
 
 def _why_not_packed(

@@ -97,20 +97,20 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
 
 def _fused_patterns(model: torch.nn.Module, report: SwapReport) -> list[Pattern]:
     """Return the patterns that ``swap`` has packed; report packed modules that it has not made."""
-    found: list[Pattern] = []
+    patterns: list[Pattern] = []
     for name, module in model.named_modules():
         pattern = next(filter(None, (kind.find_fused(name, module) for kind in _PATTERNS)), None)
         if pattern is not None:
-            found.append(pattern)
+            patterns.append(pattern)
         elif isinstance(module, (PackedModule, PackedLookups)) and not any(
-            module is pattern.owner for pattern in found
+            module is pattern.owner for pattern in patterns
         ):
             reason = (
                 "swap did not create this module, and torch has no module with its call. Read the weights "
                 "from its .tables."
             )
             report.add(name, type(module).__name__, "left", reason)
-    return found
+    return patterns
 
 
 def _unpacked(owner: PackedTables, first_matrix: int, targets: list[Target]) -> list[torch.nn.EmbeddingBag]:

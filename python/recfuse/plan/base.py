@@ -88,8 +88,8 @@ class BasePlan:
             ValueError: the contents are not a plan of this class; names the file and the key.
         """
         if record.get("kind") != cls.KIND:
-            found = shown(record.get("kind"))
-            raise FileFormatError(f'recfuse.Plan: {path} is a plan for {found}, not for "{cls.KIND}"')
+            kind = shown(record.get("kind"))
+            raise FileFormatError(f'recfuse.Plan: {path} is a plan for {kind}, not for "{cls.KIND}"')
         with parsing(f"recfuse.Plan: {path}"):
             plan: Self = read(cls, record, cls._decoded(record))
             plan._check()
@@ -161,8 +161,8 @@ def check_sizes(tables: Iterable[tuple[str, int, int, str]]) -> None:
             )
 
 
-def unique_drift(before: float, now: float, what: str) -> list[str]:
+def unique_drift(before: float, now: float, noun: str) -> list[str]:
     """Return the reason to tune again if the share of different rows has changed, else an empty list."""
     if abs(now - before) <= _UNIQUE_DRIFT * before:
         return []
-    return [f"{before:.1%} of {what} were of different rows, {now:.1%} are"]
+    return [f"{before:.1%} of {noun} were of different rows, {now:.1%} are"]

@@ -260,9 +260,9 @@ class CollectionPlan(BasePlan):
         """
         function = "recfuse.Plan.drift"
         lookups_of = None if collection is None else self._view_of(collection, function).lookups_of
-        given = jagged_batches(batches, self.features, None, lookups_of, function)
-        before, now = self.trace, trace_of(given, self.feature_tables)
-        lengths = np.array(self.expected), expectations(mean_lengths(given, self.features))
+        lookups = jagged_batches(batches, self.features, None, lookups_of, function)
+        before, now = self.trace, trace_of(lookups, self.feature_tables)
+        lengths = np.array(self.expected), expectations(mean_lengths(lookups, self.features))
         least, most = np.sort(np.maximum(lengths, 0), axis=0)
         work = most * np.array([table.row_bytes for table in self.feature_tables], np.float64)
         moved = (most + 1) / (least + 1) > _LENGTH_DRIFT
@@ -285,18 +285,18 @@ class CollectionPlan(BasePlan):
         Returns:
             dict: for each class, narrow rows first, the number of features by schedule.
         """
-        found: dict[tuple[int, str], Counter[str]] = {}
+        classes: dict[tuple[int, str], Counter[str]] = {}
         for table, schedule in zip(self.feature_tables, self.schedule_of, strict=True):
             name = table.row_bytes, f"{table.dim} {table.dtype} {table.mode}"
-            found.setdefault(name, Counter())[self.schedules[schedule]] += 1
-        return {name: found[row_bytes, name] for row_bytes, name in sorted(found)}
+            classes.setdefault(name, Counter())[self.schedules[schedule]] += 1
+        return {name: classes[row_bytes, name] for row_bytes, name in sorted(classes)}
 
     def _chosen(self) -> str:
         if self.best_us == self.default_us:
             return ""
-        own = [text for text in self.schedules if text]
+        chosen = [text for text in self.schedules if text]
         warps = f"{self.warps} warps an SM" if self.warps else "the default warps an SM"
-        return f"{len(own)} schedule{'s' * (len(own) != 1)} beside the default, {warps}"
+        return f"{len(chosen)} schedule{'s' * (len(chosen) != 1)} beside the default, {warps}"
 
     def _summary(self) -> list[Line]:
         form, trace, tables = self.form, self.trace, self.feature_tables

@@ -80,8 +80,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def distinct(items: Iterable[Item]) -> tuple[list[Item], list[int]]:
     """Return the distinct items in order of appearance, and for each item its position in that list."""
     positions: dict[Item, int] = {}
-    found = [positions.setdefault(item, len(positions)) for item in items]
-    return list(positions), found
+    numbers = [positions.setdefault(item, len(positions)) for item in items]
+    return list(positions), numbers
 
 
 def runs(values: Iterable[int]) -> str:
@@ -90,17 +90,17 @@ def runs(values: Iterable[int]) -> str:
     return " ".join(f"{value}*{count}" if count > 1 else str(value) for value, count in counted)
 
 
-def of_runs(text: Any, where: str) -> list[int]:
+def of_runs(text: Any, prefix: str) -> list[int]:
     """Return the integers of a text of `runs`; raises ValueError for other texts, or above `MOST_ITEMS`."""
     if not isinstance(text, str):
-        raise ArgumentValueError(f"{where} is {shown(text)}; expected a str")
+        raise ArgumentValueError(f"{prefix} is {shown(text)}; expected a str")
     values: list[int] = []
     for word in _WORD.finditer(text):  # lazily: a long text is never split as a whole
         match = _RUN.fullmatch(word[0])
         count = int(match[2] or 1) if match else 0
         if match is None or count < 1 or len(values) + count > MOST_ITEMS:
             raise ArgumentValueError(
-                f"{where} has {shown(word[0])}; expected integers or value*count, for {MOST_ITEMS:,} "
+                f"{prefix} has {shown(word[0])}; expected integers or value*count, for {MOST_ITEMS:,} "
                 "features at most"
             )
         values.extend([int(match[1])] * count)

@@ -62,7 +62,7 @@ class _Wrong(ValueError):
         self.place = ""
 
 
-def read(kind: Any, record: Any, given: Mapping[str, Any] = _NOTHING) -> Any:
+def read(kind: Any, record: Any, defaults: Mapping[str, Any] = _NOTHING) -> Any:
     """Return an object of a dataclass from decoded JSON.
 
     `given` has the values of fields that were read before. A field of type Any is not in the file. Other
@@ -73,7 +73,7 @@ def read(kind: Any, record: Any, given: Mapping[str, Any] = _NOTHING) -> Any:
         ArgumentValueError: a field is missing or has another value; names the field.
     """
     try:
-        return _object(kind, record, given)
+        return _object(kind, record, defaults)
     except _Wrong as wrong:
         raise ArgumentValueError(f"{wrong.place.removeprefix('.')} {wrong}") from None
 
@@ -85,10 +85,10 @@ def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((one.name, types_of[one.name]) for one in fields(kind) if types_of[one.name] is not Any)
 
 
-def _object(kind: Any, record: Any, given: Mapping[str, Any] = _NOTHING) -> Any:
+def _object(kind: Any, record: Any, defaults: Mapping[str, Any] = _NOTHING) -> Any:
     if not isinstance(record, dict):
         raise _Wrong(f"is {shown(record)}; expected an object")
-    values = dict(given)
+    values = dict(defaults)
     for name, own in _fields_of(kind):
         if name in values:
             continue
@@ -117,8 +117,8 @@ def _value(kind: Any, value: Any, or_null: str = "") -> Any:
         if not isinstance(value, str) or value not in get_args(kind):
             raise _Wrong(f"is {shown(value)}; expected {' or '.join(map(repr, get_args(kind)))}")
         return value
-    given = (int, float) if kind is float else kind
-    if not isinstance(value, given) or (isinstance(value, bool) and kind is not bool):
+    expected = (int, float) if kind is float else kind
+    if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
         raise _Wrong(f"is {shown(value)}; expected {kind.__name__}{or_null}")
     if kind in (int, float):
         if not 0 <= value <= MOST:
@@ -132,11 +132,11 @@ def _list(kind: Any, value: Any) -> list[Any]:
         raise _Wrong(f"is {shown(value)}; expected a list")
     if len(value) > MOST_ITEMS:
         raise _Wrong(f"has {len(value):,} items; expected {MOST_ITEMS:,} at most")
-    found = []
+    items = []
     try:
         for item in value:
-            found.append(_value(kind, item))
+            items.append(_value(kind, item))
     except _Wrong as wrong:
-        wrong.place = f"[{len(found)}]{wrong.place}"
+        wrong.place = f"[{len(items)}]{wrong.place}"
         raise
-    return found
+    return items

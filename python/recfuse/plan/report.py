@@ -69,4 +69,4 @@ def _result(decision: Decision) -> str:
 
 def _printable(text: str) -> str:
     """Return a text with escapes for unprintable characters."""
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)

@@ -180,9 +180,9 @@ def slices_by_table(
     of the first shard's dim.
     """
     matrices = list(tables.parameters())
-    found: dict[str, TableBatchedEmbeddingSlice] = {}
+    slices: dict[str, TableBatchedEmbeddingSlice] = {}
     for table in config.embedding_tables:
-        if table.name in found:
+        if table.name in slices:
             continue
         specs = [
             spec
@@ -191,14 +191,14 @@ def slices_by_table(
         ]
         first = specs[0]
         last = next(spec for spec in reversed(specs) if spec.embedding_dim == first.embedding_dim)
-        found[table.name] = TableBatchedEmbeddingSlice(
+        slices[table.name] = TableBatchedEmbeddingSlice(
             data=matrices[first.matrix],
             start_offset=first.first_row,
             end_offset=last.first_row + last.num_embeddings,
             num_embeddings=last.first_row + last.num_embeddings - first.first_row,
             embedding_dim=first.embedding_dim,
         )
-    return found
+    return slices
 
 
 def check_kernels(config: GroupedEmbeddingConfig) -> None:

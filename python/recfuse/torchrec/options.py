@@ -81,43 +81,43 @@ class Options:
     pooling_mode: PoolingMode = PoolingMode.SUM
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], tables: Sequence[str] = ()) -> Options:
+    def of(cls, fused_params: Mapping[str, Any], tables: Sequence[str] = ()) -> Options:
         """Reads keyword arguments of FBGEMM's constructor; ``tables``: their names, for errors.
 
         Raises:
             ValueError: an option without a fused form here; the message names an alternative.
             TypeError: a name that FBGEMM does not know either.
         """
-        where = f"{WHERE}: {named(tables)}" if tables else WHERE
-        for name, value in given.items():
+        prefix = f"{WHERE}: {named(tables)}" if tables else WHERE
+        for name, value in fused_params.items():
             if name in _MUST_BE_OFF and not _MUST_BE_OFF[name](value):
                 raise _refused(
-                    where, name, value, "Leave it out, or use TorchRec's own sharder for these tables"
+                    prefix, name, value, "Leave it out, or use TorchRec's own sharder for these tables"
                 )
             if name not in cls.__annotations__ and name not in _MUST_BE_OFF and name not in _WITHOUT_MEANING:
                 raise ArgumentTypeError(
-                    f"{where}: fused_params has {name!r}, which no table-batched embedding takes. Remove it."
+                    f"{prefix}: fused_params has {name!r}, which no table-batched embedding takes. Remove it."
                 )
-        options = cls(**{name: value for name, value in given.items() if name in cls.__annotations__})
-        options._check(where)
+        options = cls(**{name: value for name, value in fused_params.items() if name in cls.__annotations__})
+        options._check(prefix)
         return options
 
-    def _check(self, where: str) -> None:
+    def _check(self, prefix: str) -> None:
         if self.optimizer not in OPTIMIZERS:
             known = ", ".join(kind.name for kind in OPTIMIZERS)
-            raise _refused(where, "optimizer", self.optimizer, f"Use one of {known}")
+            raise _refused(prefix, "optimizer", self.optimizer, f"Use one of {known}")
         for name in ("weights_precision", "output_dtype"):
             if getattr(self, name) not in DTYPES:
-                raise _refused(where, name, getattr(self, name), "Use FP32, FP16 or BF16")
+                raise _refused(prefix, name, getattr(self, name), "Use FP32, FP16 or BF16")
         if self.pooling_mode not in MODES:
-            raise _refused(where, "pooling_mode", self.pooling_mode, "Use SUM or MEAN")
+            raise _refused(prefix, "pooling_mode", self.pooling_mode, "Use SUM or MEAN")
         if self.weight_decay and (
             self.optimizer is not EmbOptimType.EXACT_ROWWISE_ADAGRAD
             or self.weight_decay_mode is not WeightDecayMode.L2
         ):
             mode = WeightDecayMode(self.weight_decay_mode).name
             raise _refused(
-                where,
+                prefix,
                 "weight_decay",
                 f"{self.weight_decay} with {self.optimizer.name} and weight_decay_mode {mode}",
                 "Set it to 0, or use EXACT_ROWWISE_ADAGRAD with WeightDecayMode.L2",
@@ -146,6 +146,6 @@ def named(tables: Sequence[str]) -> str:
     return f"{'tables' if len(names) > 1 else 'table'} {', '.join(names[:_MOST_NAMES])}{others}"
 
 
-def _refused(where: str, name: str, value: Any, instead: str) -> ArgumentValueError:
+def _refused(prefix: str, name: str, value: Any, instead: str) -> ArgumentValueError:
     shown = getattr(value, "name", value)
-    return ArgumentValueError(f"{where}: {name} is {shown}, which has no fused form. {instead}.")
+    return ArgumentValueError(f"{prefix}: {name} is {shown}, which has no fused form. {instead}.")

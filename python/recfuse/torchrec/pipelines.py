@@ -36,9 +36,9 @@ def _check_model(kind: type[Any], what: str, argument: str | None = None) -> Non
 
     @functools.wraps(begin)
     def checked(self: Any, *arguments: Any, **named: Any) -> None:
-        given = signature.bind(self, *arguments, **named).arguments
-        if argument is None or given.get(argument) is not None:
-            _check(given["model"], what)
+        arguments_by_name = signature.bind(self, *arguments, **named).arguments
+        if argument is None or arguments_by_name.get(argument) is not None:
+            _check(arguments_by_name["model"], what)
         begin(self, *arguments, **named)
 
     kind.__init__ = checked

@@ -35,16 +35,16 @@ def _create_kernel(
     if not (_enabled or _sharding.get()):
         return _create(self, config, *arguments, **named)
     check_kernels(config)
-    given = dict(zip(("device", "pg", "sharding_type", "env"), arguments, strict=False)) | named
-    strategy = getattr(given.pop("env", None), "sharding_strategy", None)
+    options = dict(zip(("device", "pg", "sharding_type", "env"), arguments, strict=False)) | named
+    strategy = getattr(options.pop("env", None), "sharding_strategy", None)
     if getattr(strategy, "name", None) == "FULLY_SHARDED":
         raise ArgumentValueError(
             f"{WHERE}: ShardingStrategy.FULLY_SHARDED is not supported. Use DEFAULT or PER_MODULE, or "
             "TorchRec's own sharder."
         )
     if config.compute_kernel == EmbeddingComputeKernel.DENSE:
-        return DenseKernel(config, **given)
-    return FusedKernel(config, **given)
+        return DenseKernel(config, **options)
+    return FusedKernel(config, **options)
 
 
 GroupedPooledEmbeddingsLookup._create_embedding_kernel = _create_kernel  # type: ignore[method-assign]

@@ -121,9 +121,9 @@ def tune(
     else:
         from recfuse.tuner.table.cpu import search
     trace = hotness(problem.batches)
-    found = search(problem, trace, start + budget_s, progress=progress, pin=pin, seed=seed, predict=predict)
+    plan = search(problem, trace, start + budget_s, progress=progress, pin=pin, seed=seed, predict=predict)
     return Plan(
-        **vars(found),
+        **vars(plan),
         table=problem.table,
         trace=trace,
         device=describe_device(problem.weight.device),

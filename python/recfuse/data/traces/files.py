@@ -177,10 +177,10 @@ def _row_indices(lines: list[bytes], first: int) -> NDArray[np.int64]:
 
 
 def _bad_line(number: int, line: bytes) -> ArgumentValueError:
-    found = line[:60].decode(errors="replace")
+    text = line[:60].decode(errors="replace")
     size = f", {len(line):,} bytes and more" if len(line) > _MOST_LINE else ""
     return ArgumentValueError(
-        f"line {number}: found {found!r}{size}; expected one row id, a number from 0 to 2^63 - 1"
+        f"line {number}: found {text!r}{size}; expected one row id, a number from 0 to 2^63 - 1"
     )
 
 

@@ -164,12 +164,12 @@ class _Archive:
         return self._file.seek(offset, whence)
 
     def read(self, size: int = -1) -> bytes:
-        found = self._file.read(min(size, _MOST_READ + 1) if size >= 0 else _MOST_READ + 1)
-        if len(found) > _MOST_READ:
+        content = self._file.read(min(size, _MOST_READ + 1) if size >= 0 else _MOST_READ + 1)
+        if len(content) > _MOST_READ:
             raise ArgumentValueError(
                 f"its archive has a directory of more than {_MOST_READ:,} bytes, the most that is read"
             )
-        return found
+        return content
 
 
 class _Descriptions(pickle.Unpickler):
@@ -178,13 +178,13 @@ class _Descriptions(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name.endswith("Storage"):
             return name
-        found = {
+        known = {
             ("torch._utils", "_rebuild_tensor_v2"): _rebuilt,
             ("collections", "OrderedDict"): OrderedDict,
         }.get((module, name))
-        if found is None:
+        if known is None:
             raise ArgumentValueError(f"data.pkl: it holds {module}.{name}; expected {_NEEDED}")
-        return found
+        return known
 
     def persistent_load(self, pid: Any) -> _Storage:
         word, kind, key, _, size = pid
@@ -196,19 +196,19 @@ class _Descriptions(pickle.Unpickler):
 def _rebuilt(storage: Any, first: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
     if not isinstance(storage, _Storage):
         raise ArgumentValueError(f"data.pkl: a tensor has {a_type(storage)}; expected a storage")
-    found = _Tensor(storage, *_sizes("offset", (first,)), _sizes("shape", shape), _sizes("strides", strides))
-    if len(found.shape) != len(found.strides):
+    tensor = _Tensor(storage, *_sizes("offset", (first,)), _sizes("shape", shape), _sizes("strides", strides))
+    if len(tensor.shape) != len(tensor.strides):
         raise ArgumentValueError(
-            f"data.pkl: a tensor has {len(found.shape)} sizes and {len(found.strides)} strides"
+            f"data.pkl: a tensor has {len(tensor.shape)} sizes and {len(tensor.strides)} strides"
         )
-    return found
+    return tensor
 
 
-def _sizes(what: str, values: Any) -> tuple[int, ...]:
+def _sizes(name: str, values: Any) -> tuple[int, ...]:
     if not isinstance(values, tuple) or not all(
         type(value) is int and 0 <= value < 2**63 for value in values
     ):
-        raise ArgumentValueError(f"data.pkl: {what} is {values!r:.60}; expected 0 to 2^63 - 1")
+        raise ArgumentValueError(f"data.pkl: {name} is {values!r:.60}; expected 0 to 2^63 - 1")
     return values
 
 
@@ -269,10 +269,10 @@ def _check_sizes(tensors: list[_Tensor], bound: Bound) -> None:
 
 def _byte_order(archive: zipfile.ZipFile, contents: dict[str, zipfile.ZipInfo], root: str) -> str:
     entry = contents.get(f"{root}byteorder")
-    found = b"little" if entry is None else _record(archive, entry, len(b"little"))
-    if found not in (b"little", b"big"):
-        raise ArgumentValueError(f"byteorder: found {found!r}; expected little or big")
-    return "<" if found == b"little" else ">"
+    order = b"little" if entry is None else _record(archive, entry, len(b"little"))
+    if order not in (b"little", b"big"):
+        raise ArgumentValueError(f"byteorder: found {order!r}; expected little or big")
+    return "<" if order == b"little" else ">"
 
 
 def _record(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:

@@ -68,13 +68,15 @@ class AddressReader:
         return _addresses(*places, entries, inputs)
 
 
-def addresses_of(given: Inputs) -> Addresses | None:
+def addresses_of(batch_inputs: Inputs) -> Addresses | None:
     """Return the addresses of inputs, or None if a tensor is not plain or has another type."""
-    lists = [[one if type(one) is Tensor else one.as_subclass(Tensor) for one in each] for each in given[2:]]
+    lists = [
+        [one if type(one) is Tensor else one.as_subclass(Tensor) for one in each] for each in batch_inputs[2:]
+    ]
     dense, values, offsets, weights = lists
     entries = (*dense, *zip(values, offsets, weights or [None] * len(values), strict=True))
-    inputs = _C.embedding_columns_inputs(Tensor, CELL, entries, given.batch)
-    return None if inputs is None else _addresses(given.places, _n_dense(inputs[3]), entries, inputs)
+    inputs = _C.embedding_columns_inputs(Tensor, CELL, entries, batch_inputs.batch)
+    return None if inputs is None else _addresses(batch_inputs.places, _n_dense(inputs[3]), entries, inputs)
 
 
 def _addresses(places: tuple[InputRef, ...], n_dense: int, entries: Any, inputs: Any) -> Addresses:

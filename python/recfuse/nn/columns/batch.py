@@ -36,32 +36,32 @@ _ENTRY = (
 _MAPPING = "a mapping of names to tensors, a KeyedJaggedTensor or recfuse.nn.columns.PackedColumns"
 
 
-def entry_of(value: Any, where: str) -> Tensor | Jagged:
+def entry_of(value: Any, prefix: str) -> Tensor | Jagged:
     """Return an entry of a mapping: dense ``[batch]`` or ``[batch, width]``, or jagged.
 
     Raises:
-        TypeError, ValueError: the entry has no known form; ``where`` names it.
+        TypeError, ValueError: the entry has no known form; ``prefix`` names it.
     """
     if isinstance(value, Tensor):
         if value.layout is torch.jagged:
             if value.lengths() is not None or value.dim() != 2:
                 raise ArgumentValueError(
-                    f"{where} is a nested tensor with gaps, or of {value.dim()} dimensions; expected 2 "
+                    f"{prefix} is a nested tensor with gaps, or of {value.dim()} dimensions; expected 2 "
                     "dimensions and no gaps. Call .contiguous()."
                 )
             return Jagged(value.values(), value.offsets())
         if value.layout is not torch.strided or value.is_nested:
             raise ArgumentTypeError(
-                f"{where} is a {value.layout} tensor; expected a dense or a jagged tensor"
+                f"{prefix} is a {value.layout} tensor; expected a dense or a jagged tensor"
             )
         if value.dim() not in (1, 2):
-            raise ArgumentValueError(f"{where} is {list(value.shape)}; expected [batch] or [batch, width]")
+            raise ArgumentValueError(f"{prefix} is {list(value.shape)}; expected [batch] or [batch, width]")
         return value
     if isinstance(value, Jagged):
         return value
     if is_keyed(value) and len(value.keys()) != 1:
         raise ArgumentValueError(
-            f"{where} is a KeyedJaggedTensor with the keys {value.keys()[:8]}; expected one key, or the "
+            f"{prefix} is a KeyedJaggedTensor with the keys {value.keys()[:8]}; expected one key, or the "
             "whole batch"
         )
     if all(hasattr(value, name) for name in ("values", "offsets", "weights_or_none")):
@@ -70,16 +70,16 @@ def entry_of(value: Any, where: str) -> Tensor | Jagged:
         unknown = sorted(set(value) - {"values", "offsets", "lengths", "weights"})
         if unknown or "values" not in value or ("offsets" in value) == ("lengths" in value):
             raise ArgumentValueError(
-                f'{where} is a mapping with {sorted(value)}; expected "values", one of "offsets" and '
+                f'{prefix} is a mapping with {sorted(value)}; expected "values", one of "offsets" and '
                 '"lengths", and optionally "weights"'
             )
         offsets = value["offsets"] if "offsets" in value else offsets_of(value["lengths"])
         value = value["values"], offsets, value.get("weights")
     if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
-        raise wrong_type(where, value, _ENTRY)
+        raise wrong_type(prefix, value, _ENTRY)
     for at, one in enumerate(value):
         if not isinstance(one, Tensor) and not (at == 2 and one is None):
-            raise ArgumentTypeError(f"{where} is {a_type(value)} with {a_type(one)}; expected {_ENTRY}")
+            raise ArgumentTypeError(f"{prefix} is {a_type(value)} with {a_type(one)}; expected {_ENTRY}")
     return Jagged(*value)
 
 
@@ -122,9 +122,9 @@ class Reader:
         Raises:
             TypeError, ValueError: ``batch`` is no batch, or a feature is missing; names feature and column.
         """
-        found = self.addresses(batch) if dense is None else None
-        if found is not None:
-            return found.inputs()
+        addresses = self.addresses(batch) if dense is None else None
+        if addresses is not None:
+            return addresses.inputs()
         if isinstance(batch, PackedColumns):
             if dense is not None:
                 raise ArgumentValueError(
@@ -222,8 +222,8 @@ class Reader:
                     number, f"has offsets {list(shape)}; expected [{count * batch + 1}] for {batch} samples"
                 )
             if entry.weights is not None and entry.weights.shape != entry.values.shape:
-                given, wanted = list(entry.weights.shape), list(entry.values.shape)
-                refuse(number, f"has weights {given}; expected {wanted}, a weight for each value")
+                actual, expected = list(entry.weights.shape), list(entry.values.shape)
+                refuse(number, f"has weights {actual}; expected {expected}, a weight for each value")
 
     def _of_keys(self, keyed: Any, others: Mapping[str, Any]) -> Inputs:
         """Return the inputs of a KeyedJaggedTensor, whose keys are slots of one input, and of ``others``."""
@@ -261,10 +261,10 @@ class Reader:
                 features.append(1)
             else:
                 places.append(InputRef(len(dense), entry, 0))
-        given = self._inputs(places, dense, jagged, features)
+        inputs = self._inputs(places, dense, jagged, features)
         if self._plain and len(jagged) == 1 and not dense and not torch.compiler.is_compiling():
-            self._keys = list(keys), given.places
-        return given
+            self._keys = list(keys), inputs.places
+        return inputs
 
     def _entry(self, batch: Mapping[str, Any], use: FeatureRef, more: str = "") -> Tensor | Jagged:
         """Return the entry of a mapping that a use reads."""
@@ -290,14 +290,14 @@ class Reader:
             raise ArgumentValueError(
                 f"{self._where(use)}: its weights, {use.weights!r}, are not in the batch"
             )
-        where = f"{self._where(use)}: its weights, {use.weights!r}"
-        found = entry_of(batch[use.weights], where)
+        prefix = f"{self._where(use)}: its weights, {use.weights!r}"
+        found = entry_of(batch[use.weights], prefix)
         if isinstance(found, Jagged):
-            _check_offsets(found.offsets, entry.offsets, where)
+            _check_offsets(found.offsets, entry.offsets, prefix)
             return entry._replace(weights=widened(found.values))
         if found.dim() == 2 and found.shape != shape:
             raise ArgumentValueError(
-                f"{where}, are {list(found.shape)}; expected the shape of the feature's values"
+                f"{prefix}, are {list(found.shape)}; expected the shape of the feature's values"
             )
         return entry._replace(weights=widened(found.reshape(-1)))
 
@@ -312,13 +312,19 @@ def _whole(keyed: Any) -> Jagged:
     return Jagged(keyed.values(), jagged_offsets(keyed), keyed.weights_or_none())
 
 
-def _check_offsets(own: Tensor, wanted: Tensor, where: str) -> None:
+def _check_offsets(offsets: Tensor, expected: Tensor, prefix: str) -> None:
     """Raise ValueError if a sample has another number of weights than of values.
 
     On a GPU only sizes are compared, which needs no synchronization.
     """
-    same = own.shape == wanted.shape
-    if same and own is not wanted and own.is_cpu and wanted.is_cpu and not torch.compiler.is_compiling():
-        same = torch.equal(own.to(torch.int64), wanted.to(torch.int64))
+    same = offsets.shape == expected.shape
+    if (
+        same
+        and offsets is not expected
+        and offsets.is_cpu
+        and expected.is_cpu
+        and not torch.compiler.is_compiling()
+    ):
+        same = torch.equal(offsets.to(torch.int64), expected.to(torch.int64))
     if not same:
-        raise ArgumentValueError(f"{where}, have other offsets; expected the offsets of its values")
+        raise ArgumentValueError(f"{prefix}, have other offsets; expected the offsets of its values")

@@ -37,11 +37,11 @@ def tables_of(columns: Sequence[Column]) -> dict[str, TableColumn]:
     Raises:
         ValueError: columns that share a table do not agree.
     """
-    found: dict[str, TableColumn] = {}
+    tables: dict[str, TableColumn] = {}
     for column in columns:
         if not isinstance(column, TableColumn):
             continue
-        first = found.setdefault(column.table_name, column)
+        first = tables.setdefault(column.table_name, column)
         for field in ("rows", "embedding_dim", "dtype", "trainable", "placement"):
             if getattr(first, field) != getattr(column, field):
                 shown = {"rows": "num_embeddings"}.get(field, field)
@@ -50,33 +50,33 @@ def tables_of(columns: Sequence[Column]) -> dict[str, TableColumn]:
                     f"but {shown} is {getattr(first, field)} in the first and {getattr(column, field)} in "
                     "the second"
                 )
-    return found
+    return tables
 
 
 def differentiable(columns: Sequence[Column], uses: Sequence[FeatureRef]) -> list[int]:
     """Return the numbers of uses for which the output has a derivative: numeric values and weights."""
     number_of = {use: number for number, use in enumerate(uses)}
-    found = []
+    names = []
     for column in columns:
         for source in column.sources():
             use = source.use
             if isinstance(column, Numeric) or use.weighted or use.weights is not None:
-                found.append(number_of[use])
-    return sorted(set(found))
+                names.append(number_of[use])
+    return sorted(set(names))
 
 
-def check_values(numbers: Sequence[int], uses: Sequence[FeatureRef], given: Inputs) -> None:
+def check_values(numbers: Sequence[int], uses: Sequence[FeatureRef], inputs: Inputs) -> None:
     """Raise NotImplementedError if a batch has a tensor whose gradient would be missing.
 
     ``numbers`` are those of the differentiable uses.
     """
     for number in numbers:
-        place, use = given.places[number], uses[number]
+        place, use = inputs.places[number], uses[number]
         if place.width:
-            tensors = given.dense[place.input : place.input + 1]
+            tensors = inputs.dense[place.input : place.input + 1]
         else:
-            jagged = place.input - len(given.dense)
-            tensors = (*given.values[jagged : jagged + 1], *given.weights[jagged : jagged + 1])
+            jagged = place.input - len(inputs.dense)
+            tensors = (*inputs.values[jagged : jagged + 1], *inputs.weights[jagged : jagged + 1])
         if any(tensor.requires_grad for tensor in tensors):
             raise NotImplementedError(
                 f"{_WHERE}: feature {use.feature!r} needs a gradient, which columns have for their tables "

@@ -61,20 +61,20 @@ class ColumnGroup:
         """Return the uses that the columns read."""
         return {source.use for column in self.columns for source in column.sources()}
 
-    def __call__(self, weights: Sequence[Tensor], given: Inputs, sparse: bool, bounds_check: str) -> Tensor:
+    def __call__(self, weights: Sequence[Tensor], inputs: Inputs, sparse: bool, bounds_check: str) -> Tensor:
         """Return ``[batch, output_dim]``.
 
-        ``weights`` are all packed matrices of the module; ``given`` must be on their device.
+        ``weights`` are all packed matrices of the module; ``inputs`` must be on their device.
         """
-        own = [weights[number] for number in self.matrices]
-        if needs_derivatives(own):
-            return self._training(own, given, sparse, bounds_check)
-        return self.programs.compute(own, given, bounds_check)
+        matrices = [weights[number] for number in self.matrices]
+        if needs_derivatives(matrices):
+            return self._training(matrices, inputs, sparse, bounds_check)
+        return self.programs.compute(matrices, inputs, bounds_check)
 
-    def at(self, weights: Sequence[Tensor], given: Addresses, bounds_check: str) -> Tensor:
+    def at(self, weights: Sequence[Tensor], inputs: Addresses, bounds_check: str) -> Tensor:
         """Return ``[batch, output_dim]`` without gradients, from the addresses of inputs."""
-        own = [weights[number] for number in self.matrices]
-        return self.programs.compute_at(own, given, own[0].device, bounds_check)
+        matrices = [weights[number] for number in self.matrices]
+        return self.programs.compute_at(matrices, inputs, matrices[0].device, bounds_check)
 
 
 class _Chosen(NamedTuple):
@@ -88,22 +88,22 @@ class _Chosen(NamedTuple):
 class InputSubset:
     """Selects the inputs that some uses read, and caches the form of the last batch."""
 
-    def __init__(self, uses: Sequence[FeatureRef], wanted: set[FeatureRef]) -> None:
-        """Select ``wanted`` from all uses."""
-        self._wanted = [use in wanted for use in uses]
+    def __init__(self, uses: Sequence[FeatureRef], selected: set[FeatureRef]) -> None:
+        """Select ``selected`` from all uses."""
+        self._wanted = [use in selected for use in uses]
         self._chosen = LastResult(self._choose)
 
-    def __call__(self, given: Inputs, device: torch.device) -> Inputs:
+    def __call__(self, inputs: Inputs, device: torch.device) -> Inputs:
         """Return the selected inputs on a device. Places of the other uses have no meaning."""
-        places, dense, jagged = self._chosen(given.places, len(given.dense), len(given.values))
-        lists: list[Sequence[Tensor]] = list(given[2:])
+        places, dense, jagged = self._chosen(inputs.places, len(inputs.dense), len(inputs.values))
+        lists: list[Sequence[Tensor]] = list(inputs[2:])
         if dense is not None:
-            lists[0] = [given.dense[number] for number in dense]
+            lists[0] = [inputs.dense[number] for number in dense]
         if jagged is not None:
-            lists[1:] = [[each[number] for number in jagged] if each else () for each in given[3:]]
-        if given.device != device:
+            lists[1:] = [[each[number] for number in jagged] if each else () for each in inputs[3:]]
+        if inputs.device != device:
             lists = [[one.to(device) for one in each] for each in lists]
-        return Inputs(places, given.batch, *lists)
+        return Inputs(places, inputs.batch, *lists)
 
     def _choose(self, places: Sequence[InputRef], n_dense: int, n_jagged: int) -> _Chosen:
         both = list(zip(self._wanted, places, strict=True))

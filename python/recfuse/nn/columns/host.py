@@ -118,7 +118,7 @@ class HostSplit:
     def __call__(
         self,
         weights: Sequence[Tensor],
-        given: Inputs,
+        inputs: Inputs,
         on_host: Inputs | None,
         device: torch.device,
         sparse: bool,
@@ -131,17 +131,17 @@ class HostSplit:
         if not torch.compiler.is_compiling():
             why = "tables are on the host: keep them on the GPU (host_tables=None)"
             _refuse_capture(device, why)
-        near = given if on_host is None else on_host
+        near = inputs if on_host is None else on_host
         if self._merges(weights):
-            return self._merged(weights, given, near, device, bounds_check)
+            return self._merged(weights, inputs, near, device, bounds_check)
         pieces: dict[bool, Tensor] = {}
         if self.device is not None:
             pieces[False] = self.device(
-                weights, inputs_to_device(given, self._packer, device, len(weights)), sparse, bounds_check
+                weights, inputs_to_device(inputs, self._packer, device, len(weights)), sparse, bounds_check
             )
         if self.host is not None:
-            found = self.host(weights, self._near(near, _CPU), sparse, bounds_check)
-            pieces[True] = found.to(device, non_blocking=True)
+            output = self.host(weights, self._near(near, _CPU), sparse, bounds_check)
+            pieces[True] = output.to(device, non_blocking=True)
         dtype = fused_dtype([weight.dtype for weight in weights])
         at, slices = {False: 0, True: 0}, []
         for kind, width in self._runs:
@@ -182,7 +182,7 @@ class HostSplit:
         self._readers.add(((number, weights[number]) for number in self._matrices), device)
 
     def lookup(
-        self, weights: Sequence[Tensor], given: Inputs, on_host: Inputs | None, device: torch.device
+        self, weights: Sequence[Tensor], inputs: Inputs, on_host: Inputs | None, device: torch.device
     ) -> Lookup:
         """Return the kind of lookup; ``on_host`` is the batch on the host, if known."""
         if torch.compiler.is_compiling() or device.type != "cuda" or needs_derivatives(weights):
@@ -190,9 +190,9 @@ class HostSplit:
         tables = [weights[number] for number in self._matrices]
         if not all(map(is_frozen, tables)):
             return Lookup.CALL
-        near = given if on_host is None and given.device.type == "cpu" else on_host
+        near = inputs if on_host is None and inputs.device.type == "cpu" else on_host
         captured = is_captured()  # a graph has no CPU threads
-        few = given.batch <= MOST_SAMPLES if near is None else self.rows(near) <= MOST_ROWS
+        few = inputs.batch <= MOST_SAMPLES if near is None else self.rows(near) <= MOST_ROWS
         if (captured or few) and all(table.is_pinned() for table in tables):
             return Lookup.GPU
         if captured or near is None or not self._waits or is_transformed():
@@ -232,33 +232,33 @@ class HostSplit:
             pooled = self.host(weights, self._near(near, _CPU), False, bounds_check)
             if self._widths:
                 dense.append(pooled.to(torch.float32))
-        own = [weights[number] for number in self._merging.matrices]
+        matrices = [weights[number] for number in self._merging.matrices]
         inputs = given._replace(places=self._merged_places(given.places, len(given.dense)), dense=dense)
-        return self._merging.programs.compute(own, inputs, bounds_check, device)
+        return self._merging.programs.compute(matrices, inputs, bounds_check, device)
 
     def deferred(
         self,
         weights: Sequence[Tensor],
-        given: Inputs,
+        inputs: Inputs,
         on_host: Inputs | None,
         device: torch.device,
         bounds_check: str,
     ) -> Tensor:
         """Compute all columns without a wait for the host's threads; see ``Lookup.STREAM``."""
-        if on_host is None and given.device != device:  # the caller's tensors may change: these are copies
-            packed = self._packer(given, True).to(device, non_blocking=True)
-            given, on_host = packed.inputs(self._packer.uses), packed.on_host
-        given = inputs_to_device(given, self._packer, device, len(weights), 1)
+        if on_host is None and inputs.device != device:  # the caller's tensors may change: these are copies
+            packed = self._packer(inputs, True).to(device, non_blocking=True)
+            inputs, on_host = packed.inputs(self._packer.uses), packed.on_host
+        inputs = inputs_to_device(inputs, self._packer, device, len(weights), 1)
         host, part = self.host, self._merging
         assert on_host is not None and host is not None
         near = self._near(on_host, _CPU)
-        program, on_device = part.programs.of(self._merged_places(given.places, len(given.dense)), device)
+        program, on_device = part.programs.of(self._merged_places(inputs.places, len(inputs.dense)), device)
         host_program, _ = host.programs.of(near.places, _CPU)
         try:
             return embedding_columns_split(
                 [weights[number] for number in part.matrices],
                 program,
-                (*given[2:], given.batch),
+                (*inputs[2:], inputs.batch),
                 part.output_dim,
                 on_device,
                 [weights[number] for number in host.matrices],
@@ -270,18 +270,18 @@ class HostSplit:
             if "cannot wait" not in str(error):
                 raise
             self._waits = False  # no work has begun
-            return self(weights, given, on_host, device, False, bounds_check)
+            return self(weights, inputs, on_host, device, False, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
             of_host = OF_HOST in str(error)
-            (host if of_host else part).programs.raise_named(error, near if of_host else given)
+            (host if of_host else part).programs.raise_named(error, near if of_host else inputs)
 
     def _place_pooled(self, places: tuple[InputRef, ...], number: int) -> tuple[InputRef, ...]:
         """Return the places of all uses if the host's pooled columns are dense input `number`, the last."""
         more = int(bool(self._widths))
         slots = itertools.accumulate(self._widths, initial=0)
-        given = (one if one.input < number else one._replace(input=one.input + more) for one in places)
+        inputs = (one if one.input < number else one._replace(input=one.input + more) for one in places)
         pooled = (InputRef(number, slot, width) for slot, width in zip(slots, self._widths, strict=False))
-        return (*given, *pooled)
+        return (*inputs, *pooled)
 
 
 def packed_to_device(packed: PackedColumns, device: torch.device) -> PackedColumns:
@@ -294,20 +294,20 @@ def packed_to_device(packed: PackedColumns, device: torch.device) -> PackedColum
 
 
 def inputs_to_device(
-    given: Inputs, packer: Packer, device: torch.device, n_weights: int, n_more: int = 0
+    inputs: Inputs, packer: Packer, device: torch.device, n_weights: int, n_more: int = 0
 ) -> Inputs:
     """Return the inputs on a device.
 
     Inputs on another device, or too many together with ``n_more`` further dense inputs, are packed and copied
     in one call.
     """
-    many = device.type == "cuda" and not fits_a_gpu(len(given.dense) + n_more, len(given.values), n_weights)
-    if given.device == device and not many:
-        return given
-    if given.device.type == "cpu":
+    many = device.type == "cuda" and not fits_a_gpu(len(inputs.dense) + n_more, len(inputs.values), n_weights)
+    if inputs.device == device and not many:
+        return inputs
+    if inputs.device.type == "cpu":
         _refuse_capture(device, "the batch is on the host: move it to the GPU before")
-    pin = device.type == "cuda" and given.device.type == "cpu" and not torch.compiler.is_compiling()
-    return packer(given, pin).to(device, non_blocking=pin).inputs(packer.uses)
+    pin = device.type == "cuda" and inputs.device.type == "cpu" and not torch.compiler.is_compiling()
+    return packer(inputs, pin).to(device, non_blocking=pin).inputs(packer.uses)
 
 
 def _refuse_capture(device: torch.device, why: str) -> None:

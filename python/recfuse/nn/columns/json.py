@@ -53,11 +53,11 @@ def read(columns: str | Path | Sequence[Mapping[str, Any]]) -> list[Column]:
 
 def write(columns: Sequence[Column], path: str | Path | None) -> list[dict[str, Any]]:
     """Return the list of columns, and write it to a file if ``path`` is given."""
-    found = [{"kind": column.kind, **_plain(column)} for column in columns]
+    records = [{"kind": column.kind, **_plain(column)} for column in columns]
     if path is not None:
         function = "recfuse.nn.EmbeddingColumns.to_json"
-        write_whole(path_of(path, function), lambda: _lines(found), function)
-    return found
+        write_whole(path_of(path, function), lambda: _lines(records), function)
+    return records
 
 
 def _lines(columns: Sequence[dict[str, Any]]) -> list[str]:
@@ -65,39 +65,39 @@ def _lines(columns: Sequence[dict[str, Any]]) -> list[str]:
     return ["[\n", ",\n".join(json.dumps(one, allow_nan=False) for one in columns), "\n]\n"]
 
 
-def _columns(given: Any, where: str) -> list[Column]:
-    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
-        raise wrong_type(f"{where}columns", given, "a list of columns")
-    return [_column(f"{where}columns[{number}]", one) for number, one in enumerate(given)]
+def _columns(records: Any, prefix: str) -> list[Column]:
+    if not isinstance(records, Sequence) or isinstance(records, (str, bytes)):
+        raise wrong_type(f"{prefix}columns", records, "a list of columns")
+    return [_column(f"{prefix}columns[{number}]", one) for number, one in enumerate(records)]
 
 
-def _column(where: str, given: Any) -> Column:
-    if not isinstance(given, Mapping):
-        raise wrong_type(where, given, "a mapping")
-    if isinstance(given.get("name"), str):
-        where += f" ({given['name']!r})"
+def _column(prefix: str, record: Any) -> Column:
+    if not isinstance(record, Mapping):
+        raise wrong_type(prefix, record, "a mapping")
+    if isinstance(record.get("name"), str):
+        prefix += f" ({record['name']!r})"
     try:
-        kind = _kind("kind", given, COLUMNS)
-        found = _made(kind, {name: _field(name, value) for name, value in given.items() if name != "kind"})
+        kind = _kind("kind", record, COLUMNS)
+        column = _made(kind, {name: _field(name, value) for name, value in record.items() if name != "kind"})
     except (TypeError, ValueError) as error:
         wrong = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
-        raise wrong(f"{where}: {error}") from None
-    return found  # type: ignore[no-any-return]
+        raise wrong(f"{prefix}: {error}") from None
+    return column  # type: ignore[no-any-return]
 
 
-def _kind(field: str, given: Mapping[str, Any], kinds: Mapping[str, Any]) -> Any:
-    name = given.get(field)
+def _kind(field: str, record: Mapping[str, Any], kinds: Mapping[str, Any]) -> Any:
+    name = record.get(field)
     if not isinstance(name, str) or name not in kinds:
         raise ArgumentValueError(f"{field} is {name!r}; expected one of {', '.join(kinds)}")
     return kinds[name]
 
 
-def _made(kind: Any, given: Mapping[str, Any]) -> Any:
+def _made(kind: Any, values: Mapping[str, Any]) -> Any:
     allowed = [one.name for one in fields(kind) if one.init]
-    for name in given:
+    for name in values:
         if name not in allowed:
             raise ArgumentValueError(f"{kind.__name__} has no field {name!r}; expected {', '.join(allowed)}")
-    return kind(**given)
+    return kind(**values)
 
 
 def _field(name: str, value: Any) -> Any:
@@ -122,18 +122,18 @@ def _number(value: Any) -> Any:
     return _INFINITE.get(value, value) if isinstance(value, str) else value
 
 
-def _key(given: Any) -> Any:
-    if not isinstance(given, Mapping):
-        return given
-    return _made(Key, {name: _field(name, value) for name, value in given.items()})
+def _key(key: Any) -> Any:
+    if not isinstance(key, Mapping):
+        return key
+    return _made(Key, {name: _field(name, value) for name, value in key.items()})
 
 
-def _step(given: Any) -> Step:
-    if not isinstance(given, Mapping):
-        raise wrong_type("a step of preprocess", given, "a mapping")
-    kind = _kind("step", given, STEPS)
-    found: Step = _made(kind, {name: _field(name, value) for name, value in given.items() if name != "step"})
-    return found
+def _step(record: Any) -> Step:
+    if not isinstance(record, Mapping):
+        raise wrong_type("a step of preprocess", record, "a mapping")
+    kind = _kind("step", record, STEPS)
+    step: Step = _made(kind, {name: _field(name, value) for name, value in record.items() if name != "step"})
+    return step
 
 
 def _plain(spec: Any) -> dict[str, Any]:

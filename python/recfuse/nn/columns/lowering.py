@@ -90,12 +90,12 @@ class Lowered:
 
     def chosen(self, numbers: Sequence[int]) -> Lowered:
         """Return a subset of the columns, in the order of ``numbers``, with the same uses."""
-        found = copy.copy(self)
-        found._columns = self._columns[list(numbers)]
-        widths = found._columns[:, _N_DIMS]
-        found._columns[:, _OUTPUT_COLUMN] = widths.cumsum() - widths
-        found.output_dim = int(widths.sum())
-        return found
+        subset = copy.copy(self)
+        subset._columns = self._columns[list(numbers)]
+        widths = subset._columns[:, _N_DIMS]
+        subset._columns[:, _OUTPUT_COLUMN] = widths.cumsum() - widths
+        subset.output_dim = int(widths.sum())
+        return subset
 
     def reader_of(self, use: int) -> int | None:
         """Return the number of the first column that reads a use."""
@@ -130,17 +130,17 @@ class Lowered:
 
     def _row(self, column: Column, place_of: Mapping[str, TableRef], at: int) -> tuple[int, ...]:
         left, right = (*(self._source(source) for source in column.sources()), -1)[:2]
-        own = {"left": left, "right": right, "output_column": at}
+        values = {"left": left, "right": right, "output_column": at}
         if not isinstance(column, TableColumn):
             table = dict.fromkeys(("weight_offset", "rows", "dim", "pooling", "weighted", "first_dim"), 0)
             cross = {"cross_buckets": 0, "cross_seed": 0}
             empty = {"invalid": COLUMN_INVALID["drop"], "empty": COLUMN_EMPTY["fill"], "fill": _bits(0.0)}
             written = {"n_dims": column.output_dim, "scale": _bits(1.0)}
-            return COLUMN.row(**own, **cross, buffer=-1, **table, **empty, **written)
+            return COLUMN.row(**values, **cross, buffer=-1, **table, **empty, **written)
         place, (first, end) = place_of[column.table_name], column.dims
         buckets, seed = (column.buckets, _signed(column.seed)) if isinstance(column, Cross) else (0, 0)
         return COLUMN.row(
-            **own,
+            **values,
             cross_buckets=buckets,
             cross_seed=seed,
             buffer=place.buffer,

@@ -154,7 +154,9 @@ class EmbeddingColumns(HostTables):
     def columns(self) -> dict[str, slice]:
         """The slice of the output of each column, by name, in order."""
         ends = list(itertools.accumulate((one.output_dim for one in self.specs), initial=0))
-        return {one.name: slice(*own) for one, own in zip(self.specs, itertools.pairwise(ends), strict=True)}
+        return {
+            one.name: slice(*bounds) for one, bounds in zip(self.specs, itertools.pairwise(ends), strict=True)
+        }
 
     def forward(self, batch: Any, dense: Mapping[str, Any] | None = None) -> Tensor:
         """Compute all columns.
@@ -186,11 +188,11 @@ class EmbeddingColumns(HostTables):
                 batch = self._to_device(batch)
             on_host = batch.on_host
         elif dense is None and type(batch) is dict:
-            found = self._fast_path(batch)
-            if isinstance(found, Tensor):
-                return found
-            if found is not None:
-                batch, on_host = found, found.on_host
+            result = self._fast_path(batch)
+            if isinstance(result, Tensor):
+                return result
+            if result is not None:
+                batch, on_host = result, result.on_host
         return self._computed(self._reader.read(batch, dense), on_host)
 
     def _addresses(self, batch: Any) -> Addresses | None:
@@ -206,15 +208,15 @@ class EmbeddingColumns(HostTables):
             return None
         home = self._home.device if self._host_matrices else weights[0].device
         direct = self._split is None and not needs_derivatives(weights) and has_kernel(weights)
-        found = self._addresses(batch) if direct or home.type == "cuda" else None
-        if found is None:
+        addresses = self._addresses(batch) if direct or home.type == "cuda" else None
+        if addresses is None:
             return None
-        n_jagged = found.forms.shape[0] - found.n_dense
-        if direct and found.device == (home.type, home.index):
-            if home.type == "cpu" or fits_a_gpu(found.n_dense, n_jagged, len(weights)):
-                return self._whole.at(weights, found, self.bounds_check)
-        elif found.device[0] == "cpu" and home.type == "cuda" and not is_captured():
-            return self._to_device(self._reader.packer.at(found, pin=True))
+        n_jagged = addresses.forms.shape[0] - addresses.n_dense
+        if direct and addresses.device == (home.type, home.index):
+            if home.type == "cpu" or fits_a_gpu(addresses.n_dense, n_jagged, len(weights)):
+                return self._whole.at(weights, addresses, self.bounds_check)
+        elif addresses.device[0] == "cpu" and home.type == "cuda" and not is_captured():
+            return self._to_device(self._reader.packer.at(addresses, pin=True))
         return None
 
     def _to_device(self, batch: PackedColumns) -> PackedColumns:
@@ -224,28 +226,28 @@ class EmbeddingColumns(HostTables):
         weights = self.packed_weights()
         return packed_to_device(batch, weights[0].device) if weights else batch
 
-    def _computed(self, given: Inputs, on_host: Inputs | None) -> Tensor:
+    def _computed(self, inputs: Inputs, on_host: Inputs | None) -> Tensor:
         if torch.is_grad_enabled() and self._differentiable:
-            check_values(self._differentiable, self._reader.uses, given)
+            check_values(self._differentiable, self._reader.uses, inputs)
         weights = self.packed_weights()
         if weights and weights[0].is_meta:  # as torch's lookups, which then take indices of any device
-            given = given.to("meta")
+            inputs = inputs.to("meta")
         if self._split is not None and self._is_split(weights):
             device = self._home.device
-            lookup = self._split.lookup(weights, given, on_host, device)
+            lookup = self._split.lookup(weights, inputs, on_host, device)
             if lookup is Lookup.GPU:
                 self._split.keep(weights, device)
-                given = inputs_to_device(given, self._reader.packer, device, len(weights))
-                return self._whole(weights, given, self.layout.sparse, self.bounds_check)
+                inputs = inputs_to_device(inputs, self._reader.packer, device, len(weights))
+                return self._whole(weights, inputs, self.layout.sparse, self.bounds_check)
             if lookup is Lookup.STREAM:
-                return self._split.deferred(weights, given, on_host, device, self.bounds_check)
-            return self._split(weights, given, on_host, device, self.layout.sparse, self.bounds_check)
+                return self._split.deferred(weights, inputs, on_host, device, self.bounds_check)
+            return self._split(weights, inputs, on_host, device, self.layout.sparse, self.bounds_check)
         if not has_kernel(weights):
             tables = {name: table.weight for name, table in self.tables.items()}
-            return evaluate(self.specs, self._reader.uses, tables, given)
+            return evaluate(self.specs, self._reader.uses, tables, inputs)
         if on_gpu(weights):
-            given = inputs_to_device(given, self._reader.packer, weights[0].device, len(weights))
-        return self._whole(weights, given, self.layout.sparse, self.bounds_check)
+            inputs = inputs_to_device(inputs, self._reader.packer, weights[0].device, len(weights))
+        return self._whole(weights, inputs, self.layout.sparse, self.bounds_check)
 
     def pack(self, batch: Any, dense: Mapping[str, Any] | None = None) -> PackedColumns:
         """Pack the entries that the columns read into one buffer, page-locked if there is a GPU.
@@ -263,12 +265,12 @@ class EmbeddingColumns(HostTables):
             ValueError: as :meth:`forward`; features with different numbers of samples.
         """
         if dense is None:
-            found = self._addresses(batch)
-            if found is not None and found.device[0] == "cpu":
-                return self._reader.packer.at(found, torch.cuda.is_available())
-        given = self._reader.read(batch, dense)
-        pin = given.device.type == "cpu" and torch.cuda.is_available()
-        return self._reader.packer(given, pin and not torch.compiler.is_compiling())
+            addresses = self._addresses(batch)
+            if addresses is not None and addresses.device[0] == "cpu":
+                return self._reader.packer.at(addresses, torch.cuda.is_available())
+        inputs = self._reader.read(batch, dense)
+        pin = inputs.device.type == "cpu" and torch.cuda.is_available()
+        return self._reader.packer(inputs, pin and not torch.compiler.is_compiling())
 
     def to_torch(self) -> ReferenceColumns:
         """Return the same columns in plain PyTorch, with copies of the tables.
@@ -320,14 +322,14 @@ class EmbeddingColumns(HostTables):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without derived attributes."""
-        own = self.__dict__.copy()
+        state = self.__dict__.copy()
         for name in ("_whole", "_reader", "_split", "_differentiable"):
-            del own[name]
-        return own
+            del state[name]
+        return state
 
-    def __setstate__(self, own: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         """Set the state, and compute derived attributes."""
-        super().__setstate__(own)
+        super().__setstate__(state)
         self._layout_changed()
         self._lock_pages()
 

@@ -107,12 +107,12 @@ class PackedColumns:
         if self._buffer is None:
             lists = [[one.to(target, non_blocking=non_blocking) for one in each] for each in given[2:]]
             inputs = Inputs(given.places, given.batch, *lists)
-            found = PackedColumns(self._uses, inputs, form=self._form)
+            packed = PackedColumns(self._uses, inputs, form=self._form)
         else:
             buffer = self._buffer.to(target, non_blocking=non_blocking)
-            found = of_buffer(self._uses, given.places, given.batch, buffer, self._parts, self._form)
-        found.on_host = given if given.device.type == "cpu" else self.on_host
-        return found
+            packed = of_buffer(self._uses, given.places, given.batch, buffer, self._parts, self._form)
+        packed.on_host = given if given.device.type == "cpu" else self.on_host
+        return packed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the buffer without its views, or the tensors with separate storages.
@@ -154,8 +154,8 @@ def view_of(buffer: Tensor, part: BufferPart) -> Tensor:
 
 
 def _flatten(packed: PackedColumns) -> tuple[list[Any], Any]:
-    given = packed._inputs
-    return [list(each) for each in given[2:]], (packed._uses, given.places)
+    inputs = packed._inputs
+    return [list(each) for each in inputs[2:]], (packed._uses, inputs.places)
 
 
 def _unflatten(lists: Any, context: Any) -> PackedColumns:

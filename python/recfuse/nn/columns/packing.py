@@ -49,30 +49,30 @@ class Packer:
         self._plan = LastResult(_plan_of)
         self._plan_at = LastResult(_plan_at)
 
-    def __call__(self, given: Inputs, pin: bool = False) -> PackedColumns:
+    def __call__(self, inputs: Inputs, pin: bool = False) -> PackedColumns:
         """Return the packed inputs. CPU inputs share one buffer, with ``pin`` in page-locked memory.
 
         Raises:
             NotImplementedError: a tensor needs a gradient.
         """
         if torch.compiler.is_compiling():
-            return self._joined(given)
-        tensors = [one for each in given[2:] for one in each]
+            return self._joined(inputs)
+        tensors = [one for each in inputs[2:] for one in each]
         if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
             raise NotImplementedError(
                 f"{_WHERE}: a tensor of the batch needs a gradient, which a packed batch has not. Call "
                 "detach()."
             )
-        for name, each in zip(("dense", "values", "offsets", "weights"), given[2:], strict=True):
+        for name, each in zip(("dense", "values", "offsets", "weights"), inputs[2:], strict=True):
             check_storages(_WHERE, name, each)
-        is_read = given.device.type == "cpu" and not is_transformed()
-        found = addresses_of(given) if is_read and not torch._C._len_torch_dispatch_stack() else None
-        return self._joined(given) if found is None else self.at(found, pin)
+        is_read = inputs.device.type == "cpu" and not is_transformed()
+        addresses = addresses_of(inputs) if is_read and not torch._C._len_torch_dispatch_stack() else None
+        return self._joined(inputs) if addresses is None else self.at(addresses, pin)
 
-    def at(self, given: Addresses, pin: bool = False) -> PackedColumns:
+    def at(self, inputs: Addresses, pin: bool = False) -> PackedColumns:
         """Return the packed batch of CPU tensors that the library has read."""
-        plan = self._plan_at(given.places, given.forms.tobytes(), given.n_dense, given.batch == 0)
-        form = given.owner, plan.group_of, len(plan.groups)
+        plan = self._plan_at(inputs.places, inputs.forms.tobytes(), inputs.n_dense, inputs.batch == 0)
+        form = inputs.owner, plan.group_of, len(plan.groups)
         size, _ = _C.embedding_columns_pack(*form, 0, 0)
         buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin)
         _, found = _C.embedding_columns_pack(*form, buffer.data_ptr(), size)
@@ -80,7 +80,7 @@ class Packer:
             BufferPart(field, TYPES[kind], (rows,) if columns < 0 else (rows, columns), first)
             for field, kind, rows, columns, first in found
         ]
-        return of_buffer(self.uses, plan.places, given.batch, buffer, parts, plan.text)
+        return of_buffer(self.uses, plan.places, inputs.batch, buffer, parts, plan.text)
 
     def _joined(self, given: Inputs) -> PackedColumns:
         """Return the packed inputs as separate tensors, computed by torch: in the compiler or on a GPU."""
@@ -148,14 +148,14 @@ def _least_features(places: Sequence[InputRef], n_dense: int, count: int) -> lis
     return least
 
 
-def _features(given: Inputs, jagged: Sequence[Jagged]) -> list[int]:
+def _features(inputs: Inputs, jagged: Sequence[Jagged]) -> list[int]:
     """Return the number of features of each jagged input.
 
     Raises:
         ValueError: offsets have another size.
     """
-    batch = given.batch
-    counts = _least_features(given.places, len(given.dense), len(jagged))
+    batch = inputs.batch
+    counts = _least_features(inputs.places, len(inputs.dense), len(jagged))
     if batch > 0:
         counts = [
             max((one.offsets.shape[0] - 1) // batch, least) for one, least in zip(jagged, counts, strict=True)

@@ -47,7 +47,7 @@ class MemoryReport:
         return f"{text}, {self.host_bytes / 2**20:.1f} MiB ({self.saved:.1%}) stay on the host: {names}"
 
 
-def size_of(text: str | int | None, where: str) -> int | None:
+def size_of(text: str | int | None, prefix: str) -> int | None:
     """Return bytes from a number or a text such as "256MiB"; None means no bound.
 
     Raises:
@@ -56,11 +56,11 @@ def size_of(text: str | int | None, where: str) -> int | None:
     if text is None:
         return None
     if not isinstance(text, str):
-        return integer(where, text, 0, 2**62)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)\s*", text)
-    if found is None:
-        raise ArgumentValueError(f'{where} is {text!r}; expected a number of bytes or a text as "256MiB"')
-    return int(float(found[1]) * _UNITS[found[2]])
+        return integer(prefix, text, 0, 2**62)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)\s*", text)
+    if match is None:
+        raise ArgumentValueError(f'{prefix} is {text!r}; expected a number of bytes or a text as "256MiB"')
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def stays(column: TableColumn, nbytes: int, threshold: int | None) -> bool:
@@ -83,9 +83,9 @@ def form_of(
     """Return the form of a column's table in a module on ``device``; ``dtype`` is the column's default."""
     dtype = column.dtype or dtype
     on_host = stays(column, column.rows * row_bytes(column.embedding_dim, dtype), threshold)
-    own = torch.device("cpu") if on_host and device.type == "cuda" else device
+    table_device = torch.device("cpu") if on_host and device.type == "cuda" else device
     tag = Tag(column.pooling == "max", on_host)
-    return WeightForm(column.rows, column.embedding_dim, dtype, own, column.trainable, tag)
+    return WeightForm(column.rows, column.embedding_dim, dtype, table_device, column.trainable, tag)
 
 
 def page_locked(table: Tensor) -> Tensor:
@@ -187,9 +187,13 @@ class HostTables(PackedTables):
         If the others move to a GPU, tables that stay on the host only take the new dtype.
         """
         weights = self.packed_weights()
-        own = [weights[number] for number in self._host_matrices]
+        host_weights = [weights[number] for number in self._host_matrices]
         kept = {
-            id(one) for weight in own if weight.is_cpu for one in (weight, weight.grad) if one is not None
+            id(one)
+            for weight in host_weights
+            if weight.is_cpu
+            for one in (weight, weight.grad)
+            if one is not None
         }
 
         def moved_or_kept(tensor: Tensor) -> Tensor:
@@ -199,7 +203,7 @@ class HostTables(PackedTables):
             if not probe.is_cuda:
                 return fn(tensor)
             cast = tensor.to(probe.dtype)
-            return page_locked(cast) if any(tensor is weight for weight in own) else cast
+            return page_locked(cast) if any(tensor is weight for weight in host_weights) else cast
 
         super()._apply(moved_or_kept if kept else fn, recurse)
         return self

@@ -73,38 +73,54 @@ class Programs:
         return self._lowered.uses
 
     def compute(
-        self, weights: Sequence[Tensor], given: Inputs, bounds_check: str, device: torch.device | None = None
+        self,
+        weights: Sequence[Tensor],
+        batch_inputs: Inputs,
+        bounds_check: str,
+        device: torch.device | None = None,
     ) -> Tensor:
         """Call the operator on a batch and return ``[batch, output_dim]``; errors have the columns' names.
 
         ``device`` is the device that computes. Default: the device of the first input.
         """
-        program, on_device = self.of(given.places, given.device if device is None else device)
-        inputs = given.dense, given.values, given.offsets, given.weights, given.batch
+        program, on_device = self.of(batch_inputs.places, batch_inputs.device if device is None else device)
+        inputs = (
+            batch_inputs.dense,
+            batch_inputs.values,
+            batch_inputs.offsets,
+            batch_inputs.weights,
+            batch_inputs.batch,
+        )
         try:
             return embedding_columns(weights, program, *inputs, self.output_dim, on_device, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
-            self.raise_named(error, given)
+            self.raise_named(error, batch_inputs)
 
     def compute_at(
-        self, weights: Sequence[Tensor], given: Addresses, device: torch.device, bounds_check: str
+        self, weights: Sequence[Tensor], addresses: Addresses, device: torch.device, bounds_check: str
     ) -> Tensor:
         """Return ``[batch, output_dim]`` from the addresses of inputs, on the device of the weights."""
-        program, on_device = self.of(given.places, device)
-        inputs = given.number, given.batch, self.output_dim
+        program, on_device = self.of(addresses.places, device)
+        inputs = addresses.number, addresses.batch, self.output_dim
         try:
             return embedding_columns_at(weights, program, *inputs, on_device, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
             raise type(error)(self._named(str(error))) from None
 
-    def look_up(self, given: Inputs, bounds_check: str) -> tuple[Tensor, Tensor, Tensor]:
+    def look_up(self, batch_inputs: Inputs, bounds_check: str) -> tuple[Tensor, Tensor, Tensor]:
         """Return indices, offsets and factors of a batch's lookups, computed by the operator."""
-        program, on_device = self.of(given.places, given.device)
-        inputs = given.dense, given.values, given.offsets, given.weights, given.batch
+        program, on_device = self.of(batch_inputs.places, batch_inputs.device)
+        inputs = (
+            batch_inputs.dense,
+            batch_inputs.values,
+            batch_inputs.offsets,
+            batch_inputs.weights,
+            batch_inputs.batch,
+        )
         try:
             return embedding_columns_lookups(program, *inputs, on_device, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
-            self.raise_named(error, given)
+            self.raise_named(error, batch_inputs)
 
     def of(self, places: tuple[InputRef, ...], device: torch.device) -> tuple[Tensor, Tensor | None]:
         """Return the program on the host, and its copy on ``device``.
@@ -116,33 +132,33 @@ class Programs:
             name = self._name_of(flat, str(device) if device.type == "cuda" else "")
             program = getattr(self, name)
             return program, getattr(self, f"{name}_on_device") if device.type == "cuda" else None
-        last_places, last_device, found = self._last
+        last_places, last_device, programs = self._last
         if last_places is not places or last_device != device:
             program, on_device = self.tensor(places, None), None
             if device.type == "cuda" and (places, None) in self._made:
                 if (places, device) not in self._made and is_captured():
                     return program, None  # the operator creates a copy that the graph keeps
                 on_device = self.tensor(places, device)
-            found = program, on_device
-            self._last = places, device, found
-        return found
+            programs = program, on_device
+            self._last = places, device, programs
+        return programs
 
     def tensor(self, places: tuple[InputRef, ...], device: torch.device | None) -> Tensor:
         """Return the program on a device, or on the host."""
         key = places, device
-        found = self._made.get(key)
-        if found is not None:
-            return found
+        program = self._made.get(key)
+        if program is not None:
+            return program
         with _disable_current_modes(), torch.inference_mode(False):
             if device is not None:
-                found = self._made[key] = static(self.tensor(places, None).to(device))
-                return found
+                program = self._made[key] = static(self.tensor(places, None).to(device))
+                return program
             # In torch's memory: a thread may release the last reference after Python has ended.
-            found = static(torch.from_numpy(self._words(places)).clone())
-        if self._bytes + found.nbytes <= MOST_BYTES:
-            self._bytes += found.nbytes
-            self._made[key] = found
-        return found
+            program = static(torch.from_numpy(self._words(places)).clone())
+        if self._bytes + program.nbytes <= MOST_BYTES:
+            self._bytes += program.nbytes
+            self._made[key] = program
+        return program
 
     def _words(self, places: tuple[InputRef, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
         try:
@@ -151,29 +167,29 @@ class Programs:
             text = str(error).removeprefix("embedding_columns_program: ")
             raise type(error)(self._named(text)) from None
 
-    def raise_named(self, error: Exception, given: Inputs) -> NoReturn:
+    def raise_named(self, error: Exception, inputs: Inputs) -> NoReturn:
         """Raise an operator's error again with names, or unchanged in a compiled program."""
         if torch.compiler.is_compiling():
             raise error
-        raise type(error)(self._named(str(error), given)) from None
+        raise type(error)(self._named(str(error), inputs)) from None
 
-    def _named(self, text: str, given: Inputs | None = None) -> str:
+    def _named(self, text: str, inputs: Inputs | None = None) -> str:
         """Return the text of an error, with the names of columns and features instead of numbers.
 
-        ``given`` maps the numbers of tensors to features.
+        ``inputs`` maps the numbers of tensors to features.
         """
 
         def feature(match: re.Match[str]) -> str:
-            number = int(match[2]) + (0 if match[1] == "dense" else len(given.dense))  # type: ignore[union-attr]
+            number = int(match[2]) + (0 if match[1] == "dense" else len(inputs.dense))  # type: ignore[union-attr]
             whole = match[0][: match.start(2) - match.start() - len("(tensor ")]
-            for use, place in enumerate(given.places):  # type: ignore[union-attr]
+            for use, place in enumerate(inputs.places):  # type: ignore[union-attr]
                 if place.input == number:
                     column = self._lowered.reader_of(use)
                     of = "" if column is None else f" of column {self._names[column]!r}"
                     return f"{whole}(feature {self.uses[use].feature!r}{of})"
             return match[0]
 
-        if given is not None:
+        if inputs is not None:
             text = re.sub(
                 r"\b(dense|values|offsets|value_weights)\b.*\(tensor (\d+) of its list\)", feature, text
             )

@@ -38,20 +38,20 @@ class Bags(NamedTuple):
         return samples.repeat_interleave(lengths, output_size=self.values.numel())
 
 
-def _bags(given: Inputs, number: int) -> Bags:
+def _bags(inputs: Inputs, number: int) -> Bags:
     """Return the values that a use reads, before the steps."""
-    place = given.places[number]
+    place = inputs.places[number]
     if place.width:
-        dense = given.dense[place.input]
-        own = dense[:, None] if dense.dim() == 1 else dense[:, place.slot : place.slot + place.width]
-        ends = torch.arange(given.batch + 1, device=own.device) * place.width
-        return Bags(_of_type(own.reshape(-1)), ends, None)
-    entry = given.jagged(place.input - len(given.dense))
-    bounds = entry.offsets[place.slot * given.batch : (place.slot + 1) * given.batch + 1].long()
+        dense = inputs.dense[place.input]
+        values = dense[:, None] if dense.dim() == 1 else dense[:, place.slot : place.slot + place.width]
+        ends = torch.arange(inputs.batch + 1, device=values.device) * place.width
+        return Bags(_of_type(values.reshape(-1)), ends, None)
+    entry = inputs.jagged(place.input - len(inputs.dense))
+    bounds = entry.offsets[place.slot * inputs.batch : (place.slot + 1) * inputs.batch + 1].long()
     first, end = (int(bound) for bound in bounds[[0, -1]])
-    own = slice(first, end)
-    weights = None if entry.weights is None else entry.weights[own].float()
-    return Bags(_of_type(entry.values[own]), bounds - first, weights)
+    values = slice(first, end)
+    weights = None if entry.weights is None else entry.weights[values].float()
+    return Bags(_of_type(entry.values[values]), bounds - first, weights)
 
 
 def _of_type(values: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class ReferenceColumns(torch.nn.Module):
 
 
 def evaluate(
-    columns: Sequence[Column], uses: Sequence[FeatureRef], weights: Mapping[str, Tensor], given: Inputs
+    columns: Sequence[Column], uses: Sequence[FeatureRef], weights: Mapping[str, Tensor], inputs: Inputs
 ) -> Tensor:
     """Return ``[batch, output_dim]``: the columns side by side.
 
@@ -138,11 +138,11 @@ def evaluate(
         IndexError: an invalid index, of a column with ``invalid="error"``. TypeError: floats instead of
             integers. ValueError: an entry has another number of samples.
     """
-    for use, place in zip(uses, given.places, strict=True):
-        if place.width and given.dense[place.input].shape[0] != given.batch:
+    for use, place in zip(uses, inputs.places, strict=True):
+        if place.width and inputs.dense[place.input].shape[0] != inputs.batch:
             raise ArgumentValueError(
                 f"recfuse.nn.EmbeddingColumns: feature {use.feature!r} has "
-                f"{given.dense[place.input].shape[0]} samples, the batch has {given.batch}"
+                f"{inputs.dense[place.input].shape[0]} samples, the batch has {inputs.batch}"
             )
     number_of = {use: number for number, use in enumerate(uses)}
     read: dict[FeatureRef, Bags] = {}
@@ -151,7 +151,7 @@ def evaluate(
     def bags_of(source: Source) -> Bags:
         if source not in found:
             if source.use not in read:
-                read[source.use] = _bags(given, number_of[source.use])
+                read[source.use] = _bags(inputs, number_of[source.use])
             bags = read[source.use]
             for step in source.steps:
                 bags = bags._replace(values=stepped(step, bags.values))
@@ -166,20 +166,20 @@ def evaluate(
         try:
             sources = [bags_of(source) for source in column.sources()]
             if isinstance(column, TableColumn):
-                pieces.append(_looked_up(column, sources, weights[column.table_name], given.batch).to(dtype))
+                pieces.append(_looked_up(column, sources, weights[column.table_name], inputs.batch).to(dtype))
             else:
-                pieces.append(_numeric(column, sources[0], given).to(dtype))
+                pieces.append(_numeric(column, sources[0], inputs).to(dtype))
         except (TypeError, ValueError, IndexError) as error:
             raise type(error)(f"recfuse.nn.EmbeddingColumns: column {column.name!r}: {error}") from None
     return torch.cat(pieces, dim=1)
 
 
-def _numeric(column: Column, bags: Bags, given: Inputs) -> Tensor:
+def _numeric(column: Column, bags: Bags, inputs: Inputs) -> Tensor:
     assert isinstance(column, Numeric)
-    place_width = bags.values.numel() // max(given.batch, 1)
-    if given.batch and place_width != column.width:
+    place_width = bags.values.numel() // max(inputs.batch, 1)
+    if inputs.batch and place_width != column.width:
         raise ArgumentValueError(f"a sample has {place_width} values; expected {column.width}")
-    return bags.values.float().reshape(given.batch, column.width)
+    return bags.values.float().reshape(inputs.batch, column.width)
 
 
 def _looked_up(column: TableColumn, sources: Sequence[Bags], table: Tensor, batch: int) -> Tensor:

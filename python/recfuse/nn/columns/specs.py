@@ -225,11 +225,11 @@ class TableColumn(Column):
         if not isinstance(self.trainable, bool):
             raise TypeError(f"trainable is {a_type(self.trainable)}; expected a bool")
 
-    def _checked_slice(self, given: Any) -> tuple[int, int]:
-        if not isinstance(given, (tuple, list)) or len(given) != 2:
+    def _checked_slice(self, bounds: Any) -> tuple[int, int]:
+        if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
             raise TypeError("slice has another form; expected (start, stop)")
-        first = integer("slice's start", given[0], 0, self.embedding_dim)
-        return first, integer("slice's stop", given[1], first, self.embedding_dim)
+        first = integer("slice's start", bounds[0], 0, self.embedding_dim)
+        return first, integer("slice's stop", bounds[1], first, self.embedding_dim)
 
 
 @dataclass(frozen=True)
@@ -251,8 +251,8 @@ class FeatureColumn(TableColumn):
 
     def sources(self) -> tuple[Source, ...]:
         """Return the single source."""
-        own = self._step()
-        steps = tuple(self.preprocess) if own is None else (*self.preprocess, own)
+        step = self._step()
+        steps = tuple(self.preprocess) if step is None else (*self.preprocess, step)
         return (Source(FeatureRef(self.feature or self.name, self.weights, self.weighted), steps),)
 
     def _step(self) -> Step | None:
@@ -275,25 +275,25 @@ class FeatureColumn(TableColumn):
             raise ValueError('pooling is "max", which takes no weights')
 
 
-def check_name(where: str, value: Any) -> None:
+def check_name(prefix: str, value: Any) -> None:
     """Raise TypeError or ValueError unless the value is a str that is not empty."""
     if not isinstance(value, str):
-        raise wrong_type(where, value, "a str")
+        raise wrong_type(prefix, value, "a str")
     if not value:
-        raise ArgumentValueError(f"{where} is empty")
+        raise ArgumentValueError(f"{prefix} is empty")
 
 
-def _one_of(where: str, value: Any, allowed: Sequence[str], more: str = "") -> None:
+def _one_of(prefix: str, value: Any, allowed: Sequence[str], more: str = "") -> None:
     if value not in allowed:
         words = ", ".join(f'"{one}"' for one in allowed)
-        raise ArgumentValueError(f"{where} is {value!r}; expected {words}{more}")
+        raise ArgumentValueError(f"{prefix} is {value!r}; expected {words}{more}")
 
 
-def checked_steps(given: Any) -> tuple[Step, ...]:
+def checked_steps(steps: Any) -> tuple[Step, ...]:
     """Return the steps as a tuple; raise TypeError for an element that is no step."""
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise wrong_type("preprocess", given, "a sequence of steps (recfuse.nn.columns.Affine, ...)")
-    for step in given:
+    if isinstance(steps, str) or not isinstance(steps, Sequence):
+        raise wrong_type("preprocess", steps, "a sequence of steps (recfuse.nn.columns.Affine, ...)")
+    for step in steps:
         if not isinstance(step, Step):
             raise wrong_type("a step of preprocess", step, "recfuse.nn.columns.Affine, Log1p, Clip, ...")
-    return tuple(given)
+    return tuple(steps)

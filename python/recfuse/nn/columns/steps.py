@@ -291,14 +291,14 @@ STEPS: dict[str, type[Step]] = {
 """The classes of steps, by their names in JSON."""
 
 
-def _float32(where: str, value: Any) -> float:
+def _float32(prefix: str, value: Any) -> float:
     with np.errstate(over="ignore"):
-        return float(np.float32(real(where, value)))
+        return float(np.float32(real(prefix, value)))
 
 
-def _flag(where: str, value: Any) -> None:
+def _flag(prefix: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise ArgumentTypeError(f"{where} is {a_type(value)}; expected a bool")
+        raise ArgumentTypeError(f"{prefix} is {a_type(value)}; expected a bool")
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:

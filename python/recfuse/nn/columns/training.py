@@ -67,28 +67,28 @@ class Training:
         self._numeric = programs.chosen(kinds[2]) if kinds[2] else None
         self._constants = {torch.device("cpu"): _constants(columns, [*kinds[0], *kinds[1], *kinds[2]])}
 
-    def __call__(self, weights: Sequence[Tensor], given: Inputs, sparse: bool, bounds_check: str) -> Tensor:
+    def __call__(self, weights: Sequence[Tensor], inputs: Inputs, sparse: bool, bounds_check: str) -> Tensor:
         """Return ``[batch, output_dim]``, as the operator."""
         pieces: list[Tensor] = []
         ends: list[tuple[Tensor, int]] = []  # offsets, and the number of columns
-        constants = self._on(given.device)
+        constants = self._on(inputs.device)
         dtype = fused_dtype([weight.dtype for weight in weights])
         for group in self._groups:
-            indices, offsets, factors = group.programs.look_up(given, bounds_check)
-            has_factors = group.has_factors(given.places)
+            indices, offsets, factors = group.programs.look_up(inputs, bounds_check)
+            has_factors = group.has_factors(inputs.places)
             if torch.compiler.is_compiling():
-                torch._check(offsets.shape[0] == group.count * given.batch + 1)
+                torch._check(offsets.shape[0] == group.count * inputs.batch + 1)
                 torch._check(factors.shape[0] == (indices.shape[0] if has_factors else 0))
-            if not group.is_max and constants.factors is not None and given.batch > 0:
-                scales = _of_lookups(constants.factors, offsets, given.batch, indices.shape[0])
+            if not group.is_max and constants.factors is not None and inputs.batch > 0:
+                scales = _of_lookups(constants.factors, offsets, inputs.batch, indices.shape[0])
                 factors = factors * scales if has_factors else scales
                 has_factors = True
-            own = [weights[number] for number in group.matrices]
+            matrices = [weights[number] for number in group.matrices]
             # A further weight keeps sums in float32.
-            if fused_dtype([weight.dtype for weight in own]) != dtype:
-                own.append(next(one for one in weights if one.dtype != own[0].dtype).detach())
+            if fused_dtype([weight.dtype for weight in matrices]) != dtype:
+                matrices.append(next(one for one in weights if one.dtype != matrices[0].dtype).detach())
             pooled = fused_embedding_bag(
-                own,
+                matrices,
                 group.features,
                 indices,
                 offsets,
@@ -100,22 +100,22 @@ class Training:
             pieces.append(pooled)
             ends.append((offsets, group.count))
         if self._numeric is not None:
-            pieces.append(self._numeric.compute([], given, bounds_check))
-        return self._assembled(pieces, ends, given.batch, constants).to(dtype)
+            pieces.append(self._numeric.compute([], inputs, bounds_check))
+        return self._assembled(pieces, ends, inputs.batch, constants).to(dtype)
 
     def _assembled(
         self, pieces: list[Tensor], ends: list[tuple[Tensor, int]], batch: int, constants: _Constants
     ) -> Tensor:
-        found = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+        output = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
         if constants.order is not None:
-            found = found.index_select(1, constants.order)
+            output = output.index_select(1, constants.order)
         if constants.scale is not None:
-            found = found * constants.scale
+            output = output * constants.scale
         if constants.fill is not None and constants.bags is not None:
             empty = torch.cat([(own.diff() == 0).view(count, batch) for own, count in ends])
             empty = empty.t().index_select(1, constants.bags)
-            found = torch.where(empty & (constants.fill != 0), constants.fill, found)
-        return found
+            output = torch.where(empty & (constants.fill != 0), constants.fill, output)
+        return output
 
     def _on(self, device: torch.device) -> _Constants:
         host = self._constants[torch.device("cpu")]

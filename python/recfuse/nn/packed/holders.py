@@ -17,35 +17,35 @@ from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 _DEPTH = 3  # levels of nested containers to search in an optimizer's attributes
 
 
-def check_optimizers(optimizers: Iterable[Optimizer], what: str) -> tuple[Optimizer, ...]:
+def check_optimizers(optimizers: Iterable[Optimizer], prefix: str) -> tuple[Optimizer, ...]:
     """Return the argument ``optimizers`` as a tuple; raise TypeError if it is no sequence of optimizers."""
     if isinstance(optimizers, Optimizer) or not isinstance(optimizers, Iterable):
-        raise wrong_type(f"{what}: optimizers", optimizers, "a sequence of optimizers")
-    found = tuple(optimizers)
-    for optimizer in found:
+        raise wrong_type(f"{prefix}: optimizers", optimizers, "a sequence of optimizers")
+    optimizer_list = tuple(optimizers)
+    for optimizer in optimizer_list:
         if not isinstance(optimizer, Optimizer):
             raise ArgumentTypeError(
-                f"{what}: optimizers has {a_type(optimizer)}; expected torch.optim.Optimizer"
+                f"{prefix}: optimizers has {a_type(optimizer)}; expected torch.optim.Optimizer"
             )
-    return found
+    return optimizer_list
 
 
 def with_wrapped(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
     """Return the optimizers and all optimizers that they wrap."""
-    found: dict[int, Optimizer] = {}
+    optimizers_by_id: dict[int, Optimizer] = {}
     pending: list[Any] = list(optimizers)[::-1]
     while pending:
         value = pending.pop()
-        if not isinstance(value, Optimizer) or id(value) in found:
+        if not isinstance(value, Optimizer) or id(value) in optimizers_by_id:
             continue
-        found[id(value)] = value
+        optimizers_by_id[id(value)] = value
         inner: list[Any] = []
         for attribute in attributes(value).values():
             inner.append(attribute)
             for container in containers(attribute):
                 inner.extend(items(container))
         pending.extend(inner[::-1])
-    return list(found.values())
+    return list(optimizers_by_id.values())
 
 
 def attributes(optimizer: Optimizer) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [group for group in groups if isinstance(group, dict) and "params" in group]
 
 
-def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], what: str) -> None:
+def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], prefix: str) -> None:
     """Raise ValueError if a parallel wrapper, or an optimizer not in ``optimizers``, holds a weight."""
     numbers = {id(weight): number for number, weight in enumerate(weights)}
     handed_over = {id(group["params"]) for optimizer in optimizers for group in groups_of(optimizer)}
@@ -88,15 +88,15 @@ def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], wh
     shape = tuple(weights[number].shape)
     kind = type(holder).__name__
     if not isinstance(holder, Optimizer):
-        does, advice = f"a {kind} wraps a module with", f"; call {what} first, then wrap the model"
+        does, advice = f"a {kind} wraps a module with", f"; call {prefix} first, then wrap the model"
     elif any(applied is holder for applied in getattr(weights[number], "_in_backward_optimizers", ())):
-        does, advice = f"{kind} was applied in the backward to", f"; call {what} first, then apply it"
+        does, advice = f"{kind} was applied in the backward to", f"; call {prefix} first, then apply it"
     else:
         does = f"an optimizer, {kind}, holds"
         advice = ", and would go on with the old one; hand it over (optimizers=[optimizer]), or make it after"
-        advice += f" {what}"
+        advice += f" {prefix}"
     which = f"the weight of table {number}, of shape {shape}, which is about to be replaced"
-    raise ArgumentValueError(f"{what}: {does} {which}{advice}")
+    raise ArgumentValueError(f"{prefix}: {does} {which}{advice}")
 
 
 def _first_holder(numbers: Mapping[int, int], handed_over: set[int]) -> tuple[Any, int] | None:

@@ -92,16 +92,16 @@ def aligned(row: int, dim: int, dtype: torch.dtype) -> int:
 
 def arrange(weights: Sequence[WeightForm]) -> list[Matrix]:
     """Place weights of the same form in one matrix; gap rows align each weight to a cache line."""
-    found: dict[Hashable, Matrix] = {}
+    matrices: dict[Hashable, Matrix] = {}
     for number, form in enumerate(weights):
         key = form[1:]
-        matrix = found.get(key) or Matrix(form, 0, [], [])
+        matrix = matrices.get(key) or Matrix(form, 0, [], [])
         first_row = aligned(matrix.rows, form.dim, form.dtype)
         if first_row > matrix.rows:
             matrix.gaps.append((matrix.rows, first_row))
         matrix.members.append((number, first_row))
-        found[key] = matrix._replace(rows=first_row + form.rows)
-    return list(found.values())
+        matrices[key] = matrix._replace(rows=first_row + form.rows)
+    return list(matrices.values())
 
 
 def parameter_names(matrices: Sequence[Matrix]) -> tuple[str, ...]:

@@ -146,7 +146,7 @@ class PackedModule(PackedTables):
         """
         function = f"recfuse.nn.{type(self).__name__}.calibrate"
         self._tuning.calibrate(
-            self._lookups_of(batch, where).offsets for where, batch in each_batch(batches, function)
+            self._lookups_of(batch, prefix).offsets for prefix, batch in each_batch(batches, function)
         )
 
     def map(self, batch: Any) -> Mapping:
@@ -181,7 +181,7 @@ class PackedModule(PackedTables):
         call = native_call(weights, features.numpy(), self.layout.output_dim)
         return self._mapper.map(self._tuning, call, features, offsets, device)
 
-    def _lookups_of(self, batch: Any, where: str) -> Lookups:
+    def _lookups_of(self, batch: Any, prefix: str) -> Lookups:
         """Return a batch in the form that a call of this class takes.
 
         Raises:
@@ -191,12 +191,12 @@ class PackedModule(PackedTables):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without objects of this process."""
-        own = self.__dict__.copy()
-        own["_mapper"], own["_tuning"] = None, copy.copy(self._tuning)  # its tensors are never written to
-        return own
+        state = self.__dict__.copy()
+        state["_mapper"], state["_tuning"] = None, copy.copy(self._tuning)  # its tensors are never written to
+        return state
 
-    def __setstate__(self, own: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         """Set the state."""
-        super().__setstate__(own)
+        super().__setstate__(state)
         self._mapper = Mapper()
         self._weights_changed()

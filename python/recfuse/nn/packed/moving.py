@@ -65,7 +65,7 @@ def own_parameters(tables: Iterable[tuple[PackedStore, int]]) -> list[Parameter]
     for store, number in tables:
         key = store, _name_of(store.layout, number)
         numbers.setdefault(key, set()).update(_tied(store.layout, number))
-    found = []
+    parameters = []
     for (store, name), own in numbers.items():
         matrix = _parameter(store, name, min(own))
         if own != _residents(store.layout, name) or any(
@@ -75,8 +75,8 @@ def own_parameters(tables: Iterable[tuple[PackedStore, int]]) -> list[Parameter]
             _move(store, own, name, matrix, matrix.requires_grad)
             for number in own:
                 store.origins.pop(number, None)
-        found.append(store.parameters[name])
-    return found
+        parameters.append(store.parameters[name])
+    return parameters
 
 
 def _names(name: str) -> Iterator[str]:
@@ -130,8 +130,8 @@ def _move(
     """Move tables to the matrix ``name``, which grows or is created in the form of ``model``."""
     if not numbers:
         return
-    layout, found = store.layout, store.parameters.get(name)
-    residents = [] if found is None else [layout.tables[number] for number in _residents(layout, name)]
+    layout, parameter = store.layout, store.parameters.get(name)
+    residents = [] if parameter is None else [layout.tables[number] for number in _residents(layout, name)]
     end = max((spec.first_row + spec.num_embeddings for spec in residents), default=0)
     places: dict[tuple[int, int, int], int] = {}
     for spec in (layout.tables[number] for number in sorted(numbers)):
@@ -139,14 +139,14 @@ def _move(
             places[_place(spec)] = aligned(end, spec.embedding_dim, model.dtype)
             end = places[_place(spec)] + spec.num_embeddings
     with torch.inference_mode(False), torch.no_grad():
-        if found is None or found.shape[0] < end:
-            rows = end if found is None else max(end, min(2 * found.shape[0], model.shape[0]))
+        if parameter is None or parameter.shape[0] < end:
+            rows = end if parameter is None else max(end, min(2 * parameter.shape[0], model.shape[0]))
             data = torch.zeros((rows, model.shape[1]), dtype=model.dtype, device=model.device)
-            if found is None:
+            if parameter is None:
                 store.holder.register_parameter(name, Parameter(data, requires_grad=requires_grad))
             else:
-                data[: found.shape[0]].copy_(found)
-                found.data = data
+                data[: parameter.shape[0]].copy_(parameter)
+                parameter.data = data
         target = store.parameters[name]
         for (matrix, first_row, count), row in places.items():
             source = store.parameters[layout.parameter_names[matrix]]

@@ -39,10 +39,10 @@ class Move:
         tags: a tag per weight; only weights with equal tags may share a Parameter.
     """
 
-    def __init__(self, optimizers: Iterable[Optimizer], weights: Sequence[Tensor], what: str) -> None:
+    def __init__(self, optimizers: Iterable[Optimizer], weights: Sequence[Tensor], prefix: str) -> None:
         """Plan the move, without changes.
 
-        A weight may occur several times. ``what`` is the name of the caller, for errors.
+        A weight may occur several times. ``prefix`` is the name of the caller, for errors.
 
         Raises:
             ValueError, TypeError: an optimizer or state cannot be moved, named with entry and shape; an
@@ -50,8 +50,8 @@ class Move:
         """
         self._weights = list(weights)
         self._numbers = {id(weight): number for number, weight in reversed(list(enumerate(weights)))}
-        self._prefix = what
-        self._optimizers = with_wrapped(check_optimizers(optimizers, what))
+        self._prefix = prefix
+        self._optimizers = with_wrapped(check_optimizers(optimizers, prefix))
         for optimizer in self._optimizers:  # optimizers of recfuse.optim have two methods for this class
             if hasattr(optimizer, "_before_move"):
                 optimizer._before_move()
@@ -79,7 +79,7 @@ class Move:
         self._entries = [self._entries_of(optimizer, state) for optimizer, state in states.values()]
         self._gradients = [self._gradient(weight) for weight in self._weights]
         self.tags: list[Hashable] = [self._tag(number) for number in range(len(self._weights))]
-        check_holders(self._weights, self._optimizers, what)
+        check_holders(self._weights, self._optimizers, prefix)
 
     def apply(self, targets: Sequence[Target]) -> None:
         """Move all entries, states and gradients.
@@ -119,8 +119,8 @@ class Move:
                 "covers all its Parameters. Create a new optimizer afterwards."
             )
         if not isinstance(group["params"], list):
-            where = f"{self._prefix}: params of a param group of {kind.__name__}"
-            raise wrong_type(where, group["params"], "a list")
+            prefix = f"{self._prefix}: params of a param group of {kind.__name__}"
+            raise wrong_type(prefix, group["params"], "a list")
 
     def _separate_weights(self) -> set[int]:
         """Return the weights that must have a separate Parameter.
@@ -128,13 +128,13 @@ class Move:
         These are the weights of an optimizer that may not step each row independently, or of an optimizer
         that it wraps.
         """
-        found = set()
+        separate = set()
         for optimizer in self._optimizers:
             if not is_row_wise(optimizer):
                 groups = itertools.chain(*map(groups_of, with_wrapped([optimizer])))
                 entries = itertools.chain(*(group["params"] for group in groups))
-                found |= {self._numbers[id(entry)] for entry in entries if self._is_old(entry)}
-        return found
+                separate |= {self._numbers[id(entry)] for entry in entries if self._is_old(entry)}
+        return separate
 
     def _named_parameters(self, optimizer: Optimizer) -> Iterator[MutableMapping[str, Any]]:
         """Iterate over dictionaries from names to Parameters, as TorchRec's KeyedOptimizer has.
@@ -157,16 +157,16 @@ class Move:
 
     def _entries_of(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> dict[int, dict[str, Entry]]:
         """Return the entries of each weight that has a state."""
-        found: dict[int, dict[str, Any]] = {}
+        entries: dict[int, dict[str, Any]] = {}
         kinds: dict[str, list[str]] = {}
         shared, whole = shared_matrices(), set()
         for number, weight in enumerate(self._weights):
             if not (values := state.get(weight)):
                 continue
             if not isinstance(values, dict):
-                where = f"{self._prefix}: the state that {type(optimizer).__name__} keeps of a Parameter"
-                raise wrong_type(where, values, "a dict")
-            found[number] = values
+                prefix = f"{self._prefix}: the state that {type(optimizer).__name__} keeps of a Parameter"
+                raise wrong_type(prefix, values, "a dict")
+            entries[number] = values
             if number in self._apart and id(weight) not in shared:
                 whole.add(number)
                 continue
@@ -185,7 +185,7 @@ class Move:
                 key: Entry(value, "whole" if number in whole else kinds[key][0])
                 for key, value in values.items()
             }
-            for number, values in found.items()
+            for number, values in entries.items()
         }
 
     def _gradient(self, weight: Tensor) -> Entry | None:

@@ -84,12 +84,12 @@ class PackedParameters(torch.nn.Module):
             ValueError: a table cannot be packed; an optimizer cannot continue; an optimizer that is not in
                 ``optimizers`` holds an old Parameter. Nothing has changed then.
         """
-        where = f"recfuse.nn.{type(self).__name__}"
+        prefix = f"recfuse.nn.{type(self).__name__}"
         hooked = (
             f"table {at}: {found}" for at, bag in enumerate(bags) if (found := gradient_hooks(bag.weight))
         )
         if reason := why_not_fusable(bags) or next(hooked, None):
-            raise ArgumentValueError(f"{where}: {reason}. {self._remedy}")
+            raise ArgumentValueError(f"{prefix}: {reason}. {self._remedy}")
         specs = []
         for name, bag in zip(names, bags, strict=True):
             row = None if bag.padding_idx is None else padding_row(bag.padding_idx, bag.weight)
@@ -97,7 +97,7 @@ class PackedParameters(torch.nn.Module):
         old_weights = [bag.weight for bag in bags]
         weights = list({id(weight): weight for weight in old_weights}.values())
         numbers = {id(weight): number for number, weight in enumerate(weights)}
-        move = Move(optimizers, weights, where)
+        move = Move(optimizers, weights, prefix)
         matrices = arrange(
             [
                 WeightForm(*weight.shape, weight.dtype, weight.device, weight.requires_grad, tag)

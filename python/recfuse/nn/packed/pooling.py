@@ -142,23 +142,23 @@ def table_call(
             include_last_offset=spec.include_last_offset,
             padding_idx=spec.padding_idx,
         )
-    where = f"recfuse: table {spec.name!r}: "
+    prefix = f"recfuse: table {spec.name!r}: "
     if isinstance(input, Tensor) and input.dim() == 2:
         if offsets is not None:
             raise ArgumentValueError(
-                f"{where}offsets is given with a 2-D input {list(input.shape)}, whose rows are the bags. "
+                f"{prefix}offsets is given with a 2-D input {list(input.shape)}, whose rows are the bags. "
                 "Pass offsets=None, or a 1-D input."
             )
         if per_sample_weights is not None and per_sample_weights.shape != input.shape:
             raise ArgumentValueError(
-                f"{where}per_sample_weights has shape {list(per_sample_weights.shape)}; expected that of "
+                f"{prefix}per_sample_weights has shape {list(per_sample_weights.shape)}; expected that of "
                 f"input: {list(input.shape)}"
             )
         ends = torch.arange(input.shape[0] + 1, dtype=torch.int64, device=input.device) * input.shape[1]
         per_sample_weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
         input = input.reshape(-1)
     elif offsets is None:
-        raise ArgumentValueError(f"{where}offsets is None; expected a 1-D tensor with a 1-D input")
+        raise ArgumentValueError(f"{prefix}offsets is None; expected a 1-D tensor with a 1-D input")
     elif spec.include_last_offset:
         ends = offsets
         # torch accepts lookups without a bag here.

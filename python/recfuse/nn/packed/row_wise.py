@@ -33,10 +33,10 @@ separate Parameter.
 """
 
 
-def is_row_wise(found: Optimizer) -> bool:
+def is_row_wise(optimizer: Optimizer) -> bool:
     """Return whether the step of packed tables equals separate steps of the tables; False if unknown."""
-    vouched = getattr(found, VOUCHED, None)
-    return _known(type(found)) is not None if vouched is None else bool(vouched)
+    vouched = getattr(optimizer, VOUCHED, None)
+    return _known(type(optimizer)) is not None if vouched is None else bool(vouched)
 
 
 @functools.lru_cache(maxsize=256)
@@ -86,7 +86,7 @@ def has_other_hooks() -> bool:
 
 def shared_matrices(least: int = 2) -> dict[int, dict[int, TableSpec]]:
     """Return the tables of Parameters with ``least`` or more tables, by id and by first row."""
-    found: dict[int, dict[int, TableSpec]] = {}
+    shared: dict[int, dict[int, TableSpec]] = {}
     for module in list(numbered.values()):
         if (store := vars(module).get("_store")) is None:  # unswapped in the meantime
             continue
@@ -95,57 +95,57 @@ def shared_matrices(least: int = 2) -> dict[int, dict[int, TableSpec]]:
             parameter = parameters.get(name)
             tables = {spec.first_row: spec for spec in layout.tables if spec.matrix == number}
             if parameter is not None and len(tables) >= least:
-                found[id(parameter)] = tables
-    return found
+                shared[id(parameter)] = tables
+    return shared
 
 
-def _moves_idle_rows(found: Optimizer, group: Mapping[str, Any]) -> bool:
+def _moves_idle_rows(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
     """Return whether a step with a group changes rows without a gradient, or their state."""
-    options = _idle_options(found)
+    options = _idle_options(optimizer)
     return options is None or any(group.get(option) for option in options)
 
 
-def _idle_options(found: Optimizer) -> tuple[str, ...] | None:
-    known = _known(type(found))
+def _idle_options(optimizer: Optimizer) -> tuple[str, ...] | None:
+    known = _known(type(optimizer))
     return None if known is None else known.moves_idle
 
 
-def _before_step(found: Optimizer, args: Any, options: Any) -> Any:
+def _before_step(optimizer: Optimizer, args: Any, options: Any) -> Any:
     if left:
-        keep_states(found, functools.partial(_moves_idle_rows, found))
-    if torch.compiler.is_dynamo_compiling() or has_windows() or not is_row_wise(found):
-        _check_step(found)
+        keep_states(optimizer, functools.partial(_moves_idle_rows, optimizer))
+    if torch.compiler.is_dynamo_compiling() or has_windows() or not is_row_wise(optimizer):
+        _check_step(optimizer)
     if len(args) > 1 and args[1] is not None:
-        return (args[0], _checked(found, args[1]), *args[2:]), options
+        return (args[0], _checked(optimizer, args[1]), *args[2:]), options
     if options and options.get("closure") is not None:
-        return args, {**options, "closure": _checked(found, options["closure"])}
+        return args, {**options, "closure": _checked(optimizer, options["closure"])}
     return None
 
 
-def _checked(found: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+def _checked(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
     """Return a closure of ``step()`` that checks the step after it has computed gradients."""
 
     @functools.wraps(closure)
     def checked() -> Any:
         result = closure()
         if has_windows():
-            _check_step(found)
+            _check_step(optimizer)
         return result
 
     return checked
 
 
 @torch._disable_dynamo
-def _check_step(found: Optimizer) -> None:
-    if is_row_wise(found):
+def _check_step(optimizer: Optimizer) -> None:
+    if is_row_wise(optimizer):
         if has_windows():
-            _check_taking_part(found)
+            _check_taking_part(optimizer)
         return
     shared = shared_matrices()
-    for group in found.param_groups:
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
             if tables := shared.get(id(parameter)):
-                kind = type(found).__name__
+                kind = type(optimizer).__name__
                 raise ArgumentValueError(
                     f"recfuse: {kind} is about to make a step of a packed Parameter of shape "
                     f"{list(parameter.shape)}, in which {len(tables)} tables lie, and may scale the step by "
@@ -155,14 +155,14 @@ def _check_step(found: Optimizer) -> None:
                 )
 
 
-def _check_taking_part(found: Optimizer) -> None:
+def _check_taking_part(optimizer: Optimizer) -> None:
     """Raise ValueError if the step would change a packed table without a gradient, or its state."""
-    options = _idle_options(found)
+    options = _idle_options(optimizer)
     shared = shared_matrices(1 if may_miss_notes() else 2)
     for parameter, first_rows in windows():
-        group = group_of(found, parameter)
+        group = group_of(optimizer, parameter)
         tables = shared.get(id(parameter), {})
-        if group is None or not _moves_idle_rows(found, group):
+        if group is None or not _moves_idle_rows(optimizer, group):
             continue
         for first_row, spec in tables.items():
             if first_row not in first_rows and not has_rows(parameter.grad, spec):
@@ -170,8 +170,8 @@ def _check_taking_part(found: Optimizer) -> None:
                 text = (
                     f"recfuse: table {spec.name!r} took no part in this step, and others of its packed "
                     f"Parameter of shape {list(parameter.shape)} did, and "
-                    f"{type(found).__name__}{with_options} would move it or its state, which torch leaves "
-                    f"as they are. Set optimizer.{VOUCHED} = False before recfuse.swap(model, "
+                    f"{type(optimizer).__name__}{with_options} would move it or its state, which torch "
+                    f"leaves as they are. Set optimizer.{VOUCHED} = False before recfuse.swap(model, "
                     "optimizers=[optimizer]), or call recfuse.swap(model, fuse=False), so that each table "
                     "has a Parameter of its own."
                 )

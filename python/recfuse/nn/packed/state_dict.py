@@ -112,16 +112,18 @@ def _of_new_forms(
     """Return new packed matrices, without values, for tables with another device or dtype."""
     found = {}
     for number, name in enumerate(module.layout.parameter_names):
-        own = [key for key, spec in zip(keys, module.layout.tables, strict=True) if spec.matrix == number]
-        values = [state_dict[key] for key in own if key in state_dict]
+        table_keys = [
+            key for key, spec in zip(keys, module.layout.tables, strict=True) if spec.matrix == number
+        ]
+        values = [state_dict[key] for key in table_keys if key in state_dict]
         old = getattr(module, name)
         forms = {(value.dtype, value.device) for value in values}
         if forms <= {(old.dtype, old.device)}:
             continue
-        if len(forms) > 1 or len(values) < len(own):
+        if len(forms) > 1 or len(values) < len(table_keys):
             error_msgs.append(
-                f"recfuse: assign=True for {name}, the packed matrix of {own[0]} and {len(own) - 1} more "
-                f"tables, found {len(values)} entries with "
+                f"recfuse: assign=True for {name}, the packed matrix of {table_keys[0]} and "
+                f"{len(table_keys) - 1} more tables, found {len(values)} entries with "
                 f"{sorted(f'{dtype} on {device}' for dtype, device in forms)}; expected all entries with one "
                 "dtype and device"
             )

@@ -72,8 +72,8 @@ class PackedStore:
     def matrix(self, number: int) -> Tensor:
         """Return the packed matrix with the rows of table ``number``."""
         name = self.layout.parameter_names[self.layout.tables[number].matrix]
-        found = self.parameters.get(name)
-        return getattr(self.holder, name) if found is None else found
+        parameter = self.parameters.get(name)
+        return getattr(self.holder, name) if parameter is None else parameter
 
     def origin(self, number: int) -> Tensor | None:
         """Return the Parameter with which optimizers step table ``number``, or None if it is computed."""

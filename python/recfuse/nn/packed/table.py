@@ -132,18 +132,18 @@ class PackedTable(torch.nn.EmbeddingBag):
 
     def _copy(self, value: Any) -> None:
         """Copy a tensor into the rows."""
-        where = f"recfuse: the weight of table {self.name!r}"
+        prefix = f"recfuse: the weight of table {self.name!r}"
         if not isinstance(value, Tensor):
-            raise ArgumentTypeError(f"{where} is set to {a_type(value)}; expected a tensor")
+            raise ArgumentTypeError(f"{prefix} is set to {a_type(value)}; expected a tensor")
         shape = [self.num_embeddings, self.embedding_dim]
         if list(value.shape) != shape:
             raise ArgumentValueError(
-                f"{where} is set to shape {list(value.shape)}; expected {shape}, since it is a part of a "
+                f"{prefix} is set to shape {list(value.shape)}; expected {shape}, since it is a part of a "
                 "packed matrix"
             )
         if self._matrix_name not in self._store.parameters:
             raise ArgumentValueError(
-                f"{where} cannot be set, since its packed matrix {self._matrix_name} is computed "
+                f"{prefix} cannot be set, since its packed matrix {self._matrix_name} is computed "
                 "(parametrized or pruned) at each call. Set the tensors that it is computed from."
             )
         with torch.no_grad():
@@ -289,8 +289,8 @@ class PackedTable(torch.nn.EmbeddingBag):
         """Raise an error: the memory belongs to the matrix."""
         self._refuse("memory is shared by all tables of a matrix. Call share_memory() of the model.")
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise AttributeError(f"recfuse: {self._said}: {what.removesuffix('.')}. {UNSWAP}")
+    def _refuse(self, operation: str) -> NoReturn:
+        raise AttributeError(f"recfuse: {self._said}: {operation.removesuffix('.')}. {UNSWAP}")
 
     # ---- copies
 

@@ -121,9 +121,9 @@ class PackedTables(PackedParameters):
         self._weights_changed()
         return self
 
-    def __setstate__(self, own: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         """Set the state."""
-        super().__setstate__(own)
+        super().__setstate__(state)
         self._store.bind(self, self.holder)
         if self._store.origins:
             note_frozen(self._store)

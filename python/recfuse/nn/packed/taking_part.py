@@ -90,8 +90,8 @@ def followed_table(result: Tensor, module: int, table: int) -> Tensor:
     if torch.is_grad_enabled() and not torch.compiler.is_exporting():
         if compilers.IS_OLD:
             _note_compiled(module)
-        found: Tensor = _followed_table(result, module, table)
-        return found
+        followed: Tensor = _followed_table(result, module, table)
+        return followed
     return result
 
 
@@ -113,8 +113,8 @@ def columns_of(pooled: Tensor, module: Any) -> list[Tensor]:
     if torch.is_grad_enabled() and not torch.compiler.is_exporting():
         if compilers.IS_OLD:
             _note_compiled(module.number)
-        found: list[Tensor] = _columns(pooled, dims, module.number)
-        return found
+        columns: list[Tensor] = _columns(pooled, dims, module.number)
+        return columns
     return list(pooled.split(dims, dim=1))
 
 
@@ -155,12 +155,12 @@ _note_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _split(pooled: Tensor, dims: Sequence[int], number: int, dim: int = 1, node: Any = None) -> list[Tensor]:
     """Split a result; ``node`` is the node of the call if ``pooled`` is a view of its result."""
-    found = list(pooled.split_with_sizes(dims, dim))
-    if found and pooled.requires_grad and not torch._C._are_functorch_transforms_active():
-        node, split = node or pooled.grad_fn, found[0].grad_fn
+    columns = list(pooled.split_with_sizes(dims, dim))
+    if columns and pooled.requires_grad and not torch._C._are_functorch_transforms_active():
+        node, split = node or pooled.grad_fn, columns[0].grad_fn
         if split is not None and isinstance(node, torch.autograd.function.BackwardCFunction):
             split.register_prehook(functools.partial(_tell, node, number))
-    return found
+    return columns
 
 
 def _tell(node: Any, number: int, grads: Sequence[Tensor | None]) -> None:
@@ -231,12 +231,12 @@ def _mask(features: Tensor, grad: Tensor, missing: Sequence[int], module: int) -
         used = {table for at, table in enumerate(layout.table_of_feature) if at not in missing}
         for number, matrix in enumerate(owner.packed_weights()):
             specs = (layout.tables[table] for table in used)
-            own = [spec.first_row for spec in specs if spec.matrix == number]
-            if own and matrix.is_leaf and matrix.requires_grad:
-                _note(matrix, own)
-    found = features.clone()
-    found[list(missing), 0] = -1
-    return found
+            first_rows = [spec.first_row for spec in specs if spec.matrix == number]
+            if first_rows and matrix.is_leaf and matrix.requires_grad:
+                _note(matrix, first_rows)
+    masked = features.clone()
+    masked[list(missing), 0] = -1
+    return masked
 
 
 def _note_table(features: Tensor, grad: Tensor, module: int, table: int) -> Tensor:
@@ -275,21 +275,21 @@ def windows() -> list[tuple[Tensor, set[int]]]:
     Each Parameter comes with the first rows of the tables that have taken part. The set is empty if an old
     compiler may have dropped the records.
     """
-    found = []
+    taking_part = []
     for key, window in list(_windows.items()):
         leaf = window.leaf()
         if leaf is None or window.is_over():
             _windows.pop(key, None)
         else:
-            found.append((leaf, window.first_rows))
+            taking_part.append((leaf, window.first_rows))
     for number in list(_untold):
         if (module := numbered.get(number)) is None:
             _untold.discard(number)
             continue
         for leaf in module.packed_weights():
             if leaf.is_leaf and leaf.grad is not None and id(leaf) not in _windows:
-                found.append((leaf, set()))
-    return found
+                taking_part.append((leaf, set()))
+    return taking_part
 
 
 def has_rows(grad: Tensor, spec: TableSpec) -> bool:

@@ -38,8 +38,8 @@ def check_parallel(weights: Sequence[Tensor]) -> None:
     parallel = DistributedDataParallel._active_ddp_module
     if parallel is None or not torch.is_grad_enabled():
         return
-    own = {id(parameter) for parameter in parallel._module_parameters}
-    if any(id(weight) in own for weight in weights):
+    wrapped = {id(parameter) for parameter in parallel._module_parameters}
+    if any(id(weight) in wrapped for weight in weights):
         raise ArgumentValueError(
             "recfuse: a DistributedDataParallel has packed tables with sparse=True, and takes sparse "
             "gradients only of torch.nn.EmbeddingBag. Use sparse=False, recfuse.swap(model, fuse=False), "

@@ -88,11 +88,11 @@ def _moved(sums: Any) -> list[Tensor | None]:
     return [None if one is None else one.transpose(1, 2) for one in sums]
 
 
-def _rows(given: Any, like: Any) -> Tensor | None:
+def _rows(rows: Any, like: Any) -> Tensor | None:
     """Flatten [items, queries, ...] of all sides to [rows, ...]; zeros for None, or None if all are None."""
-    if all(one is None for one in given):
+    if all(one is None for one in rows):
         return None
-    pairs = zip(given, like, strict=True)
+    pairs = zip(rows, like, strict=True)
     return torch.cat(
         [(torch.zeros_like(other) if one is None else one).flatten(0, 1) for one, other in pairs]
     )
@@ -113,11 +113,11 @@ def call_attention(
     """Call the operator, with gradients if required: the autograd kernel of all four operators."""
     queries = (q,) if q_user is None else (q_user, q)
     if needs_derivatives((*queries, k, v)):
-        given = q_user, q, k, v, cand_to_user, kv_lengths, kv_offsets
-        found = apply(IKBOAttention, scale, options, *given)
+        tensors = q_user, q, k, v, cand_to_user, kv_lengths, kv_offsets
+        results = apply(IKBOAttention, scale, options, *tensors)
         if with_lse:
-            return found
-        return found[0] if q_user is None else found[:2]
+            return results
+        return results[0] if q_user is None else results[:2]
     with below_autograd():
         return operator_of(q_user, with_lse)(
             *queries, k, v, cand_to_user, scale, kv_lengths, kv_offsets=kv_offsets, **options

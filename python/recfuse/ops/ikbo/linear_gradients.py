@@ -78,13 +78,13 @@ class IKBOLinear(torch.autograd.Function):
     jvp = refused_jvp("ikbo_linear")
 
 
-def _weight_grad(grad: Tensor, given: Tensor, is_read: Tensor | None) -> Tensor:
+def _weight_grad(grad: Tensor, inputs: Tensor, is_read: Tensor | None) -> Tensor:
     """Return [M, K] from [items, M, N] and [items, K, N], or without N, summed over items that are read."""
     if is_read is not None:
-        given = torch.where(is_read.view(-1, *(1,) * (given.dim() - 1)), given, 0)
+        inputs = torch.where(is_read.view(-1, *(1,) * (inputs.dim() - 1)), inputs, 0)
     if grad.dim() == 2:
-        return grad.t() @ given
-    return torch.tensordot(grad, given, dims=([0, 2], [0, 2]))
+        return grad.t() @ inputs
+    return torch.tensordot(grad, inputs, dims=([0, 2], [0, 2]))
 
 
 def _input_grad(grad: Tensor, weight: Tensor) -> Tensor:

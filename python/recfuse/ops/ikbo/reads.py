@@ -71,8 +71,8 @@ def read_histories(
 
 
 def _fit(x: Tensor, cand_to_user: object, lengths: object, offsets: object) -> bool:
-    given = [one for one in (cand_to_user, lengths, offsets) if one is not None]
-    if any(not isinstance(one, Tensor) or one.dim() != 1 or one.device != x.device for one in given):
+    tensors = [one for one in (cand_to_user, lengths, offsets) if one is not None]
+    if any(not isinstance(one, Tensor) or one.dim() != 1 or one.device != x.device for one in tensors):
         return False
     if isinstance(offsets, Tensor):
         return lengths is None and offsets.shape[0] > 0

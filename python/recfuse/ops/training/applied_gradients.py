@@ -30,10 +30,10 @@ class AppliedGradient(Tensor):
     @staticmethod
     def __new__(cls, update: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Any:
         """Create a gradient with a Parameter's shape, dtype and device; ``update`` is its Update."""
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made._update = weakref.ref(update)
-        torch._C._set_throw_on_mutable_data_ptr(made)  # for C code such as torch.utils.dlpack.to_dlpack
-        return made
+        gradient = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        gradient._update = weakref.ref(update)
+        torch._C._set_throw_on_mutable_data_ptr(gradient)  # for C code such as torch.utils.dlpack.to_dlpack
+        return gradient
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -65,10 +65,10 @@ class AppliedGradient(Tensor):
     def _refuse(self, reader: str) -> NoReturn:
         update = self._update()
         owner = None if update is None else update.updater.owner
-        where = "recfuse.optim" if owner is None else owner._where
+        prefix = "recfuse.optim" if owner is None else owner._prefix
         instead = "Set .grad to None" if owner is None else owner._instead
         raise ArgumentValueError(
-            f"{where}: {reader} reads the gradient of a Parameter of shape {list(self.shape)}, which is not "
+            f"{prefix}: {reader} reads the gradient of a Parameter of shape {list(self.shape)}, which is not "
             f"stored, since backward() has updated the table's rows by it already. {instead}, if clipping, "
             "a GradScaler, norms, averages over processes, accumulation, another optimizer or another use "
             "of the Parameter than lookups by recfuse's modules needs it."

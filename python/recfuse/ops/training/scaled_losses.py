@@ -48,10 +48,10 @@ def _note(_: Tensor) -> None:
 def check_unscaled(owner: Any = None) -> None:
     """Raise ValueError in a backward pass of a scaled loss, before it updates rows."""
     if scaled_passes and torch._C._current_graph_task_id() in scaled_passes:
-        where = "recfuse.optim" if owner is None else owner._where
+        prefix = "recfuse.optim" if owner is None else owner._prefix
         instead = "Create the optimizer with deferred=True" if owner is None else owner._instead
         raise ArgumentValueError(
-            f"{where}: a GradScaler is in use, which has scaled this loss, but the tables' rows are updated "
+            f"{prefix}: a GradScaler is in use, which has scaled this loss, but the tables' rows are updated "
             f"inside backward(), before it could unscale the gradients and look for infinities. {instead}, "
             "or train in bfloat16 without a scaler."
         )

@@ -23,22 +23,22 @@ def matrices_only(features: Tensor, numbers: Sequence[int]) -> Tensor:
     The result is cached for the next call of the same features, which belong to a layout and never change.
     """
     key = id(features), tuple(numbers)
-    found = _cache.get(key)
-    if found is not None and found[0]() is features:
-        return found[1]
-    own = _ops._features_of(features, list(numbers))
+    cached = _cache.get(key)
+    if cached is not None and cached[0]() is features:
+        return cached[1]
+    renumbered = _ops._features_of(features, list(numbers))
     if len(_cache) >= _CACHED:
         _cache.clear()
-    _cache[key] = weakref.ref(features), own
-    return own
+    _cache[key] = weakref.ref(features), renumbered
+    return renumbered
 
 
 def _features_of(features: Tensor, numbers: list[int]) -> Tensor:
-    own = features.clone()
-    own[:, _BUFFER] = -1
+    renumbered = features.clone()
+    renumbered[:, _BUFFER] = -1
     for place, number in enumerate(numbers):
-        own[features[:, _BUFFER] == number, _BUFFER] = place
-    return own
+        renumbered[features[:, _BUFFER] == number, _BUFFER] = place
+    return renumbered
 
 
 library.define("_features_of(Tensor features, int[] numbers) -> Tensor")

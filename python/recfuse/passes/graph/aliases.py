@@ -39,10 +39,10 @@ class Aliases:
 
     def memory_of(self, tensor: Tensor) -> int:
         """Return the number of a fake tensor's memory; a view has the memory of its base."""
-        found = storage_of(tensor)
-        while (parent := self._parent.get(found, found)) != found:
-            found = parent
-        return found
+        storage = storage_of(tensor)
+        while (parent := self._parent.get(storage, storage)) != storage:
+            storage = parent
+        return storage
 
     def _join(self, storages: Iterable[int]) -> None:
         roots = [self._root(storage) for storage in storages]
@@ -98,7 +98,7 @@ def _by_running(node: Node) -> Iterator[tuple[Tensor, Tensor]]:
     for tensor in inputs:
         memory.setdefault(storage_of(tensor), []).append(tensor)
     for again, result in zip(found, tensors_of(node), strict=False):
-        yield from ((given, result) for given in memory.get(storage_of(again), ()))
+        yield from ((argument, result) for argument in memory.get(storage_of(again), ()))
 
 
 def _by_nested_graph(node: Node) -> Iterator[tuple[Tensor, Tensor]]:
@@ -137,12 +137,12 @@ def _given(node: Node) -> Iterator[Any]:
         yield node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
 
 
-def _flat(given: Any) -> Sequence[Any]:
-    return given if isinstance(given, (tuple, list)) else (given,)
+def _flat(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
 
 
-def _tensors(given: Any) -> Iterator[Tensor]:
-    for item in _flat(given):
+def _tensors(value: Any) -> Iterator[Tensor]:
+    for item in _flat(value):
         if isinstance(item, Tensor):
             yield item
         elif isinstance(item, Node):

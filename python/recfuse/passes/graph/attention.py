@@ -42,24 +42,29 @@ class Attention:
 def attention_at(node: Node) -> Attention | None:
     """Return the attention whose result is ``node``, or None."""
     if is_call(node, aten.scaled_dot_product_attention):
-        given = arguments_of(node)
+        arguments = arguments_of(node)
         return Attention(
-            node, given["query"], given["key"], given["value"], given["scale"], why_not=_why_not(node)
+            node,
+            arguments["query"],
+            arguments["key"],
+            arguments["value"],
+            arguments["scale"],
+            why_not=_why_not(node),
         )
     return _by_hand(node) if is_call(node, *_PRODUCTS) else None
 
 
 def _why_not(node: Node) -> str:
-    given = arguments_of(node)
-    if given["attn_mask"] is not None or given["is_causal"]:
+    arguments = arguments_of(node)
+    if arguments["attn_mask"] is not None or arguments["is_causal"]:
         return "attn_mask or is_causal is set, and no kernel has a mask. Omit the mask if all keys count."
-    if given["dropout_p"] != 0:
-        return f"dropout_p is {given['dropout_p']}; expected 0. Call model.eval()."
-    scale = given["scale"]
+    if arguments["dropout_p"] != 0:
+        return f"dropout_p is {arguments['dropout_p']}; expected 0. Call model.eval()."
+    scale = arguments["scale"]
     if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
         return f"scale is {scale}; expected a positive number"
-    q, k = (value_of(given[name]) for name in ("query", "key"))
-    if not given["enable_gqa"] and q.dim() == k.dim() == 4 and not same(q.shape[1], k.shape[1]):
+    q, k = (value_of(arguments[name]) for name in ("query", "key"))
+    if not arguments["enable_gqa"] and q.dim() == k.dim() == 4 and not same(q.shape[1], k.shape[1]):
         return f"keys have {k.shape[1]} heads, queries {q.shape[1]}. Pass enable_gqa=True."
     return ""
 

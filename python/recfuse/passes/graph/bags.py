@@ -65,10 +65,10 @@ def emit_call(program: Program, bags: Sequence[Bag]) -> Node:
         factors = joined(program, [factors_of(program, bag) for bag in bags])
     indices = joined(program, _indices(program, bags))
     call = weights, features, indices, offsets, column, factors, bags[0].sparse
-    found = program.emit(torch.ops.recfuse.fused_embedding_bag.default, *call)
+    pooled = program.emit(torch.ops.recfuse.fused_embedding_bag.default, *call)
     if bags[0].form == LAST:  # the lookups after the last offset form an extra bag
-        found = program.emit(aten.slice.Tensor, found, 0, 0, -1)
-    return found
+        pooled = program.emit(aten.slice.Tensor, pooled, 0, 0, -1)
+    return pooled
 
 
 def features_of(program: Program, bags: Sequence[Bag]) -> tuple[list[Node], Node, int]:
@@ -115,9 +115,9 @@ def _indices(program: Program, bags: Sequence[Bag]) -> list[Node]:
 
 def factors_of(program: Program, bag: Bag) -> Node:
     """Return the factors ``[lookups]`` in the table's dtype: a mask becomes 1 and 0."""
-    found = _flat(program, bag.weights)
-    is_mask = value_of(found).dtype is torch.bool
-    return program.emit(aten.to.dtype, found, bag.table.dtype) if is_mask else found
+    factors = _flat(program, bag.weights)
+    is_mask = value_of(factors).dtype is torch.bool
+    return program.emit(aten.to.dtype, factors, bag.table.dtype) if is_mask else factors
 
 
 def _flat(program: Program, node: Node | None) -> Node:

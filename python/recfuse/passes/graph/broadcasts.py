@@ -112,9 +112,9 @@ class Broadcasts:
         computes = not is_view or any(lift.computes for lift in inputs.values())
         return Lift(first.map, *place, computes=computes)
 
-    def _is_free(self, node: Node, found: Lift) -> bool:
+    def _is_free(self, node: Node, lift: Lift) -> bool:
         """Return whether a broadcast may be computed elsewhere, and its source is no weight."""
-        source = found.source
+        source = lift.source
         assert source is not None
         if isinstance(value_of(source), Parameter) or self.program.weight_is_parameter(source):
             return False
@@ -157,9 +157,9 @@ class Broadcasts:
         first = emit(aten.slice.Tensor, some, 0, 0, 1)
         rows = emit(aten.expand.default, first, [self.program.size(source, lift.dim)])
         rows = emit(aten.scatter.src, rows, 0, index, index)
-        found = emit(aten.index_select.default, source, lift.dim, rows)
-        found.meta[_READ_ROWS] = True
-        return found
+        rows_read = emit(aten.index_select.default, source, lift.dim, rows)
+        rows_read.meta[_READ_ROWS] = True
+        return rows_read
 
     def map_of(self, lift: Lift) -> Node:
         """Return the map ``[candidates]`` as a node, emitted once."""
@@ -175,21 +175,21 @@ def _is_random(operator: torch._ops.OpOverload) -> bool:
 def _broadcast(program: Program, node: Node) -> Lift | None:
     """Return the lift of a node that is itself a broadcast, or None."""
     if is_call(node, aten.index_select):
-        given = arguments_of(node)
-        return _by_index(program, node, given["self"], given["dim"], given["index"], wraps=False)
+        arguments = arguments_of(node)
+        return _by_index(program, node, arguments["self"], arguments["dim"], arguments["index"], wraps=False)
     if is_call(node, aten.index):
         source, indices = node.args[0], list(node.args[1])  # type: ignore[arg-type]
-        given = [item for item in indices if item is not None]
-        if len(given) != 1:
+        arguments = [item for item in indices if item is not None]
+        if len(arguments) != 1:
             return None
-        return _by_index(program, node, source, indices.index(given[0]), given[0], wraps=True)
+        return _by_index(program, node, source, indices.index(arguments[0]), arguments[0], wraps=True)
     if node.target is aten.repeat_interleave.self_Tensor:
         return _counted(program, node)
     if is_call(node, aten.repeat_interleave) and len(node.args) > 1 and isinstance(node.args[1], int):
-        given = arguments_of(node)
+        arguments = arguments_of(node)
         return (
-            _repeated(program, node, given["self"], given["dim"], int(given["repeats"]))
-            if given["dim"] is not None
+            _repeated(program, node, arguments["self"], arguments["dim"], int(arguments["repeats"]))
+            if arguments["dim"] is not None
             else None
         )
     if is_call(node, aten.repeat, aten.tile):
@@ -214,8 +214,13 @@ def _lift(node: Node, key: tuple[Any, ...], source: Any, dim: int, emit: Callabl
 
 
 def _by_index(program: Program, node: Node, source: Any, dim: int, index: Any, *, wraps: bool) -> Lift | None:
-    given = tensor_of(index)
-    if given is None or given.dim() != 1 or given.dtype not in INTEGERS or tensor_of(source) is None:
+    arguments = tensor_of(index)
+    if (
+        arguments is None
+        or arguments.dim() != 1
+        or arguments.dtype not in INTEGERS
+        or tensor_of(source) is None
+    ):
         return None
     if program.effects.is_written(index):
         return None
@@ -245,8 +250,8 @@ def _repeated(program: Program, node: Node, source: Any, dim: int, times: int) -
 
 def _counted(program: Program, node: Node) -> Lift | None:
     """Match ``x.repeat_interleave(counts, 0, output_size=n)``: users have different numbers of candidates."""
-    given = arguments_of(node)
-    source, counts, dim, size = (given[name] for name in ("self", "repeats", "dim", "output_size"))
+    arguments = arguments_of(node)
+    source, counts, dim, size = (arguments[name] for name in ("self", "repeats", "dim", "output_size"))
     numbers, users = tensor_of(counts), tensor_of(source)
     if numbers is None or users is None or dim is None or size is None or program.effects.is_written(counts):
         return None

@@ -58,8 +58,8 @@ def outputs_of(model: torch.nn.Module, calls: Iterable[Call]) -> list[list[Any]]
         ]
 
 
-def _copied(given: Any) -> Any:
-    return given.clone() if isinstance(given, Tensor) else copy.deepcopy(given)
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 @contextlib.contextmanager
@@ -112,9 +112,9 @@ def _copy_of(model: torch.nn.Module) -> torch.nn.Module:
         ) from error
 
 
-def alike(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+def alike(actual: Sequence[Any], expected: Sequence[Any]) -> bool:
     """Return whether results agree up to the order of their sums; NaN equals NaN."""
-    return len(found) == len(expected) and all(map(_alike, found, expected))
+    return len(actual) == len(expected) and all(map(_alike, actual, expected))
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -90,11 +90,11 @@ class Effects:
         """Return the memory that a call writes to."""
         if is_fresh_constant(node):
             return set()
-        found: set[int] = set()
-        for given in written_arguments(node.target, node.args, node.kwargs):  # type: ignore[arg-type]
-            for item in given if isinstance(given, (tuple, list)) else (given,):
-                found |= self.memory_of(item) if isinstance(item, Node) else set()
-        return found
+        written: set[int] = set()
+        for argument in written_arguments(node.target, node.args, node.kwargs):  # type: ignore[arg-type]
+            for item in argument if isinstance(argument, (tuple, list)) else (argument,):
+                written |= self.memory_of(item) if isinstance(item, Node) else set()
+        return written
 
     def _written_inside(self, node: Node) -> set[int]:
         """Return the memory that the graphs of a higher-order operator write to."""
@@ -104,12 +104,12 @@ class Effects:
                 return set()
             return {memory for item in node.all_input_nodes for memory in self.memory_of(item)}
         graph, operands = nested
-        inside, found = Effects(graph), set[int]()
+        inside, written = Effects(graph), set[int]()
         placeholders = [item for item in graph.nodes if item.op == "placeholder"]
         for placeholder, operand in zip(placeholders, operands, strict=True):
             if inside.is_written(placeholder):
-                found |= self.memory_of(operand) if isinstance(operand, Node) else set()
-        return found
+                written |= self.memory_of(operand) if isinstance(operand, Node) else set()
+        return written
 
     def is_written(self, node: Any) -> bool:
         """Return whether the program writes to the memory of a node's result; a number has no memory."""
@@ -138,8 +138,12 @@ def draws(node: Node) -> bool:
     called = operator_of(node)
     if called is None or torch.Tag.nondeterministic_seeded not in called.tags:
         return False
-    given = arguments_of(node)
-    is_off = given.get("dropout_p", 1) == 0 or given.get("train") is False or given.get("training") is False
+    arguments = arguments_of(node)
+    is_off = (
+        arguments.get("dropout_p", 1) == 0
+        or arguments.get("train") is False
+        or arguments.get("training") is False
+    )
     return not is_off
 
 
@@ -162,13 +166,13 @@ def _is_pure(node: Node) -> bool:
 
 def regions_without_gradients(graph: Graph, region: dict[Node, int], enabled: bool) -> set[int]:
     """Return the regions (see `Effects`) without gradients; ``enabled`` is the state at the beginning."""
-    found = set()
+    regions = set()
     for node in graph.nodes:
         if node.target is torch._C._set_grad_enabled:
             enabled = bool(node.args[0])
         if not enabled:
-            found.add(region[node])
-    return found
+            regions.add(region[node])
+    return regions
 
 
 def receives_gradient(node: Node, region: dict[Node, int], without: Iterable[int]) -> bool:

@@ -20,7 +20,7 @@ from recfuse.passes.report import SwapReport
 
 
 def swap_graph(
-    given: ExportedProgram | GraphModule,
+    program: ExportedProgram | GraphModule,
     patterns: Sequence[str] | None = None,
     check: Iterable[Any] = (),
 ) -> SwapReport:
@@ -30,16 +30,16 @@ def swap_graph(
     report = SwapReport()
     if not batches:
         with uncollected():
-            rewrite(_program(given), report, patterns)
+            rewrite(_program(program), report, patterns)
         return report
-    expected = outputs_of(_callable(_copied(given)), batches)
-    refused = _refused(given, batches, expected, patterns)
-    rewrite(_program(given), report, patterns, refused=refused)
+    expected = outputs_of(_callable(_copied(program)), batches)
+    refused = _refused(program, batches, expected, patterns)
+    rewrite(_program(program), report, patterns, refused=refused)
     return report
 
 
 def _refused(
-    given: Any, batches: Sequence[Any], expected: Sequence[Any], patterns: Sequence[str] | None
+    program: Any, batches: Sequence[Any], expected: Sequence[Any], patterns: Sequence[str] | None
 ) -> Collection[tuple[str, str]]:
     """Return the matches that change a result of a batch.
 
@@ -47,7 +47,7 @@ def _refused(
     """
 
     def agree(**which: Any) -> tuple[bool, list[tuple[str, str]]]:
-        copied = _copied(given)
+        copied = _copied(program)
         swapped = rewrite(_program(copied), SwapReport(), patterns, **which)
         return agrees(_callable(copied), batches, expected), swapped
 
@@ -59,31 +59,31 @@ def _refused(
     return refused if good else refused | set(rest)
 
 
-def _program(given: ExportedProgram | GraphModule) -> Program:
-    return ExportedGraph(given) if isinstance(given, ExportedProgram) else Program(given)
+def _program(program: ExportedProgram | GraphModule) -> Program:
+    return ExportedGraph(program) if isinstance(program, ExportedProgram) else Program(program)
 
 
-def _callable(given: ExportedProgram | GraphModule) -> nn.Module:
-    return given.module(check_guards=False) if isinstance(given, ExportedProgram) else given
+def _callable(program: ExportedProgram | GraphModule) -> nn.Module:
+    return program.module(check_guards=False) if isinstance(program, ExportedProgram) else program
 
 
-def _copied(given: Any) -> Any:
+def _copied(program: Any) -> Any:
     """Return a copy that may be rewritten and run.
 
     Tensors that a call may write to are copied; other weights are shared with the original.
     """
-    if isinstance(given, GraphModule):
-        copied: Any = GraphModule(given, copy.deepcopy(given.graph))
+    if isinstance(program, GraphModule):
+        copied: Any = GraphModule(program, copy.deepcopy(program.graph))
         tensors = {**dict(copied.named_parameters()), **dict(copied.named_buffers())}
         for name, tensor in _own_tensors(tensors, _program(copied)).items():
             owner, _, attribute = name.rpartition(".")
             setattr(copied.get_submodule(owner), attribute, tensor)
         return copied
-    graph_module = GraphModule(given.graph_module, copy.deepcopy(given.graph_module.graph))
+    graph_module = GraphModule(program.graph_module, copy.deepcopy(program.graph_module.graph))
     copied = ExportedProgram(
-        graph_module, graph_module.graph, copy.deepcopy(given.graph_signature), dict(given.state_dict),
-        given.range_constraints, copy.deepcopy(given.module_call_graph), given.example_inputs,
-        dict(given.constants), verifiers=given.verifiers,
+        graph_module, graph_module.graph, copy.deepcopy(program.graph_signature), dict(program.state_dict),
+        program.range_constraints, copy.deepcopy(program.module_call_graph), program.example_inputs,
+        dict(program.constants), verifiers=program.verifiers,
     )  # fmt: skip
     tensors = {**copied.constants, **copied.state_dict}
     for name, tensor in _own_tensors(tensors, _program(copied)).items():

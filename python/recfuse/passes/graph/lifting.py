@@ -58,8 +58,8 @@ def _keeps_rows(*dims: int | str) -> Rule:
         if found is None:
             return None
         item, lift = found
-        rank, given = value_of(item).dim(), arguments_of(node)
-        closed = {(given[dim] if isinstance(dim, str) else dim) % rank for dim in dims}
+        rank, arguments = value_of(item).dim(), arguments_of(node)
+        closed = {(arguments[dim] if isinstance(dim, str) else dim) % rank for dim in dims}
         return None if lift.dim in closed else (lift.dim, lift.block)
 
     return rule
@@ -75,8 +75,8 @@ def _layer_norm(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
 
 
 def _dropout(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
-    given = arguments_of(node)
-    return _keeps_rows()(node, inputs) if given["train"] is False else None
+    arguments = arguments_of(node)
+    return _keeps_rows()(node, inputs) if arguments["train"] is False else None
 
 
 def _permuted(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
@@ -84,11 +84,11 @@ def _permuted(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
     if found is None:
         return None
     item, lift = found
-    order, given = list(range(value_of(item).dim())), arguments_of(node)
+    order, arguments = list(range(value_of(item).dim())), arguments_of(node)
     if is_call(node, aten.permute):
-        order = [dim % len(order) for dim in given["dims"]]
+        order = [dim % len(order) for dim in arguments["dims"]]
     elif is_call(node, aten.transpose):
-        a, b = given["dim0"] % len(order), given["dim1"] % len(order)
+        a, b = arguments["dim0"] % len(order), arguments["dim1"] % len(order)
         order[a], order[b] = order[b], order[a]
     else:
         order.reverse()
@@ -110,25 +110,25 @@ def _without(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
     if found is None:
         return None
     item, lift = found
-    given, rank = arguments_of(node), value_of(item).dim()
-    if "dim" not in given or not isinstance(given["dim"], int) or value_of(node).dim() != rank - 1:
+    arguments, rank = arguments_of(node), value_of(item).dim()
+    if "dim" not in arguments or not isinstance(arguments["dim"], int) or value_of(node).dim() != rank - 1:
         return None
-    gone = given["dim"] % rank
+    gone = arguments["dim"] % rank
     return None if gone == lift.dim else (lift.dim - (gone < lift.dim), lift.block)
 
 
 def _reduced(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
     """sum, mean, amax: over other dimensions than the candidates'."""
     found = _of_input(node, inputs)
-    given = arguments_of(node)
-    if found is None or not given.get("dim"):
+    arguments = arguments_of(node)
+    if found is None or not arguments.get("dim"):
         return None
     item, lift = found
-    dims = given["dim"] if isinstance(given["dim"], (list, tuple)) else [given["dim"]]
+    dims = arguments["dim"] if isinstance(arguments["dim"], (list, tuple)) else [arguments["dim"]]
     gone = {dim % value_of(item).dim() for dim in dims}
     if lift.dim in gone:
         return None
-    before = 0 if given["keepdim"] else sum(dim < lift.dim for dim in gone)
+    before = 0 if arguments["keepdim"] else sum(dim < lift.dim for dim in gone)
     return lift.dim - before, lift.block
 
 
@@ -182,9 +182,9 @@ def _quotient(a: Any, b: Any) -> int | None:
 
 def _sizes(node: Node, dim: int) -> list[Any] | None:
     """Return the sizes of a view, with None for the candidates; None if another size is not available."""
-    given = arguments_of(node)
+    arguments = arguments_of(node)
     shape = value_of(node).shape
-    spelled = given.get("size", given.get("shape"))
+    spelled = arguments.get("size", arguments.get("shape"))
     spelled = spelled if spelled is not None and len(spelled) == len(shape) else [-1] * len(shape)
     sizes: list[Any] = []
     for number, (size, written) in enumerate(zip(shape, spelled, strict=True)):

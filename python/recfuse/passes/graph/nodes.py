@@ -120,8 +120,8 @@ def hint(size: Any) -> int | None:
     """Return a size in the example with which a program was recorded, or None if it is unknown."""
     if isinstance(size, int):
         return size
-    found = size.node.hint
-    return int(found) if found is not None else None
+    size_hint = size.node.hint
+    return int(size_hint) if size_hint is not None else None
 
 
 class HiddenWrite(NamedTuple):
@@ -173,7 +173,7 @@ def written_arguments(called: OpOverload, args: Sequence[Any], kwargs: Mapping[s
 
 def may_write(called: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a call may write to an argument."""
-    return any(given is not None for given in written_arguments(called, args, kwargs))
+    return any(argument is not None for argument in written_arguments(called, args, kwargs))
 
 
 def _given(at: int, name: str, default: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

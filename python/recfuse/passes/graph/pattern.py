@@ -45,5 +45,5 @@ def graph_patterns() -> tuple[GraphPattern, ...]:
     """Return the patterns of the files in ``recfuse.passes.patterns``, by ``order``."""
     package = importlib.import_module("recfuse.passes.patterns")
     files = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    found = [importlib.import_module(f"{package.__name__}.{file}").PATTERN for file in files]
-    return tuple(sorted(found, key=lambda pattern: pattern.order))
+    patterns = [importlib.import_module(f"{package.__name__}.{file}").PATTERN for file in files]
+    return tuple(sorted(patterns, key=lambda pattern: pattern.order))

@@ -128,8 +128,8 @@ class Program:
 
     def trains(self, node: Node) -> bool:
         """Return whether a weight requires a gradient."""
-        given, tensor = node.meta.get("recfuse_requires_grad"), tensor_of(node)
-        return bool(tensor is not None and tensor.requires_grad if given is None else given)
+        requires_grad, tensor = node.meta.get("recfuse_requires_grad"), tensor_of(node)
+        return bool(tensor is not None and tensor.requires_grad if requires_grad is None else requires_grad)
 
     def may_train(self, node: Node) -> bool:
         """Return whether a call may have to compute a tensor's gradient; never under torch.no_grad()."""
@@ -149,11 +149,11 @@ class Program:
     def _trained(self) -> set[Node]:
         """Return the nodes that depend on a tensor with a gradient."""
         if self._gradient_nodes is None:
-            self._gradient_nodes = found = set()
+            self._gradient_nodes = nodes = set()
             for node in self.graph.nodes:
                 is_given = node.op in ("placeholder", "get_attr")
-                if self.trains(node) if is_given else any(item in found for item in node.all_input_nodes):
-                    found.add(node)
+                if self.trains(node) if is_given else any(item in nodes for item in node.all_input_nodes):
+                    nodes.add(node)
         return self._gradient_nodes
 
     def constant_value(self, node: Node) -> Tensor | None:
@@ -166,8 +166,8 @@ class Program:
                 return None
         if self.effects.is_written(node) or not is_literal:  # other tensors belong to the model
             return None
-        found = self._constant_at(node)
-        return found.constant if isinstance(found, FakeTensor) else found
+        constant = self._constant_at(node)
+        return constant.constant if isinstance(constant, FakeTensor) else constant
 
     def _constant_at(self, node: Node) -> Tensor | None:
         is_constant = node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
@@ -193,10 +193,10 @@ class Program:
     def depends_on_random(self, node: Node) -> bool:
         """Return whether a node's value depends on random numbers."""
         if self._random_nodes is None:
-            self._random_nodes = found = set()
+            self._random_nodes = nodes = set()
             for other in self.graph.nodes:
-                if draws(other) or any(item in found for item in other.all_input_nodes):
-                    found.add(other)
+                if draws(other) or any(item in nodes for item in other.all_input_nodes):
+                    nodes.add(other)
         return node in self._random_nodes
 
     # ---- rewriting

@@ -17,10 +17,10 @@ _SECONDS = 2.0
 class Progress:
     """A tqdm bar that appears on a terminal if the work lasts longer than two seconds."""
 
-    def __init__(self, what: str, total: int | None = None, unit: str = "matches") -> None:
+    def __init__(self, label: str, total: int | None = None, unit: str = "matches") -> None:
         """``total`` is the largest number of steps; None: unknown."""
         self._bar = tqdm(
-            desc=what, total=total, delay=_SECONDS, leave=False, unit=f" {unit}", disable=hidden()
+            desc=label, total=total, delay=_SECONDS, leave=False, unit=f" {unit}", disable=hidden()
         )
 
     def __enter__(self) -> Progress:
@@ -31,9 +31,9 @@ class Progress:
         """Remove the bar."""
         self._bar.close()
 
-    def describe(self, what: str) -> None:
+    def describe(self, label: str) -> None:
         """Show the name of the pattern that is searched for."""
-        self._bar.set_description(f"recfuse: graph passes: {what}", refresh=False)
+        self._bar.set_description(f"recfuse: graph passes: {label}", refresh=False)
 
     def update(self, steps: int) -> None:
         """Add completed steps."""

@@ -78,8 +78,8 @@ class Ranges:
             every = _every(tensor.dtype)
             self._found[node] = every  # also during the search
             if not self.program.effects.is_written(node):
-                found = self._find(node)
-                self._found[node] = found if found is not None and found.within(every) else every
+                interval = self._find(node)
+                self._found[node] = interval if interval is not None and interval.within(every) else every
         return self._found[node]
 
     def truth(self, node: Any) -> bool | None:
@@ -89,10 +89,10 @@ class Ranges:
         if self.program.effects.is_written(node):
             return None
         if is_call(node, *_COMPARED):
-            number, found = node.args[1], self.of(node.args[0])
-            if found is None or not is_of(node.args[0], number):
+            number, interval = node.args[1], self.of(node.args[0])
+            if interval is None or not is_of(node.args[0], number):
                 return None
-            return _COMPARED[operator_of(node).overloadpacket](found, number)  # type: ignore[union-attr]
+            return _COMPARED[operator_of(node).overloadpacket](interval, number)  # type: ignore[union-attr]
         if is_call(node, aten.logical_not, aten.bitwise_not):
             inner = self.truth(node.args[0])
             return None if inner is None else not inner
@@ -133,69 +133,71 @@ class Ranges:
     def _find(self, node: Node) -> Range | None:
         if operator_of(node) is None:
             return None
-        given = arguments_of(node)
+        arguments = arguments_of(node)
         if is_call(node, *_KEEP):
             is_count = node.target is aten.repeat_interleave.Tensor  # its argument holds counts
             is_same = value_of(node).dtype == getattr(value_of(node.args[0]), "dtype", None)  # same bits
             return self.of(node.args[0]) if is_same and not is_count else None
         if is_call(node, aten.bucketize, aten.searchsorted):
-            edges = given.get("boundaries", given.get("sorted_sequence"))
+            edges = arguments.get("boundaries", arguments.get("sorted_sequence"))
             size = value_of(edges).shape[-1] if isinstance(edges, Node) else None
             return Range(0, size) if isinstance(size, int) else None
         if is_call(node, aten.clamp, aten.clamp_min, aten.clamp_max, aten.clip):
-            return self._clamped(node, given)
+            return self._clamped(node, arguments)
         if is_call(node, aten.where):
-            return _joined(self.given(given["self"], given["condition"], True),
-                           self.given(given["other"], given["condition"], False))  # fmt: skip
+            return _joined(self.given(arguments["self"], arguments["condition"], True),
+                           self.given(arguments["other"], arguments["condition"], False))  # fmt: skip
         if is_call(node, aten.masked_fill):
-            return _joined(self.given(given["self"], given["mask"], False), self.of(given["value"]))
+            return _joined(
+                self.given(arguments["self"], arguments["mask"], False), self.of(arguments["value"])
+            )
         if is_call(node, aten.cat, aten.stack):
-            found = [self.of(item) for item in given["tensors"]]
-            return _joined(*found)
+            intervals = [self.of(item) for item in arguments["tensors"]]
+            return _joined(*intervals)
         if is_call(node, aten.to, aten._to_copy):
             return self.of(node.args[0])
         if is_call(node, aten.full, aten.full_like, aten.zeros, aten.ones, aten.zeros_like, aten.ones_like):
-            return self.of(given.get("fill_value", int("ones" in str(node.target))))
-        return self._computed(node, given)
+            return self.of(arguments.get("fill_value", int("ones" in str(node.target))))
+        return self._computed(node, arguments)
 
-    def _clamped(self, node: Node, given: dict[str, Any]) -> Range | None:
-        found, low, high = self.of(given["self"]), given.get("min"), given.get("max")
-        if found is None or any(
-            bound is not None and not is_of(given["self"], bound) for bound in (low, high)
+    def _clamped(self, node: Node, arguments: dict[str, Any]) -> Range | None:
+        interval, low, high = self.of(arguments["self"]), arguments.get("min"), arguments.get("max")
+        if interval is None or any(
+            bound is not None and not is_of(arguments["self"], bound) for bound in (low, high)
         ):
             return None
-        a, b = found
+        a, b = interval
         if low is not None:
             a, b = max(a, low), max(b, low)
         if high is not None:
             a, b = min(a, high), min(b, high)
         return Range(a, b)
 
-    def _computed(self, node: Node, given: dict[str, Any]) -> Range | None:
+    def _computed(self, node: Node, arguments: dict[str, Any]) -> Range | None:
         """Return the range after arithmetic with a number, or None."""
-        found, other = self.of(node.args[0]) if node.args else None, given.get("other")
-        if found is None:
+        interval, other = self.of(node.args[0]) if node.args else None, arguments.get("other")
+        if interval is None:
             return None
         if is_call(node, aten.abs):
-            ends = sorted(map(abs, found))
-            return Range(0 if found.low <= 0 <= found.high else ends[0], ends[1])
+            ends = sorted(map(abs, interval))
+            return Range(0 if interval.low <= 0 <= interval.high else ends[0], ends[1])
         if is_call(node, aten.relu):
-            return Range(max(found.low, 0), max(found.high, 0))
-        if isinstance(other, bool) or not is_of(node.args[0], other) or given.get("alpha", 1) != 1:
+            return Range(max(interval.low, 0), max(interval.high, 0))
+        if isinstance(other, bool) or not is_of(node.args[0], other) or arguments.get("alpha", 1) != 1:
             return None
         if is_call(node, aten.remainder) and other > 0:
-            return found if found.low >= 0 and found.high < other else Range(0, other - 1)
+            return interval if interval.low >= 0 and interval.high < other else Range(0, other - 1)
         if is_call(node, aten.bitwise_and) and other >= 0:
             return Range(0, other)
         if is_call(node, aten.floor_divide) and other > 0:
-            return Range(found.low // other, found.high // other)
+            return Range(interval.low // other, interval.high // other)
         for packet, function in (
             (aten.add, operator.add),
             (aten.sub, operator.sub),
             (aten.mul, operator.mul),
         ):
             if is_call(node, packet):
-                return Range(*sorted((function(found.low, other), function(found.high, other))))
+                return Range(*sorted((function(interval.low, other), function(interval.high, other))))
         return None
 
 

@@ -76,9 +76,11 @@ def _example(node: Node) -> Any:
 
 def _uses(call: Node, node: Node) -> list[Any]:
     """Return the positions of a node in a call without max_norm; an empty list for a call with max_norm."""
-    given: dict[Any, Any] = dict(enumerate(call.args))
-    given |= {_PLACES.get(name, name): value for name, value in call.kwargs.items()}
-    return [at for at, value in given.items() if value is node] if given.get(_MAX_NORM) is None else []
+    arguments: dict[Any, Any] = dict(enumerate(call.args))
+    arguments |= {_PLACES.get(name, name): value for name, value in call.kwargs.items()}
+    return (
+        [at for at, value in arguments.items() if value is node] if arguments.get(_MAX_NORM) is None else []
+    )
 
 
 class RecordingMode(FakeTensorMode):

@@ -19,14 +19,14 @@ _NESTED = (
 )
 
 
-def chosen(names: Sequence[str] | None, where: str) -> tuple[GraphPattern, ...]:
+def chosen(names: Sequence[str] | None, prefix: str) -> tuple[GraphPattern, ...]:
     """Return the patterns of these kinds; raises ValueError for an unknown kind."""
     patterns = graph_patterns()
     if names is None:
         return patterns
     if isinstance(names, str) or not set(names) <= {pattern.kind for pattern in patterns}:
         allowed = ", ".join(repr(pattern.kind) for pattern in patterns)
-        raise ArgumentValueError(f"{where}: patterns is {names!r}; expected a list of {allowed}")
+        raise ArgumentValueError(f"{prefix}: patterns is {names!r}; expected a list of {allowed}")
     return tuple(pattern for pattern in patterns if pattern.kind in names)
 
 

@@ -83,12 +83,12 @@ def _copy_metadata(before: GraphModule, after: GraphModule, inputs: Sequence[Any
     after.meta.update(before.meta)
     olds = [node for node in before.graph.nodes if node.op == "placeholder"]
     news = [node for node in after.graph.nodes if node.op == "placeholder"]
-    for old, new, given in zip(olds, news, inputs, strict=True):
+    for old, new, value in zip(olds, news, inputs, strict=True):
         new.meta = {**old.meta, **new.meta}
         new.meta["recfuse_name"] = _spelled(old.meta.get("grapharg"), old.name)
         new.meta["recfuse_is_state"] = _is_state(old.meta.get("grapharg"))
-        new.meta["recfuse_is_parameter"] = isinstance(given, torch.nn.Parameter)
-        new.meta["recfuse_requires_grad"] = isinstance(given, Tensor) and given.requires_grad
+        new.meta["recfuse_is_parameter"] = isinstance(value, torch.nn.Parameter)
+        new.meta["recfuse_requires_grad"] = isinstance(value, Tensor) and value.requires_grad
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source
 

@@ -94,14 +94,14 @@ class MethodReader(Statements):
         if name.startswith("__"):
             raise Refused(f"reads {name}, a private name")
         if isinstance(owner, Model):
-            found = self.reads.attribute(name, self.facts)
+            value = self.reads.attribute(name, self.facts)
         elif isinstance(owner, Super):
-            found = self.reads.above(owner.owner, name)
+            value = self.reads.above(owner.owner, name)
         elif isinstance(owner, Object) and isinstance(owner.value, (type, types.ModuleType)):
-            found = self.reads.of_object(owner.value, name, owner.name)
+            value = self.reads.of_object(owner.value, name, owner.name)
         else:
-            found = Member(owner, name)
-        return self.called(found.function, [], {}) if isinstance(found, Getter) else found
+            value = Member(owner, name)
+        return self.called(value.function, [], {}) if isinstance(value, Getter) else value
 
     def iterated(self, node: ast.expr, frame: Frame) -> Iterated:
         """Return the items of a loop over an expression; only here may it be ``zip`` or another iterator."""
@@ -122,11 +122,11 @@ class MethodReader(Statements):
     # ---- tables and row weights
 
     def _pooled(self, table: int, args: list[Any], kwargs: dict[str, Any]) -> Pooled:
-        given = _bound(_FORWARD, args, kwargs, f"calls table {table}")
-        lookups = given["input"], given["offsets"]
+        arguments = _bound(_FORWARD, args, kwargs, f"calls table {table}")
+        lookups = arguments["input"], arguments["offsets"]
         if lookups != (Item("lS_i", table), Item("lS_o", table)):
             raise Refused(f"calls table {table} with other lookups than lS_i[{table}] and lS_o[{table}]")
-        weights = given["per_sample_weights"]
+        weights = arguments["per_sample_weights"]
         if weights in (None, Constant(None)) or (
             weights == Item("v_W_l", table) and self.facts.get(table) is True
         ):
@@ -138,9 +138,13 @@ class MethodReader(Statements):
     def _gathered(self, name: str, owner: Any, args: list[Any], kwargs: dict[str, Any]) -> LookupWeights:
         if not isinstance(owner, Item) or owner.name != "v_W_l":
             raise Refused(f"calls {name} of a value that is no row weight")
-        given = _bound(_GATHERS[name], args, kwargs, f"calls {name}")
-        is_row = given.get("dim", Constant(0)) in (Constant(0), Constant(-1))
-        if not is_row or given["index"] != Item("lS_i", owner.table) or self.facts.get(owner.table) is True:
+        arguments = _bound(_GATHERS[name], args, kwargs, f"calls {name}")
+        is_row = arguments.get("dim", Constant(0)) in (Constant(0), Constant(-1))
+        if (
+            not is_row
+            or arguments["index"] != Item("lS_i", owner.table)
+            or self.facts.get(owner.table) is True
+        ):
             raise Refused(f"reads v_W_l[{owner.table}] at other rows than lS_i[{owner.table}]")
         return LookupWeights(owner.table)
 
@@ -233,10 +237,10 @@ class MethodReader(Statements):
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    code, given = function.__code__, function.__defaults__ or ()
+    code, defaults = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
     found = {
-        **dict(zip(names[len(names) - len(given) :], given, strict=True)),
+        **dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)),
         **(function.__kwdefaults__ or {}),
     }
     return {
@@ -249,11 +253,11 @@ def _bound(
     signature: inspect.Signature, args: list[Any], kwargs: dict[str, Any], words: str
 ) -> dict[str, Any]:
     try:
-        found = signature.bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise Refused(f"{words} with other arguments: {error}") from None
-    found.apply_defaults()
-    return dict(found.arguments)
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
 def _parameters(
@@ -316,12 +320,12 @@ def _range(reader: MethodReader, args: list[ast.expr], keywords: dict[Any, Any],
     if keywords or not all(isinstance(end, Constant) and type(end.value) is int for end in ends):
         raise Refused("counts to a value that is known only in a call")
     try:
-        found = range(*(end.value for end in ends))
+        numbers = range(*(end.value for end in ends))
     except (TypeError, ValueError) as error:
         raise Refused(f"raises {type(error).__name__}") from None
-    if len(found) > 1 << 20:
+    if len(numbers) > 1 << 20:
         raise Refused("takes more steps than the proof follows")
-    return [Constant(number) for number in found], []
+    return [Constant(number) for number in numbers], []
 
 
 def _map(reader: MethodReader, args: list[ast.expr], keywords: dict[Any, Any], frame: Frame) -> Iterated:

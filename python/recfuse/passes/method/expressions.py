@@ -42,17 +42,17 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 @functools.lru_cache(maxsize=256)
 def local_names(node: ast.AST) -> frozenset[str]:
     """Return the names that a function may assign to; includes those of functions inside it."""
-    found = set()
+    names = set()
     for inner in ast.walk(node):
         if isinstance(inner, (ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal)):
             raise Refused(f"uses {type(inner).__name__.lower()}")
         if isinstance(inner, ast.arg):
-            found.add(inner.arg)
+            names.add(inner.arg)
         elif isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
-            found.add(inner.id)
+            names.add(inner.id)
         elif isinstance(inner, (ast.FunctionDef, ast.ClassDef)) and inner is not node:
-            found.add(inner.name)
-    return frozenset(found)
+            names.add(inner.name)
+    return frozenset(names)
 
 
 class Expressions(Branches):
@@ -220,17 +220,17 @@ class Expressions(Branches):
         return Test((), (*test.if_false, *other.if_false))
 
     def _unaryop(self, node: ast.UnaryOp, frame: Frame) -> Any:
-        found = self.value(node.operand, frame)
+        operand = self.value(node.operand, frame)
         if isinstance(node.op, ast.Not):
-            test = self.truth(found)
+            test = self.truth(operand)
             return negated(test) if isinstance(test, Test) else Constant(not test)
         if (
             isinstance(node.op, ast.USub)
-            and isinstance(found, Constant)
-            and type(found.value) in (int, float)
+            and isinstance(operand, Constant)
+            and type(operand.value) in (int, float)
         ):
-            return Constant(-found.value)
-        raise Refused(_changes(found))
+            return Constant(-operand.value)
+        raise Refused(_changes(operand))
 
     def _binop(self, node: ast.BinOp, frame: Frame) -> Any:
         return operated(node.op, self.value(node.left, frame), self.value(node.right, frame))
@@ -251,8 +251,8 @@ class Expressions(Branches):
             raise Refused("compares values that are known only in a call")
         return operated(op, left, right)
 
-    def _unary_not(self, found: Any) -> Any:
-        return negated(found) if isinstance(found, Test) else Constant(not found.value)
+    def _unary_not(self, operand: Any) -> Any:
+        return negated(operand) if isinstance(operand, Test) else Constant(not operand.value)
 
     def _is(self, left: Any, right: Any) -> Any:
         if not isinstance(right, Constant) or not (right.value is None or type(right.value) is bool):

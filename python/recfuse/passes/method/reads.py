@@ -132,22 +132,22 @@ class Reads:
         if name in function.__code__.co_freevars:
             cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
             try:
-                found = cell.cell_contents
+                value = cell.cell_contents
             except ValueError:
                 raise Refused(f"reads {name} before it has a value") from None
-            if type(found) is not FunctionType:
-                raise Refused(f"reads {name} of its closure, {a_type(found)}, which may change")
-            self.guards.members[id(cell), "cell_contents"] = cell, found
-            return self._read(found, ())
+            if type(value) is not FunctionType:
+                raise Refused(f"reads {name} of its closure, {a_type(value)}, which may change")
+            self.guards.members[id(cell), "cell_contents"] = cell, value
+            return self._read(value, ())
         names = function.__globals__
         if name not in names:
             if not hasattr(builtins, name):
                 raise Refused(f"reads {name}, which does not exist")
             return Object(getattr(builtins, name), name)
-        found = names[name]
-        if not isinstance(found, ModuleType):
-            self.guards.variables[id(names), name] = names, found
-        return self._object(found, name, f"the global {name}")
+        value = names[name]
+        if not isinstance(value, ModuleType):
+            self.guards.variables[id(names), name] = names, value
+        return self._object(value, name, f"the global {name}")
 
     def of_object(self, owner: Any, name: str, path: str) -> Any:
         """Return ``owner.<name>`` of a class or a module of Python."""
@@ -169,6 +169,6 @@ class Reads:
         raise Refused(f"reads {words}, {a_type(found)}, which may change")
 
 
-def _is_torch(found: Any) -> bool:
-    name = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
+def _is_torch(value: Any) -> bool:
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     return str(name).partition(".")[0] == "torch"

@@ -164,25 +164,25 @@ def _pooled(node: Node) -> Bag | None:
     used = [user for user in node.users if user.users]
     if len(used) != 1 or used[0].args[1:] != (0,):
         return None
-    given = arguments_of(node)
-    offsets, padding_idx = given["offsets"], given.get("padding_idx")
-    rows = value_of(given["weight"]).shape[0]
+    arguments = arguments_of(node)
+    offsets, padding_idx = arguments["offsets"], arguments.get("padding_idx")
+    rows = value_of(arguments["weight"]).shape[0]
     padding_idx = -1 if padding_idx is None else padding_idx
     if (
         padding_idx < 0
-        and given.get("padding_idx") is not None
+        and arguments.get("padding_idx") is not None
         and node.target is aten.embedding_bag.padding_idx
     ):
         padding_idx += rows
-    mode = MODES[given["mode"]]  # torch and recfuse number modes alike
-    length = _length(offsets, given["indices"])
-    form = LAST if given["include_last_offset"] else FIXED if length else JAGGED
-    inputs = _input_of(given["indices"], offsets) if form == FIXED else None
-    counted = inputs or (given["indices"] if form == FIXED and length == 1 else offsets)
+    mode = MODES[arguments["mode"]]  # torch and recfuse number modes alike
+    length = _length(offsets, arguments["indices"])
+    form = LAST if arguments["include_last_offset"] else FIXED if length else JAGGED
+    inputs = _input_of(arguments["indices"], offsets) if form == FIXED else None
+    counted = inputs or (arguments["indices"] if form == FIXED and length == 1 else offsets)
     return Bag(
-        used[0], given["weight"], inputs or given["indices"], mode, f"embedding_bag, {mode}", (node,), form,
-        length or 0, None if form == FIXED else offsets, counted, given["per_sample_weights"],
-        padding_idx, bool(given["sparse"]),
+        used[0], arguments["weight"], inputs or arguments["indices"], mode, f"embedding_bag, {mode}",
+        (node,), form, length or 0, None if form == FIXED else offsets, counted,
+        arguments["per_sample_weights"], padding_idx, bool(arguments["sparse"]),
     )  # fmt: skip
 
 
@@ -193,9 +193,9 @@ def _length(offsets: Node, indices: Node) -> int | None:
     """
     if not is_call(offsets, aten.arange):
         return None
-    given = arguments_of(offsets)
-    end, step, lookups = given["end"], given.get("step", 1), value_of(indices).shape[0]
-    if given.get("start", 0) != 0 or not isinstance(step, int) or step < 1:
+    arguments = arguments_of(offsets)
+    end, step, lookups = arguments["end"], arguments.get("step", 1), value_of(indices).shape[0]
+    if arguments.get("start", 0) != 0 or not isinstance(step, int) or step < 1:
         return None
     if not statically_known_true(lookups % step == 0):  # else the last bag is shorter
         return None
@@ -207,33 +207,34 @@ def _length(offsets: Node, indices: Node) -> int | None:
 
 def _input_of(indices: Node, offsets: Node) -> Node | None:
     """Return the input ``[bags, length]`` if ``indices`` are its flat form, else None."""
-    given = indices.args[0] if is_call(indices, aten.reshape, aten.view) else None
-    shape = tensor_of(given).shape if tensor_of(given) is not None else ()  # type: ignore[union-attr]
+    arguments = indices.args[0] if is_call(indices, aten.reshape, aten.view) else None
+    shape = tensor_of(arguments).shape if tensor_of(arguments) is not None else ()  # type: ignore[union-attr]
     is_input = len(shape) == 2 and symbol(shape[0]) == symbol(value_of(offsets).shape[0])
-    return given if is_input else None  # type: ignore[return-value]
+    return arguments if is_input else None  # type: ignore[return-value]
 
 
 def _of_one(node: Node) -> Bag | None:
-    given = arguments_of(node)
-    if value_of(given["indices"]).dim() != 1:
+    arguments = arguments_of(node)
+    if value_of(arguments["indices"]).dim() != 1:
         return None
     return Bag(
-        node, given["weight"], given["indices"], "sum", "embedding", (), FIXED, 1, counted=given["indices"],
-        sparse=bool(given["sparse"]), pads_gradient=given["padding_idx"] >= 0,
+        node, arguments["weight"], arguments["indices"], "sum", "embedding", (), FIXED, 1,
+        counted=arguments["indices"], sparse=bool(arguments["sparse"]),
+        pads_gradient=arguments["padding_idx"] >= 0,
     )  # fmt: skip
 
 
 def _reduced(node: Node, mode: str) -> Bag | None:
     """Return the bag of ``embedding(weight, indices [B, L])`` reduced over L, or None."""
-    given = arguments_of(node)
-    rows, product, weights = _weighted(given["self"], mode)
-    if not is_call(rows, aten.embedding) or given.get("dim") not in ([1], [-2], (1,), (-2,)):
+    arguments = arguments_of(node)
+    rows, product, weights = _weighted(arguments["self"], mode)
+    if not is_call(rows, aten.embedding) or arguments.get("dim") not in ([1], [-2], (1,), (-2,)):
         return None
     looked_up = arguments_of(rows)
     shape = value_of(looked_up["indices"]).shape
-    if len(shape) != 2 or given["keepdim"] or len(rows.users) > 1:
+    if len(shape) != 2 or arguments["keepdim"] or len(rows.users) > 1:
         return None
-    if given["dtype"] not in (None, value_of(rows).dtype) or not statically_known_true(shape[1] > 0):
+    if arguments["dtype"] not in (None, value_of(rows).dtype) or not statically_known_true(shape[1] > 0):
         return None
     form, length = (FIXED, shape[1]) if isinstance(shape[1], int) else (JAGGED, 0)
     found = f"embedding + {mode}" if weights is None else f"weighted embedding + {mode}"
@@ -274,7 +275,7 @@ def _trained_padding(program: Program, bag: Bag) -> str:
 def why_no_kernel(program: Program, bag: Bag) -> str:
     """Return why no kernel looks up the rows of a bag, or ""."""
     table, lookup = bag.table, bag.inside[0] if bag.inside else bag.result
-    given = arguments_of(lookup)
+    arguments = arguments_of(lookup)
     if table.dtype not in DTYPES or table.layout is not torch.strided:
         return f"weight is {table.dtype}, {table.layout}; expected strided float32, float16 or bfloat16"
     if table.device.type not in ("cpu", "cuda") or (table.is_cuda and not HAS_CUDA_KERNELS):
@@ -284,7 +285,7 @@ def why_no_kernel(program: Program, bag: Bag) -> str:
             f"weight has shape {list(table.shape)} and strides {list(table.stride())}; expected fixed sizes "
             "and contiguous memory. Store weight.contiguous()."
         )
-    if given["scale_grad_by_freq"]:
+    if arguments["scale_grad_by_freq"]:
         return (
             "scale_grad_by_freq is set, and no kernel divides gradients by the frequency of rows. Make the "
             "table without it."

@@ -54,29 +54,29 @@ def find(program: Program) -> Iterator[Match]:
 
 def _kept(ranges: Ranges, node: Node) -> Node | None:
     """Return the argument that a guard always returns, or None."""
-    given = arguments_of(node)
+    arguments = arguments_of(node)
     found: Any = None
     if is_call(node, aten.where):
-        if "other" not in given:  # where(condition) returns positions
+        if "other" not in arguments:  # where(condition) returns positions
             return None
-        truth = ranges.truth(given["condition"])
-        found = None if truth is None else given["self" if truth else "other"]
+        truth = ranges.truth(arguments["condition"])
+        found = None if truth is None else arguments["self" if truth else "other"]
     elif is_call(node, aten.masked_fill):
-        found = given["self"] if ranges.truth(given["mask"]) is False else None
+        found = arguments["self"] if ranges.truth(arguments["mask"]) is False else None
     else:
-        before = ranges.of(given["self"])
-        if before is not None and _changes_nothing(node, given, before):
-            found = given["self"]
+        before = ranges.of(arguments["self"])
+        if before is not None and _changes_nothing(node, arguments, before):
+            found = arguments["self"]
     return found if isinstance(found, Node) and ranges.of(found) is not None else None
 
 
-def _changes_nothing(node: Node, given: dict[str, Any], before: tuple[int, int]) -> bool:
+def _changes_nothing(node: Node, arguments: dict[str, Any], before: tuple[int, int]) -> bool:
     low, high = before
     if is_call(node, aten.remainder):
-        other = given["other"]
-        return is_of(given["self"], other) and low >= 0 and high < other
-    bounds = given.get("min"), given.get("max")
-    if any(bound is not None and not is_of(given["self"], bound) for bound in bounds):
+        other = arguments["other"]
+        return is_of(arguments["self"], other) and low >= 0 and high < other
+    bounds = arguments.get("min"), arguments.get("max")
+    if any(bound is not None and not is_of(arguments["self"], bound) for bound in bounds):
         return False
     return (bounds[0] is None or bounds[0] <= low) and (bounds[1] is None or high <= bounds[1])
 

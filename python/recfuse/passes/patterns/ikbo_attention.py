@@ -55,13 +55,15 @@ def find(program: Program) -> Iterator[Match]:
         yield Match(part, apply, key=node.name)
 
 
-def _why_not(program: Program, found: Attention, k: Lift, v: Lift) -> str:
-    q, keys, values = tensors = [value_of(item) for item in (found.query, found.key, found.value)]
+def _why_not(program: Program, attention: Attention, k: Lift, v: Lift) -> str:
+    q, keys, values = tensors = [value_of(item) for item in (attention.query, attention.key, attention.value)]
     rank = q.dim()
     is_like = k.map.key == v.map.key and (k.dim, k.block) == (v.dim, v.block)
     if not is_like or k.dim != 0 or (rank > 3 and k.block > 1):
         return "keys and values are copied by different maps, or not along their first dimension"
-    if any(t.dim() not in ((3, 4) if found.is_by_hand else (4,)) or t.dtype not in _DTYPES for t in tensors):
+    if any(
+        t.dim() not in ((3, 4) if attention.is_by_hand else (4,)) or t.dtype not in _DTYPES for t in tensors
+    ):
         shapes = ", ".join(f"{tensor.dtype} of {tensor.dim()} dimensions" for tensor in tensors)
         return f"inputs are {shapes}; expected [batch, heads, positions, dim] in float32, float16 or bfloat16"
     if len({tensor.dtype for tensor in tensors}) > 1:
@@ -69,7 +71,7 @@ def _why_not(program: Program, found: Attention, k: Lift, v: Lift) -> str:
         return f"queries, keys and values are {types}; expected a single dtype"
     if not same(q.shape[-1], values.shape[-1]):
         return f"values have dim {values.shape[-1]}; expected {q.shape[-1]}, as of queries and keys"
-    if found.is_by_hand and rank == 4 and not all(same(q.shape[1], t.shape[1]) for t in (keys, values)):
+    if attention.is_by_hand and rank == 4 and not all(same(q.shape[1], t.shape[1]) for t in (keys, values)):
         return f"keys have {keys.shape[1]} heads; expected {q.shape[1]}, as of queries"
     if not same(q.shape[0], keys.shape[0]):
         return "queries and keys differ in their batch"
@@ -77,7 +79,9 @@ def _why_not(program: Program, found: Attention, k: Lift, v: Lift) -> str:
         return k.map.why_not
     if program.effects.has_autocast:
         return AUTOCAST
-    return program.effects.why_not((found.result, *found.inside, found.query, found.key, found.value))
+    return program.effects.why_not(
+        (attention.result, *attention.inside, attention.query, attention.key, attention.value)
+    )
 
 
 def _swap(program: Program, broadcasts: Broadcasts, attention: Attention, lift: Lift) -> str:

@@ -70,18 +70,18 @@ def _parts(node: Node) -> tuple[Node, Node, Any] | None:
     """Return the cat, the weight and the bias of a layer, or None."""
     bias, rank = None, 2
     if is_call(node, aten.linear):
-        given = arguments_of(node)
-        joined, weight, bias = given["input"], given["weight"], given["bias"]
+        arguments = arguments_of(node)
+        joined, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     elif is_call(node, aten.addmm):
         if len(node.args) > 3 or node.kwargs:
             return None
         bias, joined, right = node.args
         weight = turned(right)
     elif is_call(node, aten.einsum):
-        found = _EQUATIONS.get(_canonical(node.args[0]))
-        if found is None or len(node.args[1]) != 2:  # type: ignore[arg-type]
+        equation = _EQUATIONS.get(_canonical(node.args[0]))
+        if equation is None or len(node.args[1]) != 2:  # type: ignore[arg-type]
             return None
-        (weight, joined), rank = node.args[1][:: -1 if found else 1], 3  # type: ignore[index]
+        (weight, joined), rank = node.args[1][:: -1 if equation else 1], 3  # type: ignore[index]
     elif is_call(node, aten.matmul, aten.mm, aten.bmm):
         left, right = node.args
         if (weight := turned(right)) is not None:
@@ -197,13 +197,13 @@ def emit_linear(
     for is_user, run in groupby(zip(items, of_users, strict=True), lambda item: item[1]):
         start, end = end, end + sum(value_of(item).shape[-1 if candidates else 1] for item, _ in run)
         columns[is_user].append(program.emit(aten.slice.Tensor, weight, 1, start, end))
-    own = [item for item, is_user in zip(items, of_users, strict=True) if not is_user]
+    candidate_items = [item for item, is_user in zip(items, of_users, strict=True) if not is_user]
     return program.emit(
         torch.ops.recfuse.ikbo_linear.default,
         _concatenated(program, columns[True]),
         _concatenated(program, columns[False]),
         _concatenated(program, users),
-        _concatenated(program, own if candidates is None else candidates),
+        _concatenated(program, candidate_items if candidates is None else candidates),
         index,
         bias,
     )

@@ -32,8 +32,8 @@ def find(program: Program) -> Iterator[Match]:
     for node in program.nodes:
         if not is_call(node, aten.linear) or not node.users:
             continue
-        given = arguments_of(node)
-        joined, weight, bias = given["input"], given["weight"], given["bias"]
+        arguments = arguments_of(node)
+        joined, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
         if not is_call(joined, aten.cat) or value_of(joined).dim() != 3 or value_of(weight).dim() != 2:
             continue
         items = list(arguments_of(joined)["tensors"])

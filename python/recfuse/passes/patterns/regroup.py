@@ -72,8 +72,10 @@ def _why_not(program: Program, node: Node, parts: Sequence[Node], between: Seque
     if len(types) > 1:
         return f"parts are {', '.join(sorted(map(str, types)))}; expected a single dtype"
     for other in between:
-        given = _flat(program, other, []) or []
-        if is_call(other, *_CATS) and any(item not in parts and program.may_train(item) for item in given):
+        arguments = _flat(program, other, []) or []
+        if is_call(other, *_CATS) and any(
+            item not in parts and program.may_train(item) for item in arguments
+        ):
             return "a key that no group contains has a gradient of zeros, and would have no gradient"
     return program.effects.why_not((node, *parts, *between))
 
@@ -116,9 +118,9 @@ def _is_same(node: Node) -> bool:
     before, after = tensor_of(node.args[0]) if node.args else None, tensor_of(node)
     if not is_call(node, aten.to) or before is None or after is None:
         return False
-    given = arguments_of(node)
+    arguments = arguments_of(node)
     same_type = (before.dtype, before.device, before.layout) == (after.dtype, after.device, after.layout)
-    return same_type and not given.get("copy") and given.get("memory_format") is None
+    return same_type and not arguments.get("copy") and arguments.get("memory_format") is None
 
 
 def _permuted(program: Program, node: Node, between: list[Node]) -> list[Node] | None:
@@ -137,12 +139,12 @@ def _permuted(program: Program, node: Node, between: list[Node]) -> list[Node] |
 
 def _piece(program: Program, node: Node, between: list[Node]) -> list[Node] | None:
     """Return the parts of an item of a split, or the item itself if it cuts a part."""
-    given = arguments_of(node.args[0])  # type: ignore[arg-type]
-    sizes, number = given["split_sizes"], node.args[1]
-    if given["dim"] not in (1, -1) or not all(isinstance(size, int) for size in sizes):
+    arguments = arguments_of(node.args[0])  # type: ignore[arg-type]
+    sizes, number = arguments["split_sizes"], node.args[1]
+    if arguments["dim"] not in (1, -1) or not all(isinstance(size, int) for size in sizes):
         return [node]
     own: list[Node] = []
-    parts = _flat(program, given["self"], own)
+    parts = _flat(program, arguments["self"], own)
     if parts is None or not isinstance(number, int):
         return [node]
     start = sum(sizes[:number])

@@ -53,7 +53,7 @@ class FeatureClass:
         of warps an SM.
         """
         fits = [_fits(row, self.align, warps) for row in self.candidates]
-        return [[choice for choice in own if fits[choice]] for own in self.allowed]
+        return [[choice for choice in feature_class if fits[choice]] for feature_class in self.allowed]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,15 +80,15 @@ def classes_of(problem: FusedProblem, bench: FusedBench) -> list[FeatureClass]:
         if (key, table.rows) not in runnable:  # the number of rows may decide whether a table can be staged
             runnable[key, table.rows] = bench.candidates(feature)
         members.setdefault((*key, runnable[key, table.rows].tobytes()), []).append(feature)
-    found, names = [], set[str]()
+    classes, names = [], set[str]()
     for key, features in members.items():
         name = _class_name(key)
         while name in names:
             name += "'"
         names.add(name)
-        found.append(_class(problem, name, features, np.frombuffer(key[-1], np.int32), key[4]))
+        classes.append(_class(problem, name, features, np.frombuffer(key[-1], np.int32), key[4]))
     work = problem.expected_sixteenths * [table.row_bytes for table in problem.tables]
-    return sorted(found, key=lambda own: -float(work[own.features].sum()))
+    return sorted(classes, key=lambda feature_class: -float(work[feature_class.features].sum()))
 
 
 def _class_name(key: tuple[object, ...]) -> str:
@@ -121,7 +121,7 @@ def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: boo
     """
     longest = max(int(np.ceil(length)), 1)
     widest = max(_slots(row, lanes) for row in rows)
-    found = []
+    schedules = []
     for choice, row in enumerate(rows):
         kind, threads, distance, split = (int(value) for value in row[CHOSEN])
         if kind == _POOL:
@@ -136,8 +136,8 @@ def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: boo
         else:
             fits = kind == _STAGED and reused
         if fits:
-            found.append(choice)
-    return found
+            schedules.append(choice)
+    return schedules
 
 
 def _slots(row: NDArray[np.int32], lanes: int) -> int:
@@ -157,16 +157,18 @@ def units_of(classes: Sequence[FeatureClass], warps: int, most: int) -> list[lis
     has the default.
     """
     kernels: list[list[Unit]] = []
-    for own in classes:
-        allowed = own.at(warps)
+    for feature_class in classes:
+        allowed = feature_class.at(warps)
         used = sorted({choice for choices in allowed for choice in choices} - {0})
         step = max(most - 1, 1)
         for start in range(0, len(used), step):
             chosen = {0, *used[start : start + step]}
-            unit = Unit(own, [[choice for choice in choices if choice in chosen] for choices in allowed])
+            unit = Unit(
+                feature_class, [[choice for choice in choices if choice in chosen] for choices in allowed]
+            )
             for kernel in kernels:
                 fits = sum(other.variants for other in kernel) + unit.variants <= most
-                if fits and all(other.own is not own for other in kernel):
+                if fits and all(other.own is not feature_class for other in kernel):
                     kernel.append(unit)
                     break
             else:

@@ -46,13 +46,15 @@ class Group:
     @classmethod
     def of(cls, record: dict[str, Any], features: int) -> Group:
         """Reads a record of a file. A bad record raises ArgumentValueError, or errors of dict and NumPy."""
-        own = np.array(record["features"], np.int64)
+        feature_class = np.array(record["features"], np.int64)
         ranked = np.array(record["ranked"], np.int32)
-        if own.ndim != 1 or ((own < 0) | (own >= features)).any():
-            raise ArgumentValueError(f"a group has features {shown(own.tolist())}; expected [0, {features})")
+        if feature_class.ndim != 1 or ((feature_class < 0) | (feature_class >= features)).any():
+            raise ArgumentValueError(
+                f"a group has features {shown(feature_class.tolist())}; expected [0, {features})"
+            )
         if ranked.size:
             check_rows(ranked, (len(ranked), FIELDS))
-        return cls(str(record["name"]), own.tolist(), ranked.tolist(), float(record["cycles"]))
+        return cls(str(record["name"]), feature_class.tolist(), ranked.tolist(), float(record["cycles"]))
 
 
 @dataclass
@@ -96,14 +98,24 @@ class LocalStage:
             if reason is not None:
                 local.whole = False
                 self._note(self._names(number), False, reason)
-        measured = [own for own in self._classes if own.name in samples]
-        self._share(local, {own.name: self._choose(local, own, samples[own.name]) for own in measured})
+        measured = [feature_class for feature_class in self._classes if feature_class.name in samples]
+        self._share(
+            local,
+            {
+                feature_class.name: self._choose(local, feature_class, samples[feature_class.name])
+                for feature_class in measured
+            },
+        )
         return local
 
     def _share(self, local: Local, costs: dict[str, NDArray[np.float64]]) -> None:
         """Limits the schedules of a kernel: features take the best of the schedules with most cycles."""
         weights: dict[tuple[str, int], float] = {}
-        chosen = {own.name: _choices_of(own, local.schedules) for own in self._classes if own.name in costs}
+        chosen = {
+            feature_class.name: _choices_of(feature_class, local.schedules)
+            for feature_class in self._classes
+            if feature_class.name in costs
+        }
         for name, choices in chosen.items():
             for member, choice in enumerate(choices):
                 spent = weights.get((name, choice), 0.0) + np.nan_to_num(costs[name][member, choice])
@@ -111,16 +123,18 @@ class LocalStage:
         kept = set(sorted(weights, key=lambda pair: -weights[pair])[:_MOST_CHOSEN])
         if len(kept) == len(weights):
             return
-        for own in self._classes:
-            if own.name not in chosen:
+        for feature_class in self._classes:
+            if feature_class.name not in chosen:
                 continue
-            left = [choice for name, choice in kept if name == own.name] or [0]
-            for member, choice in enumerate(chosen[own.name]):
-                if (own.name, choice) in kept:
+            left = [choice for name, choice in kept if name == feature_class.name] or [0]
+            for member, choice in enumerate(chosen[feature_class.name]):
+                if (feature_class.name, choice) in kept:
                     continue
-                cost = costs[own.name][member, left]
+                cost = costs[feature_class.name][member, left]
                 best = 0 if np.isnan(cost).all() else left[int(np.nanargmin(cost))]
-                local.schedules[own.features[member], CHOSEN] = own.candidates[best, CHOSEN]
+                local.schedules[feature_class.features[member], CHOSEN] = feature_class.candidates[
+                    best, CHOSEN
+                ]
         why = f"a kernel has at most {_MOST_CHOSEN}: those with the fewest cycles are left out"
         self._note(f"{len(weights)} schedules", False, why)
 
@@ -151,14 +165,14 @@ class LocalStage:
             samples.setdefault(unit.own.name, []).append(_by_candidate(unit, np.stack(cycles), taken))
 
     def _choose(
-        self, local: Local, own: FeatureClass, parts: list[NDArray[np.float64]]
+        self, local: Local, feature_class: FeatureClass, parts: list[NDArray[np.float64]]
     ) -> NDArray[np.float64]:
         """Chooses schedules for the features of a class. Returns their cycles `[features of the
         class, candidates]`.
         """
         costs = _merged(parts)
         cost, noise = _statistics(costs)
-        for name, members in _alike(own, self._state.problem.expected_sixteenths):
+        for name, members in _alike(feature_class, self._state.problem.expected_sixteenths):
             # Features without cycles (empty bags in these batches) do not vote.
             voters = members[cost[members, 0] > 0]
             if not len(voters):
@@ -167,16 +181,18 @@ class LocalStage:
             order = [int(choice) for choice in np.argsort(votes, kind="stable") if np.isfinite(votes[choice])]
             for member in members:
                 choice = _own_choice(cost[member], order[0], max(_LEAST_GAIN, 2 * noise[member]))
-                local.schedules[own.features[member], CHOSEN] = own.candidates[choice, CHOSEN]
-            ranked = [own.candidates[choice].tolist() for choice in order[:_RANKED]]
-            features = [own.features[member] for member in members]
+                local.schedules[feature_class.features[member], CHOSEN] = feature_class.candidates[
+                    choice, CHOSEN
+                ]
+            ranked = [feature_class.candidates[choice].tolist() for choice in order[:_RANKED]]
+            features = [feature_class.features[member] for member in members]
             best = float(np.nansum(cost[members, order[0]]))
             local.groups.append(Group(name, features, ranked, best))
-            chosen, least = np.array(_choices_of(own, local.schedules))[members], votes[order[0]]
+            chosen, least = np.array(_choices_of(feature_class, local.schedules))[members], votes[order[0]]
             for choice in order:
                 count = int((chosen == choice).sum())
                 if count or choice == order[min(1, len(order) - 1)]:
-                    text = str(FusedSchedule.of_row(own.candidates[choice])) or "default"
+                    text = str(FusedSchedule.of_row(feature_class.candidates[choice])) or "default"
                     why = f"{least / votes[choice]:.3f}x as fast as the best, by cycles"
                     self._note(f"{name}: {text}", count > 0, f"{why}, {count} of {len(members)} features")
             if len(order) > 1:
@@ -187,14 +203,14 @@ class LocalStage:
 
 def _by_candidate(unit: Unit, cycles: NDArray[np.float64], taken: NDArray[np.int64]) -> NDArray[np.float64]:
     """Reduces cycles `[repeats, sets, features]` to means `[repeats, features of the class, candidates]`."""
-    own = unit.own
-    cost = np.full((len(cycles), len(own.features), len(own.candidates)), np.nan)
-    for member, feature in enumerate(own.features):
+    feature_class = unit.own
+    cost = np.full((len(cycles), len(feature_class.features), len(feature_class.candidates)), np.nan)
+    for member, feature in enumerate(feature_class.features):
         which = taken[:, feature]
-        counts = np.bincount(which, minlength=len(own.candidates))
+        counts = np.bincount(which, minlength=len(feature_class.candidates))
         there = counts > 0
         for repeat, measured in enumerate(cycles[:, :, feature]):
-            sums = np.bincount(which, weights=measured, minlength=len(own.candidates))
+            sums = np.bincount(which, weights=measured, minlength=len(feature_class.candidates))
             cost[repeat, member, there] = sums[there] / counts[there]
     return cost
 
@@ -212,10 +228,10 @@ def _merged(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     return merged
 
 
-def _choices_of(own: FeatureClass, schedules: NDArray[np.int32]) -> list[int]:
+def _choices_of(feature_class: FeatureClass, schedules: NDArray[np.int32]) -> list[int]:
     """Returns the candidate of each feature of a class."""
-    choice_of = {row.tobytes(): choice for choice, row in enumerate(own.candidates[:, CHOSEN])}
-    return [choice_of[schedules[feature, CHOSEN].tobytes()] for feature in own.features]
+    choice_of = {row.tobytes(): choice for choice, row in enumerate(feature_class.candidates[:, CHOSEN])}
+    return [choice_of[schedules[feature, CHOSEN].tobytes()] for feature in feature_class.features]
 
 
 def _statistics(costs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -228,15 +244,17 @@ def _statistics(costs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArra
         return cost, np.nan_to_num(np.nanmedian(spread, axis=1))
 
 
-def _alike(own: FeatureClass, expected_sixteenths: NDArray[np.int32]) -> list[tuple[str, NDArray[np.int64]]]:
+def _alike(
+    feature_class: FeatureClass, expected_sixteenths: NDArray[np.int32]
+) -> list[tuple[str, NDArray[np.int64]]]:
     """Groups features of a class by similar bag length; returns names, and positions in the class."""
-    lengths = expected_sixteenths[own.features] / SIXTEENTHS
+    lengths = expected_sixteenths[feature_class.features] / SIXTEENTHS
     bins = np.rint(np.log(lengths) / np.log(_ALIKE)).astype(np.int64)
-    found = []
+    alike = []
     for number in np.unique(bins):
         members = np.flatnonzero(bins == number)
-        found.append((f"{own.name} x{lengths[members].mean():.3g}", members))
-    return found
+        alike.append((f"{feature_class.name} x{lengths[members].mean():.3g}", members))
+    return alike
 
 
 def _mean(relative: NDArray[np.float64]) -> NDArray[np.float64]:

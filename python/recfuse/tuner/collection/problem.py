@@ -46,20 +46,20 @@ class FusedProblem:
         view = view_of(collection, "recfuse.tune")
         _check_kernel(view)
         tables = tables_of(view)
-        given = jagged_batches(batches, len(tables), view.device, view.lookups_of, "recfuse.tune")
-        forms = [_form(batch) for batch in given]
+        lookups = jagged_batches(batches, len(tables), view.device, view.lookups_of, "recfuse.tune")
+        forms = [_form(batch) for batch in lookups]
         if wrong := [number for number, form in enumerate(forms) if form != forms[0]]:
             raise ArgumentValueError(
                 f"recfuse.tune: batches[{wrong[0]}] has {forms[wrong[0]]}, batches[0] has {forms[0]}; "
                 "expected batches of one form, since one kernel serves them"
             )
-        if not any(batch.indices.numel() for batch in given):
+        if not any(batch.indices.numel() for batch in lookups):
             raise ArgumentValueError("recfuse.tune: all batches are empty; expected lookups to time")
-        expected = expectations(mean_lengths(given, len(tables)))
-        problem = cls(view.weights, view.feature_rows, tables, given, expected, view.output_dim)
+        expected = expectations(mean_lengths(lookups, len(tables)))
+        problem = cls(view.weights, view.feature_rows, tables, lookups, expected, view.output_dim)
         features, schedules = torch.from_numpy(problem.features), torch.from_numpy(problem.defaults())
         with torch.no_grad():
-            for batch in given:
+            for batch in lookups:
                 tensors = batch.indices, batch.offsets, problem.output_dim, batch.weights
                 fused_embedding_bag(problem.buffers, features, *tensors, schedules=schedules)
         check(problem.device)  # raises an error for an invalid index or offset of the batches

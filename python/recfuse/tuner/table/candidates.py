@@ -109,7 +109,7 @@ def neighbours(schedule: Schedule, most: int) -> list[Schedule]:
     warps may be open.
     """
     steps = {"distance": (-2, -1, 1, 2), "warps": (-8, -4, 4, 8)}
-    found = [
+    schedules = [
         schedule.but(**{name: value + step})
         for name, changes in steps.items()
         if (value := getattr(schedule, name)) is not None
@@ -117,8 +117,8 @@ def neighbours(schedule: Schedule, most: int) -> list[Schedule]:
     ]
     for name in ("threads", "block", "parts", "segment", "bags"):
         if (value := getattr(schedule, name)) is not None:
-            found += [schedule.but(**{name: value // 2}), schedule.but(**{name: value * 2})]
-    return [neighbour for neighbour in found if _possible(neighbour, most)]
+            schedules += [schedule.but(**{name: value // 2}), schedule.but(**{name: value * 2})]
+    return [neighbour for neighbour in schedules if _possible(neighbour, most)]
 
 
 def _possible(schedule: Schedule, most_warps: int) -> bool:

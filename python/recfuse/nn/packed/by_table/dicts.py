@@ -32,8 +32,8 @@ def speak_of_tables() -> None:
     @torch._disable_dynamo
     @functools.wraps(save)
     def state_dict(self: Optimizer) -> dict[str, Any]:
-        found = save(self)
-        return found if _is_by_parameter() else to_tables(self, found)
+        saved = save(self)
+        return saved if _is_by_parameter() else to_tables(self, saved)
 
     @torch._disable_dynamo
     @functools.wraps(load)
@@ -56,30 +56,32 @@ def _is_by_parameter() -> bool:
     return False
 
 
-def to_tables(found: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+def to_tables(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Convert a ``state_dict`` by Parameter to a ``state_dict`` by table, over the same memory."""
-    slots = slots_of_groups(found)
+    slots = slots_of_groups(optimizer)
     if slots is None:
         return state_dict
     numbers: dict[int, Any] = {}
-    for group, saved in zip(found.param_groups, state_dict["param_groups"], strict=True):
+    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         numbers.update(zip(map(id, group["params"]), saved["params"], strict=True))
     states = state_dict["state"]
     known = set(numbers.values())
     result: dict[Any, Any] = {}
     groups, count = [], itertools.count()
-    for own, group, saved in zip(slots, found.param_groups, state_dict["param_groups"], strict=True):
+    for group_slots, group, saved in zip(
+        slots, optimizer.param_groups, state_dict["param_groups"], strict=True
+    ):
         entries = []
-        for slot in own:
+        for slot in group_slots:
             entries.append(number := next(count))
             state = states.get(numbers[id(slot.parameter)])
             if slot.store is not None and isinstance(state, Mapping):
-                state = split(found, slot, state)
+                state = split(optimizer, slot, state)
             if state is not None:
                 result[number] = state
         groups.append({**saved, "params": entries})
         if "param_names" in saved:
-            groups[-1]["param_names"] = _names(own, group, saved["param_names"])
+            groups[-1]["param_names"] = _names(group_slots, group, saved["param_names"])
     result.update({key: value for key, value in states.items() if key not in known})
     return {**state_dict, "state": result, "param_groups": groups}
 
@@ -96,14 +98,16 @@ def _names(slots: list[Slot], group: Mapping[str, Any], names: list[str]) -> lis
     return found
 
 
-def to_parameters(found: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+def to_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Convert a ``state_dict`` by table to a ``state_dict`` by Parameter.
 
     Returns a ``state_dict`` by Parameter, or with other groups, unchanged: torch loads or refuses it.
     """
-    slots = slots_of_groups(found)
+    slots = slots_of_groups(optimizer)
     saved_groups = state_dict.get("param_groups", ())
-    if slots is None or [len(own) for own in slots] != [len(saved["params"]) for saved in saved_groups]:
+    if slots is None or [len(group_slots) for group_slots in slots] != [
+        len(saved["params"]) for saved in saved_groups
+    ]:
         return state_dict
     states = state_dict.get("state")
     if not isinstance(states, Mapping):
@@ -111,17 +115,17 @@ def to_parameters(found: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any
     known = {number for saved in saved_groups for number in saved["params"]}
     result: dict[Any, Any] = {}
     groups, count = [], itertools.count()
-    for own, group, saved in zip(slots, found.param_groups, saved_groups, strict=True):
+    for group_slots, group, saved in zip(slots, optimizer.param_groups, saved_groups, strict=True):
         entries = []
         for parameter in group["params"]:
             entries.append(number := next(count))
             pairs = [
                 (slot, states.get(key))
-                for slot, key in zip(own, saved["params"], strict=True)
+                for slot, key in zip(group_slots, saved["params"], strict=True)
                 if slot.parameter is parameter
             ]
             if pairs and pairs[0][0].store is not None:
-                state = joined(found, group, [slot for slot, _ in pairs], [state for _, state in pairs])
+                state = joined(optimizer, group, [slot for slot, _ in pairs], [state for _, state in pairs])
             else:
                 state = pairs[0][1] if pairs else None
             if state is not None:

@@ -65,7 +65,7 @@ def name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def is_counted(found: Optimizer, group: Mapping[str, Any]) -> bool:
+def is_counted(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
     """Return whether a step with a param group depends on the number of steps."""
-    known = next((KNOWN[name] for name in map(name_of, type(found).__mro__) if name in KNOWN), Known())
+    known = next((KNOWN[name] for name in map(name_of, type(optimizer).__mro__) if name in KNOWN), Known())
     return known.counts is None or any(group.get(option) for option in known.counts)

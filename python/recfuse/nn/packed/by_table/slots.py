@@ -41,18 +41,20 @@ class Slot(NamedTuple):
 
 def stores() -> Iterator[PackedStore]:
     """Iterate over the stores of all packed modules, each once."""
-    found = {id(store): store for module in list(numbered.values()) if (store := vars(module).get("_store"))}
-    yield from found.values()
+    stores_by_id = {
+        id(store): store for module in list(numbered.values()) if (store := vars(module).get("_store"))
+    }
+    yield from stores_by_id.values()
 
 
 def slots_of_store(store: PackedStore, names: Iterable[str]) -> list[Slot]:
     """Return the tables that an optimizer of the Parameters ``names`` steps, in order, tied tables once."""
-    own, found, places = set(names), [], set()
+    own_names, found, places = set(names), [], set()
     for number, spec in enumerate(store.layout.tables):
         origin = store.layout.parameter_names[spec.matrix], spec.first_row
         name, first_row = store.origins.get(number, origin)
         place = name, first_row, spec.num_embeddings
-        if name in own and (place not in places or not spec.num_embeddings):
+        if name in own_names and (place not in places or not spec.num_embeddings):
             places.add(place)
             found.append(Slot(store.parameters[name], store, number, first_row, spec.num_embeddings))
     return found
@@ -64,7 +66,7 @@ def names_of(store: PackedStore) -> dict[str, Any]:
     return {name: store.parameters[name] for name in names if not is_sharded(store.parameters[name])}
 
 
-def slots_of_groups(found: Optimizer) -> list[list[Slot]] | None:
+def slots_of_groups(optimizer: Optimizer) -> list[list[Slot]] | None:
     """Return the slots of each param group of an optimizer, or None if no Parameter is packed.
 
     The tables of a module are at the position of the first of its Parameters, as in ``model.parameters()`` of
@@ -72,7 +74,7 @@ def slots_of_groups(found: Optimizer) -> list[list[Slot]] | None:
     """
     packed = {id(p): (store, name) for store in stores() for name, p in names_of(store).items()}
     result, is_packed = [], False
-    for group in found.param_groups:
+    for group in optimizer.param_groups:
         entries = [(parameter, *packed.get(id(parameter), (None, ""))) for parameter in group["params"]]
         slots: list[Slot] = []
         seen: set[int] = set()
@@ -85,7 +87,7 @@ def slots_of_groups(found: Optimizer) -> list[list[Slot]] | None:
         is_packed |= bool(seen)
         places = {
             (id(parameter), row): at
-            for at, (parameter, row) in enumerate(_orders.get(found, {}).get(id(group["params"]), ()))
+            for at, (parameter, row) in enumerate(_orders.get(optimizer, {}).get(id(group["params"]), ()))
         }
         if all(slot.place in places for slot in slots):
             slots.sort(key=lambda slot: places[slot.place])
@@ -98,15 +100,15 @@ _orders: weakref.WeakKeyDictionary[Optimizer, dict[int, _Places]] = weakref.Weak
 """By optimizer and by the id of a group's list of Parameters: Parameters and first rows in their order."""
 
 
-def order_of(found: Optimizer, params: list[Any]) -> _Places:
+def order_of(optimizer: Optimizer, params: list[Any]) -> _Places:
     """Return the Parameters and first rows of the slots of the group with the list ``params``."""
-    slots = slots_of_groups(found)
-    at = next((at for at, group in enumerate(found.param_groups) if group["params"] is params), None)
+    slots = slots_of_groups(optimizer)
+    at = next((at for at, group in enumerate(optimizer.param_groups) if group["params"] is params), None)
     if slots is None or at is None:
         return [(parameter, 0) for parameter in params]
     return [(slot.parameter, slot.first_row) for slot in slots[at]]
 
 
-def keep_order(found: Optimizer, params: list[Any], places: _Places) -> None:
+def keep_order(optimizer: Optimizer, params: list[Any], places: _Places) -> None:
     """Store the order of the tables of a group, which may differ from the order of their modules."""
-    _orders.setdefault(found, {})[id(params)] = places
+    _orders.setdefault(optimizer, {})[id(params)] = places

@@ -25,26 +25,26 @@ _INSTEAD = (
 )
 
 
-def split(found: Optimizer, slot: Slot, state: State) -> dict[str, Any] | None:
+def split(optimizer: Optimizer, slot: Slot, state: State) -> dict[str, Any] | None:
     """Return the state of a table, over the same memory, or None if it has no state. Numbers are copies.
 
     Raises:
         ValueError: an entry has neither the Parameter's shape nor its rows, and is no number.
     """
     store = slot.store
-    numbers = noted_numbers(found, store, slot.table) if store and slot.is_frozen_alone else None
+    numbers = noted_numbers(optimizer, store, slot.table) if store and slot.is_frozen_alone else None
     if numbers == {}:
         return None
     result = {}
     for key, value in state.items():
-        result[key] = _part(found, slot, key, value)
+        result[key] = _part(optimizer, slot, key, value)
         if numbers and numbers.get(key) is not None:
             number = numbers[key]
             result[key] = torch.full_like(value, number) if isinstance(value, Tensor) else number
     return result
 
 
-def _part(found: Optimizer, slot: Slot, key: str, value: Any) -> Any:
+def _part(optimizer: Optimizer, slot: Slot, key: str, value: Any) -> Any:
     kinds = kinds_of(value, slot.parameter)
     if "scalar" in kinds[:1]:
         return value.clone() if isinstance(value, Tensor) else value
@@ -52,7 +52,7 @@ def _part(found: Optimizer, slot: Slot, key: str, value: Any) -> Any:
         return value
     if not kinds:
         raise ArgumentValueError(
-            f"recfuse: state_dict() of {type(found).__name__}: state entry {key!r} is {described(value)} "
+            f"recfuse: state_dict() of {type(optimizer).__name__}: state entry {key!r} is {described(value)} "
             f"for a packed Parameter of shape {tuple(slot.parameter.shape)}, and cannot be saved for "
             f"{slot.said}; expected its shape, a first dimension of its rows, or one number. Call "
             "recfuse.unswap(model, optimizers=[optimizer]) first."
@@ -69,7 +69,7 @@ def _is_whole(slot: Slot) -> bool:
 
 
 def joined(
-    found: Optimizer, group: Mapping[str, Any], slots: Sequence[Slot], states: Sequence[State | None]
+    optimizer: Optimizer, group: Mapping[str, Any], slots: Sequence[Slot], states: Sequence[State | None]
 ) -> State | None:
     """Return the state of a packed Parameter from the states of its tables ``slots``, or None without states.
 
@@ -77,80 +77,80 @@ def joined(
         ValueError: tables differ in having a state, or in its entries; an entry has another shape; numbers of
             steps differ, and a step depends on them.
     """
-    where = f"recfuse: load_state_dict() of {type(found).__name__}"
-    counted = is_counted(found, group)
+    prefix = f"recfuse: load_state_dict() of {type(optimizer).__name__}"
+    counted = is_counted(optimizer, group)
     for state in states:
         if state is not None and not isinstance(state, Mapping):
-            raise wrong_type(f"{where}: the state of a Parameter", state, "a dict")
-    own = [(slot, state) for slot, state in zip(slots, states, strict=True) if state]
+            raise wrong_type(f"{prefix}: the state of a Parameter", state, "a dict")
+    slot_states = [(slot, state) for slot, state in zip(slots, states, strict=True) if state]
     result: State | None = None
     if len(slots) == 1 and _is_whole(slots[0]):
-        result = own[0][1] if own else None
-    elif own:
-        result = _gathered(where, counted, slots, states, own)
+        result = slot_states[0][1] if slot_states else None
+    elif slot_states:
+        result = _gathered(prefix, counted, slots, states, slot_states)
     for slot, state in zip(slots, states, strict=True):
         if slot.store is not None:
             numbers = numbers_of(state or {}) if counted else {}
-            note_numbers(found, slot.store, slot.table, numbers if slot.is_frozen_alone else None)
+            note_numbers(optimizer, slot.store, slot.table, numbers if slot.is_frozen_alone else None)
     return result
 
 
 def _gathered(
-    where: str,
+    prefix: str,
     counted: bool,
     slots: Sequence[Slot],
     states: Sequence[State | None],
-    own: Sequence[tuple[Slot, State]],
+    slot_states: Sequence[tuple[Slot, State]],
 ) -> State:
     whole = [(slot, state) for slot, state in zip(slots, states, strict=True) if not slot.is_frozen_alone]
-    first_slot, first = next((pair for pair in own if not pair[0].is_frozen_alone), own[0])
+    first_slot, first = next((pair for pair in slot_states if not pair[0].is_frozen_alone), slot_states[0])
     for slot, state in whole:
         if not state or set(state) != set(first):
             raise ArgumentValueError(
-                f"{where}: {slot.said} has the state {sorted(state or {})}, {first_slot.said} has "
+                f"{prefix}: {slot.said} has the state {sorted(state or {})}, {first_slot.said} has "
                 f"{sorted(first)}, and both lie in one packed Parameter, which has one state. {_INSTEAD}"
             )
-    pieces = [Piece(at, 0, slot.rows, slot.first_row) for at, (slot, _) in enumerate(own)]
+    pieces = [Piece(at, 0, slot.rows, slot.first_row) for at, (slot, _) in enumerate(slot_states)]
     target = Target(slots[0].parameter, "", pieces)  # type: ignore[arg-type]
     result = {}
     for key in first:
-        parts = _entries(where, key, own)
+        parts = _entries(prefix, key, slot_states)
         if parts[0].kind == "scalar":
-            trained = [parts[at] for at, (slot, _) in enumerate(own) if not slot.is_frozen_alone]
-            result[key] = _number(where, counted, key, trained or list(parts.values()))
+            trained = [parts[at] for at, (slot, _) in enumerate(slot_states) if not slot.is_frozen_alone]
+            result[key] = _number(prefix, counted, key, trained or list(parts.values()))
         else:
             result[key] = gathered(target, parts)
     return result
 
 
-def _entries(where: str, key: str, own: Sequence[tuple[Slot, State]]) -> dict[int, Entry]:
+def _entries(prefix: str, key: str, slot_states: Sequence[tuple[Slot, State]]) -> dict[int, Entry]:
     """Return an entry of the states of all tables."""
     kinds: list[str] | None = None
-    for slot, state in own:
+    for slot, state in slot_states:
         rows = slot.parameter.detach().narrow(0, slot.first_row, slot.rows)
         possible = kinds_of(state.get(key), rows)
         if not possible:
             raise ArgumentValueError(
-                f"{where}: state entry {key!r} of {slot.said} is {described(state.get(key))}; expected a "
+                f"{prefix}: state entry {key!r} of {slot.said} is {described(state.get(key))}; expected a "
                 f"value that fits its shape {tuple(rows.shape)}"
             )
         kinds = possible if kinds is None else [kind for kind in kinds if kind in possible]
     kind = kinds[0] if kinds else "scalar"
-    found = {at: Entry(state.get(key), kind) for at, (_, state) in enumerate(own)}
+    found = {at: Entry(state.get(key), kind) for at, (_, state) in enumerate(slot_states)}
     if not kinds or (kind != "scalar" and len({entry.tag() for entry in found.values()}) > 1):
-        values = ", ".join(f"{slot.said}: {described(state.get(key))}" for slot, state in own)
+        values = ", ".join(f"{slot.said}: {described(state.get(key))}" for slot, state in slot_states)
         raise ArgumentValueError(
-            f"{where}: state entry {key!r} has {values} for tables that lie in one packed Parameter; "
+            f"{prefix}: state entry {key!r} has {values} for tables that lie in one packed Parameter; "
             "expected one kind, dtype and device"
         )
     return found
 
 
-def _number(where: str, counted: bool, key: str, parts: Sequence[Entry]) -> Any:
+def _number(prefix: str, counted: bool, key: str, parts: Sequence[Entry]) -> Any:
     values = [numbers_of({key: entry.value})[key] for entry in parts]
     if counted and any(value != values[0] for value in values):
         raise ArgumentValueError(
-            f"{where}: {key!r} is {values} for tables that lie in one packed Parameter, which has one "
+            f"{prefix}: {key!r} is {values} for tables that lie in one packed Parameter, which has one "
             f"state. {_INSTEAD}"
         )
     wrong = [at for at, value in enumerate(values) if value is None or value != value]  # for the optimizer

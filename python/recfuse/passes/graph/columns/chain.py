@@ -113,31 +113,31 @@ def _step(program: Program, node: Node, bag: Bag) -> tuple[Step | None, Node] | 
     if tensor is None:
         return None
     if bag.form == FIXED and bag.length == 1 and is_call(node, *_VIEWS):  # a single value per sample
-        given = tensor_of(node.args[0])
-        is_same = given is not None and tensor.dtype == given.dtype
-        is_same = is_same and _is_column(tensor) and _is_column(given)  # type: ignore[arg-type]
-        return (None, node.args[0]) if is_same and same(tensor.shape[0], given.shape[0]) else None  # type: ignore[union-attr,return-value]
+        arguments = tensor_of(node.args[0])
+        is_same = arguments is not None and tensor.dtype == arguments.dtype
+        is_same = is_same and _is_column(tensor) and _is_column(arguments)  # type: ignore[arg-type]
+        return (None, node.args[0]) if is_same and same(tensor.shape[0], arguments.shape[0]) else None  # type: ignore[union-attr,return-value]
     if found := hash_at(node):
         is_taken = len(found.words) == 1 and not any(map(program.effects.is_written, found.nodes))
         return (Step(HASH, found.buckets, found.seed), found.words[0]) if is_taken else None
-    given = arguments_of(node) if is_call(node, *_KNOWN) else {}
+    arguments = arguments_of(node) if is_call(node, *_KNOWN) else {}
     if is_call(node, aten.bucketize):
-        boundaries = _constant(program, given["boundaries"])
-        if boundaries is None or getattr(value_of(given["self"]), "dtype", None) is not torch.float32:
+        boundaries = _constant(program, arguments["boundaries"])
+        if boundaries is None or getattr(value_of(arguments["self"]), "dtype", None) is not torch.float32:
             return None
         edges = boundaries.astype(np.float32)
         if not np.array_equal(edges, boundaries) or np.isnan(edges).any() or (edges[1:] < edges[:-1]).any():
             return None
-        kind = BUCKETIZE_RIGHT if given["right"] else BUCKETIZE
-        return Step(kind, boundaries=tuple(edges.tolist())), given["self"]
+        kind = BUCKETIZE_RIGHT if arguments["right"] else BUCKETIZE
+        return Step(kind, boundaries=tuple(edges.tolist())), arguments["self"]
     if is_call(node, aten.clamp, aten.clamp_min, aten.clamp_max):
-        return _clip(tensor, given)
+        return _clip(tensor, arguments)
     if is_call(node, aten.remainder) and not tensor.is_floating_point():
-        other = given["other"]
-        is_modulo = _is_integer(other, tensor.dtype) and other > 0 and _keeps_type(tensor, given)
-        return (Step(MODULO, other), given["self"]) if is_modulo else None
+        other = arguments["other"]
+        is_modulo = _is_integer(other, tensor.dtype) and other > 0 and _keeps_type(tensor, arguments)
+        return (Step(MODULO, other), arguments["self"]) if is_modulo else None
     if is_call(node, aten.mul, aten.add, aten.sub) and tensor.dtype is torch.float32:
-        return _affine(node, given)
+        return _affine(node, arguments)
     if is_call(node, aten.to, aten._to_copy) and not tensor.is_floating_point():
         before = tensor_of(node.args[0])
         widens = before is not None and (before.dtype, tensor.dtype) == (torch.int32, torch.int64)
@@ -167,23 +167,27 @@ def _is_integer(value: Any, dtype: torch.dtype) -> bool:
     return bool(limits.min <= value <= limits.max)
 
 
-def _keeps_type(tensor: torch.Tensor, given: dict[str, Any]) -> bool:
-    return bool(value_of(given["self"]).dtype == tensor.dtype) if isinstance(given["self"], Node) else False
+def _keeps_type(tensor: torch.Tensor, arguments: dict[str, Any]) -> bool:
+    return (
+        bool(value_of(arguments["self"]).dtype == tensor.dtype)
+        if isinstance(arguments["self"], Node)
+        else False
+    )
 
 
-def _clip(tensor: torch.Tensor, given: dict[str, Any]) -> tuple[Step, Node] | None:
-    bounds = given.get("min"), given.get("max")
-    if not _keeps_type(tensor, given):
+def _clip(tensor: torch.Tensor, arguments: dict[str, Any]) -> tuple[Step, Node] | None:
+    bounds = arguments.get("min"), arguments.get("max")
+    if not _keeps_type(tensor, arguments):
         return None
     if tensor.is_floating_point():
         numbers = all(isinstance(bound, (int, float, type(None))) for bound in bounds)
         if tensor.dtype is not torch.float32 or not numbers or any(bound != bound for bound in bounds):
             return None
         low, high = _or_limits(bounds, -math.inf, math.inf)
-        return Step(CLIP, bits(low), bits(high)), given["self"]
+        return Step(CLIP, bits(low), bits(high)), arguments["self"]
     if not all(bound is None or _is_integer(bound, tensor.dtype) for bound in bounds):
         return None
-    return Step(CLIP_INTEGER, *_or_limits(bounds, _LEAST, _MOST)), given["self"]
+    return Step(CLIP_INTEGER, *_or_limits(bounds, _LEAST, _MOST)), arguments["self"]
 
 
 def _or_limits(bounds: tuple[Any, Any], least: Any, most: Any) -> tuple[Any, Any]:
@@ -191,16 +195,16 @@ def _or_limits(bounds: tuple[Any, Any], least: Any, most: Any) -> tuple[Any, Any
     return least if low is None else low, most if high is None else high
 
 
-def _affine(node: Node, given: dict[str, Any]) -> tuple[Step, Node] | None:
+def _affine(node: Node, arguments: dict[str, Any]) -> tuple[Step, Node] | None:
     """Return the step of a product or a sum with a number: each rounds once, as the step does."""
-    other, first = given["other"], tensor_of(given["self"])
-    if not isinstance(other, (int, float)) or given.get("alpha", 1) != 1 or first is None:
+    other, first = arguments["other"], tensor_of(arguments["self"])
+    if not isinstance(other, (int, float)) or arguments.get("alpha", 1) != 1 or first is None:
         return None
     if first.dtype is not torch.float32 or not math.isfinite(np.float32(other)):
         return None
     if is_call(node, aten.mul):  # then + -0.0, which changes nothing
-        return Step(AFFINE, bits(other), bits(-0.0)), given["self"]
-    return Step(AFFINE, bits(1.0), bits(-other if is_call(node, aten.sub) else other)), given["self"]
+        return Step(AFFINE, bits(other), bits(-0.0)), arguments["self"]
+    return Step(AFFINE, bits(1.0), bits(-other if is_call(node, aten.sub) else other)), arguments["self"]
 
 
 def _constant(program: Program, node: Any) -> NDArray[np.float64] | None:

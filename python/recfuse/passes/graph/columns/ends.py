@@ -59,14 +59,14 @@ def _like(node: Node, result: Node) -> bool:
 def _choice(user: Node, result: Node) -> tuple[Node, Any, bool] | None:
     """Return the condition, the other value, and whether the result is taken if the condition holds."""
     if is_call(user, aten.masked_fill):
-        given = arguments_of(user)
-        return (given["mask"], given["value"], False) if given["self"] is result else None
-    if not is_call(user, aten.where) or "condition" not in (given := arguments_of(user)):
+        arguments = arguments_of(user)
+        return (arguments["mask"], arguments["value"], False) if arguments["self"] is result else None
+    if not is_call(user, aten.where) or "condition" not in (arguments := arguments_of(user)):
         return None
-    if (given["self"] is result) == (given["other"] is result):
+    if (arguments["self"] is result) == (arguments["other"] is result):
         return None
-    has_value = given["self"] is result
-    return given["condition"], given["other" if has_value else "self"], has_value
+    has_value = arguments["self"] is result
+    return arguments["condition"], arguments["other" if has_value else "self"], has_value
 
 
 def _below(condition: Any) -> tuple[Node, int, bool] | None:
@@ -141,9 +141,9 @@ def _filled(column: Column, values: Node, bound: int, other: Any) -> Column | No
         return replace(column, fill=float(number)) if is_exact else None
     if not is_call(other, aten.select):
         return None
-    given = arguments_of(other)
-    row, rows = given["index"], int(bag.table.shape[0])
-    if given["self"] is not bag.weight or given["dim"] != 0 or not isinstance(row, int):
+    arguments = arguments_of(other)
+    row, rows = arguments["index"], int(bag.table.shape[0])
+    if arguments["self"] is not bag.weight or arguments["dim"] != 0 or not isinstance(row, int):
         return None
     return replace(column, empty=row % rows) if -rows <= row < rows else None
 
@@ -152,8 +152,12 @@ def _are_lengths(node: Any, bag: Bag) -> bool:
     """Return whether a node is the number of lookups of each bag, computed from its offsets."""
     offsets = bag.offsets
     if is_call(node, aten.diff):
-        given = arguments_of(node)
-        return given["self"] is offsets and given["n"] == 1 and given["prepend"] is given["append"] is None
+        arguments = arguments_of(node)
+        return (
+            arguments["self"] is offsets
+            and arguments["n"] == 1
+            and arguments["prepend"] is arguments["append"] is None
+        )
     if is_call(node, aten.sub) and len(node.args) == 2:
         return _is_slice(node.args[0], offsets, 1, None) and _is_slice(node.args[1], offsets, 0, -1)
     sums = _with_leading_zero(offsets)
@@ -163,21 +167,21 @@ def _are_lengths(node: Any, bag: Bag) -> bool:
 def _is_slice(node: Any, of: Any, start: int, end: int | None) -> bool:
     if not is_call(node, aten.slice):
         return False
-    given = arguments_of(node)
+    arguments = arguments_of(node)
     ends = (None, _MOST) if end is None else (end,)
     return (
-        given["self"] is of
-        and (given["dim"], given["start"] or 0, given["step"]) == (0, start, 1)
-        and given["end"] in ends
+        arguments["self"] is of
+        and (arguments["dim"], arguments["start"] or 0, arguments["step"]) == (0, start, 1)
+        and arguments["end"] in ends
     )
 
 
 def _with_leading_zero(offsets: Any) -> Any:
     """Return the offsets after the first, if the first is known to be 0, else None."""
     if is_call(offsets, aten.pad, aten.constant_pad_nd):
-        given = arguments_of(offsets)
-        is_zero = given.get("mode", "constant") == "constant" and not given["value"]
-        return given["self"] if list(given["pad"]) == [1, 0] and is_zero else None
+        arguments = arguments_of(offsets)
+        is_zero = arguments.get("mode", "constant") == "constant" and not arguments["value"]
+        return arguments["self"] if list(arguments["pad"]) == [1, 0] and is_zero else None
     if is_call(offsets, aten.cat) and len(offsets.args[0]) == 2 and arguments_of(offsets)["dim"] == 0:
         first, rest = offsets.args[0]
         tensor = tensor_of(first)
@@ -196,7 +200,7 @@ def _number(node: Any) -> float | None:
     tensor = tensor_of(node)
     if tensor is None or not is_call(node, aten.full, aten.full_like, aten.new_full, aten.scalar_tensor):
         return None
-    given = arguments_of(node)
-    number = _number(given["s"] if "s" in given else given["fill_value"])
+    arguments = arguments_of(node)
+    number = _number(arguments["s"] if "s" in arguments else arguments["fill_value"])
     with unset_fake_temporarily():  # rounded to its dtype
         return None if number is None else torch.tensor(number).to(tensor.dtype).item()

@@ -69,13 +69,13 @@ def _view(node: Node, tensor: Tensor) -> tuple[Node, Any, Any] | None:
     """Return the values of :func:`_taken` as the operator has them, unchecked."""
     if node.target is operator.getitem:
         return _piece(node)
-    given = arguments_of(node) if is_call(node, aten.select, aten.slice, aten.narrow) else {}
+    arguments = arguments_of(node) if is_call(node, aten.select, aten.slice, aten.narrow) else {}
     if is_call(node, aten.select) and tensor.dim() == 1:
-        return given["self"], given["dim"], given["index"]
-    if is_call(node, aten.slice) and tensor.dim() == 2 and given["step"] == 1:
-        return given["self"], given["dim"], given["start"] or 0
+        return arguments["self"], arguments["dim"], arguments["index"]
+    if is_call(node, aten.slice) and tensor.dim() == 2 and arguments["step"] == 1:
+        return arguments["self"], arguments["dim"], arguments["start"] or 0
     if is_call(node, aten.narrow) and tensor.dim() == 2:
-        return given["self"], given["dim"], given["start"]
+        return arguments["self"], arguments["dim"], arguments["start"]
     return None
 
 
@@ -84,17 +84,17 @@ def _piece(node: Node) -> tuple[Node, Any, Any] | None:
     pieces, at = node.args
     if not is_call(pieces, *_PIECES) or type(at) is not int:
         return None
-    given, values = arguments_of(pieces), value_of(pieces)  # type: ignore[arg-type]
-    at, dim = at % len(values), given["dim"]
+    arguments, values = arguments_of(pieces), value_of(pieces)  # type: ignore[arg-type]
+    at, dim = at % len(values), arguments["dim"]
     if is_call(pieces, aten.unbind):
-        return given["self"], dim, at
+        return arguments["self"], dim, at
     before = [piece.shape[dim] for piece in values[:at]]
-    return (given["self"], dim, sum(before)) if all(isinstance(size, int) for size in before) else None
+    return (arguments["self"], dim, sum(before)) if all(isinstance(size, int) for size in before) else None
 
 
 def _takes_all(node: Node) -> bool:
-    given = arguments_of(node)
-    end, taken, whole = given["end"], tensor_of(node), tensor_of(given["self"])
-    if given["start"] not in (None, 0) or given["step"] != 1 or taken is None or whole is None:
+    arguments = arguments_of(node)
+    end, taken, whole = arguments["end"], tensor_of(node), tensor_of(arguments["self"])
+    if arguments["start"] not in (None, 0) or arguments["step"] != 1 or taken is None or whole is None:
         return False
     return end is None or end == _MOST or all(map(same, taken.shape, whole.shape))
