@@ -6,8 +6,9 @@ combine users with their candidates.
 """
 
 from recfuse.nn import columns
-from recfuse.nn.collection import FusedEmbeddingBagCollection, Table
+from recfuse.nn.collection import FusedEmbeddingBagCollection
 from recfuse.nn.columns.module import EmbeddingColumns
+from recfuse.nn.descriptions import Table
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.linear_compression import IKBOLinear, LinearCompression
 from recfuse.nn.lookups.collection import FusedEmbeddingCollection

@@ -10,7 +10,8 @@ import torch
 
 from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.nn.collection import FusedEmbeddingBagCollection, Table
+from recfuse.nn.collection import FusedEmbeddingBagCollection
+from recfuse.nn.descriptions import Table
 from recfuse.nn.packed.layout import table_rows
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.quantized.collection import QuantizedEmbeddingBagCollection

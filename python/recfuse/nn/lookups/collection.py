@@ -11,7 +11,7 @@ from torch import Tensor
 from recfuse._arguments import wrong_type
 from recfuse.data.forms import is_keyed, lookups_per_key, of_keys
 from recfuse.errors import ArgumentValueError, a_type
-from recfuse.nn.collection import names_of, pack_new_tables, specs_of, table_of
+from recfuse.nn.descriptions import names_of, pack_new_tables, specs_of, table_of
 from recfuse.nn.lookups.module import PackedLookups, sizes_of
 from recfuse.nn.packed.pooling import refuse_proxy
 from recfuse.nn.packed.table_dict import Tables
