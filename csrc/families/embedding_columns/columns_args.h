@@ -9,7 +9,8 @@
 enum {
     RF_COLUMNS_BLOCK = 128, /* threads */
     RF_COLUMNS_MOST_SAMPLES = 64, /* of a block */
-    RF_COLUMNS_LISTED = 512, /* lookups that a block of a bag's task has looked at before it reads rows */
+    RF_COLUMNS_LIST_LOOKUPS =
+        512, /* lookups that a block of a bag's task has looked at before it reads rows */
     RF_COLUMNS_LONG = 128, /* lookups; all threads of the block share a longer bag */
     RF_COLUMNS_BAGS_BYTES = 13344 /* of shared memory after a bag's body: rf_column_bags */
 };

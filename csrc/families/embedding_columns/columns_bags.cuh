@@ -55,9 +55,9 @@ RF_INLINE rf_column_bag rf_column_bag_of(const rf_columns_args &args, const rf_c
 RF_INLINE rf_i64 rf_column_element(const rf_columns_column &column, const rf_columns_source &source,
                                    const rf_columns_tensor &input, const rf_column_bag &bag, rf_i64 number,
                                    int right) {
-    const rf_i64 apart = source.width > 0 ? input.value_stride : 1;
+    const rf_i64 stride = source.width > 0 ? input.value_stride : 1;
     const rf_i64 row = column.right >= 0 ? number / bag.of_right : number;
-    return right ? bag.right + (number - row * bag.of_right) * apart : bag.left + row * apart;
+    return right ? bag.right + (number - row * bag.of_right) * stride : bag.left + row * stride;
 }
 
 /* Data in shared memory that all threads of a block read, stored after the body. */
@@ -70,40 +70,46 @@ struct rf_column_bags {
     float sums[RF_COLUMNS_MOST_VECTOR][BLOCK];
     int first; /* first listed lookup that has a row */
     /* The rows and weights of listed lookups. A row of NULL is skipped. */
-    const rf_u8 *rows[RF_COLUMNS_LISTED];
-    float weights[RF_COLUMNS_LISTED];
+    const rf_u8 *rows[RF_COLUMNS_LIST_LOOKUPS];
+    float weights[RF_COLUMNS_LIST_LOOKUPS];
 };
 
 static_assert(sizeof(rf_column_bags) <= RF_COLUMNS_BAGS_BYTES, "as the host asks for");
 
-/* Lists `count` lookups. If `only` >= 0: of bag `only`, from its lookup `from` on. If it is -1: of the bags
- * [bag, last) that are not long, from lookup `from` of their concatenation on. */
+/* The lookups of a list. If `long_bag` >= 0: `count` lookups of this bag from its lookup `from` on. If it is -1:
+ * of the bags [bag, last) that are not long, from lookup `from` of their concatenation on. */
+struct rf_column_lookups {
+    int long_bag, bag, last;
+    rf_i64 from;
+    int count;
+};
+
 RF_INLINE void rf_column_list(const rf_columns_args &args, const rf_column_work &work, rf_column_bags &bags,
-                              int only, int bag, int last, rf_i64 from, int count) {
+                              const rf_column_lookups &lookups) {
     enum { AT_ONCE = 2 };
     const rf_columns_column &column = work.column(0);
     const rf_column_table table = rf_column_table_of(args, column);
     const float *weights = rf_column_tensor_of(args, work.source(column.left).input).weights;
 #pragma unroll 1
-    for (int base = threadIdx.x; base < count; base += AT_ONCE * BLOCK) {
+    for (int base = threadIdx.x; base < lookups.count; base += AT_ONCE * BLOCK) {
         int of[AT_ONCE];
         rf_i64 number[AT_ONCE], position[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            const rf_i64 lookup = from + min(base + i * BLOCK, count - 1);
-            int found = only;
-            if (only < 0) { /* the last bag that begins at or before the lookup */
-                int behind = last;
-                for (found = bag; found + 1 < behind;) {
-                    const int middle = (found + behind) / 2;
+            const rf_i64 lookup = lookups.from + min(base + i * BLOCK, lookups.count - 1);
+            int bag_of_lookup = lookups.long_bag;
+            if (lookups.long_bag < 0) { /* the last bag that begins at or before the lookup */
+                int end = lookups.last;
+                for (bag_of_lookup = lookups.bag; bag_of_lookup + 1 < end;) {
+                    const int middle = (bag_of_lookup + end) / 2;
                     if (bags.start[middle] <= lookup)
-                        found = middle;
+                        bag_of_lookup = middle;
                     else
-                        behind = middle;
+                        end = middle;
                 }
             }
-            of[i] = found;
-            number[i] = only < 0 ? lookup - bags.start[found] : lookup;
+            of[i] = bag_of_lookup;
+            number[i] = lookups.long_bag < 0 ? lookup - bags.start[bag_of_lookup] : lookup;
         }
         rf_column_values<AT_ONCE> values = {};
         rf_column_indices(
@@ -115,19 +121,20 @@ RF_INLINE void rf_column_list(const rf_columns_args &args, const rf_column_work 
                     at[i] = rf_column_element(column, source, input, bags.bag[of[i]], number[i], right);
                     if (!right) position[i] = at[i];
                 }
-                return rf_column_place{input.values, rf_column_bytes(input.type), input.type};
+                return rf_column_array{input.values, rf_column_bytes(input.type), input.type};
             },
             values);
         int bad = -1;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int at = base + i * BLOCK;
-            if (at >= count) break;
+            if (at >= lookups.count) break;
             const rf_i64 row = rf_column_row(column, values.integer[i], i, bad);
             bags.rows[at] = row < 0 ? nullptr : table.rows + row * table.pitch;
             if (column.weighted)
                 bags.weights[at] = weights != nullptr ? rf_load(weights + position[i]) : 1.0f;
-            if (only >= 0 && column.pooling == RF_COLUMN_MAX && row >= 0) atomicMin(&bags.first, at);
+            if (lookups.long_bag >= 0 && column.pooling == RF_COLUMN_MAX && row >= 0)
+                atomicMin(&bags.first, at);
         }
         if (RF_CHECK && bad >= 0)
             rf_column_report(args.errors, RF_ARGUMENT_column_index, column.number,

@@ -9,22 +9,7 @@
 #ifndef RECFUSE_COLUMNS_POOL_CUH
 #define RECFUSE_COLUMNS_POOL_CUH
 
-#include "families/embedding_columns/columns_bags.cuh"
-
-enum { MOST = RF_COLUMNS_MOST_VECTOR };
-
-/* The partial result of a thread for the row of a bag. */
-struct rf_column_sum {
-    float sum[MOST];
-    double norm; /* sum of the weights or of their squares, as a divisor */
-    rf_i64 count; /* number of rows */
-
-    RF_INLINE rf_column_sum(int pooling) : norm(0.0), count(0) {
-#pragma unroll
-        for (int i = 0; i < MOST; i++)
-            sum[i] = pooling == RF_COLUMN_MAX ? __int_as_float((int)0xff800000u) : 0.0f; /* -infinity */
-    }
-};
+#include "families/embedding_columns/columns_sum.cuh"
 
 /* Threads that share a bag: `slots` slots of `lanes` lanes, each slot reading a row. */
 struct rf_column_group {
@@ -32,104 +17,13 @@ struct rf_column_group {
 
     RF_INLINE rf_column_group(const rf_column_work &work) {
         const int n_lanes = work.task().n_lanes;
-        const bool one_slot = work.column(0).pooling == RF_COLUMN_MAX;
+        const bool is_max = work.column(0).pooling == RF_COLUMN_MAX;
         lanes = n_lanes > 1 ? 1 << (32 - __clz(n_lanes - 1)) : 1;
-        slots = one_slot ? 1 : max(1, min(BLOCK / (lanes * work.most), 32 / lanes));
+        slots = is_max ? 1 : max(1, min(BLOCK / (lanes * work.capacity), 32 / lanes));
         threads = lanes * slots;
         lane = (int)threadIdx.x % lanes;
         slot = (int)threadIdx.x / lanes % slots;
         number = (int)threadIdx.x / threads;
-    }
-};
-
-/* Adds the listed lookups at, at + step, ... before `end`, V elements of a lane from `element` on. `ordered`:
- * these are all lookups of the bag, so a maximum begins with its first row. Otherwise rf_column_finish reads
- * the first row. */
-struct rf_column_add {
-    const rf_columns_args &args;
-    const rf_column_bags &bags;
-    const rf_columns_column &column;
-    int element, at, end, step;
-    bool ordered;
-    rf_column_sum &to;
-
-    template <int V, int DTYPE> RF_INLINE void run() const {
-        typedef rf_element<DTYPE> of;
-        typedef rf_elements<DTYPE, V> vector;
-        enum { IN_FLIGHT = 4 };
-        const bool largest = column.pooling == RF_COLUMN_MAX, weighted = column.weighted;
-        const bool squares = column.pooling == RF_COLUMN_SQRTN;
-        const bool divides = weighted && (squares || column.pooling == RF_COLUMN_MEAN);
-#pragma unroll 1
-        for (int first = at; first < end; first += IN_FLIGHT * step) {
-            bool there[IN_FLIGHT];
-            float weight[IN_FLIGHT];
-            vector row[IN_FLIGHT];
-#pragma unroll
-            for (int i = 0; i < IN_FLIGHT; i++) {
-                const int lookup = min(first + i * step, end - 1);
-                const rf_u8 *from = bags.rows[lookup];
-                there[i] = from != nullptr && first + i * step < end;
-                weight[i] = weighted ? bags.weights[lookup] : 1.0f;
-                row[i] = rf_load((const vector *)rf_column_or_any(args, from, element * of::BYTES));
-            }
-#pragma unroll
-            for (int i = 0; i < IN_FLIGHT; i++) {
-                if (!there[i]) continue;
-#pragma unroll
-                for (int j = 0; j < V; j++) {
-                    const float value = of::get(row[i], j);
-                    if (!largest)
-                        to.sum[j] += weight[i] * value;
-                    else if ((ordered && to.count == 0) || value > to.sum[j])
-                        to.sum[j] = value;
-                }
-                if (divides) to.norm += squares ? (double)weight[i] * weight[i] : weight[i];
-                to.count++;
-            }
-        }
-    }
-};
-
-/* Writes the pooled row of a sample. `first`: its first row if a maximum needs it for NaNs, else NULL. */
-struct rf_column_finish {
-    const rf_columns_args &args;
-    const rf_column_work &work;
-    const rf_columns_column &column;
-    int element, sample;
-    const rf_column_sum &sum;
-    const rf_u8 *first;
-
-    template <int V, int DTYPE> RF_INLINE void run() const {
-        typedef rf_element<DTYPE> of;
-        typedef rf_elements<DTYPE, V> vector;
-        const rf_column_table table = rf_column_table_of(args, column);
-        const bool any = sum.count > 0;
-        const rf_u8 *from = any                 ? first
-                            : column.empty >= 0 ? table.rows + column.empty * table.pitch
-                                                : nullptr;
-        const bool squares = column.pooling == RF_COLUMN_SQRTN, mean = column.pooling == RF_COLUMN_MEAN;
-        const double norm = squares ? sqrt(sum.norm) : sum.norm;
-        float values[V], divisor = 1.0f;
-        vector row = {};
-        if (from != nullptr) row = rf_load((const vector *)(from + element * of::BYTES));
-        if (mean) divisor = (float)sum.count;
-        if (squares) divisor = sqrtf((float)sum.count);
-#pragma unroll
-        for (int j = 0; j < V; j++) {
-            const float value = of::get(row, j);
-            const bool is_row = !any || value != value; /* no value is larger than a NaN of the first row */
-            if (is_row)
-                values[j] = value * column.scale;
-            else if (column.weighted && (squares || mean)) /* the norm may exceed float32 */
-                values[j] = (float)(sum.sum[j] / norm) * column.scale;
-            else
-                values[j] = sum.sum[j] / divisor * column.scale;
-            if (!any && column.empty < 0) values[j] = column.fill;
-        }
-        rf_column_store<V>(args.output + (work.first + sample) * args.output_pitch +
-                               (rf_i64)(column.output_column + element) * OUTPUT_BYTES,
-                           values, rf_column_is_whole<V>(args, column));
     }
 };
 
@@ -143,14 +37,14 @@ struct rf_column_pool {
     int vector, dtype, element;
     bool active; /* false for lanes past the end of the row */
 
-    /* `part`: the first of each lane's elements. */
+    /* `first_element`: the first of each lane's elements. */
     RF_INLINE rf_column_pool(const rf_columns_args &args_, const rf_column_work &work_, rf_column_bags &bags_,
-                             int part)
+                             int first_element)
         : args(args_), work(work_), bags(bags_), column(work_.column(0)), group(work_) {
         vector = rf_column_width(args, work);
         dtype = rf_column_table_of(args, column).dtype;
         active = group.lane < work.task().n_lanes;
-        element = (active ? work.lane(group.lane).element : 0) + part;
+        element = (active ? work.lane(group.lane).element : 0) + first_element;
     }
 
     RF_INLINE void add(int at, int end, int step, bool ordered, rf_column_sum &to) const {
@@ -163,42 +57,43 @@ struct rf_column_pool {
     }
 
     /* Pools the listed bags [first, last). */
-    RF_INLINE void pool_listed(int first, int last) const {
+    RF_INLINE void pool_short(int first, int last) const {
         const int groups = BLOCK / group.threads;
 #pragma unroll 1
         for (int next = first; next < last; next += groups) {
             const int bag = next + group.number;
-            const bool there = bag < last && bags.bag[bag].count <= RF_COLUMNS_LONG;
+            const bool valid = bag < last && bags.bag[bag].count <= RF_COLUMNS_LONG;
             rf_column_sum sum(column.pooling);
-            if (there) {
+            if (valid) {
                 const int from = (int)(bags.start[bag] - bags.start[first]);
                 add(from + group.slot, (int)(bags.start[bag + 1] - bags.start[first]), group.slots, true,
                     sum);
             }
             for (int apart = group.lanes; apart < group.threads; apart *= 2) { /* a maximum has one slot */
 #pragma unroll
-                for (int j = 0; j < MOST; j++) sum.sum[j] += __shfl_xor_sync(RF_FULL_WARP, sum.sum[j], apart);
+                for (int j = 0; j < MAX_VECTOR; j++)
+                    sum.sum[j] += __shfl_xor_sync(RF_FULL_WARP, sum.sum[j], apart);
                 sum.norm += __shfl_xor_sync(RF_FULL_WARP, sum.norm, apart);
                 sum.count += __shfl_xor_sync(RF_FULL_WARP, sum.count, apart);
             }
-            if (there && group.slot == 0) finish(bag, sum, nullptr);
+            if (valid && group.slot == 0) finish(bag, sum, nullptr);
         }
     }
 
     /* Adds the listed rows of a long bag. Groups take them in turns and keep their sums in shared memory
      * between lists. */
-    RF_INLINE void pool_long(int listed, bool begins) const {
+    RF_INLINE void pool_long(int n_listed, bool is_first) const {
         const int thread = threadIdx.x;
         rf_column_sum sum(column.pooling);
-        if (!begins) {
+        if (!is_first) {
 #pragma unroll
-            for (int j = 0; j < MOST; j++) sum.sum[j] = bags.sums[j][thread];
+            for (int j = 0; j < MAX_VECTOR; j++) sum.sum[j] = bags.sums[j][thread];
             sum.norm = bags.norms[thread];
             sum.count = bags.counts[thread];
         }
-        add(thread / group.lanes, listed, BLOCK / group.lanes, false, sum);
+        add(thread / group.lanes, n_listed, BLOCK / group.lanes, false, sum);
 #pragma unroll
-        for (int j = 0; j < MOST; j++) bags.sums[j][thread] = sum.sum[j];
+        for (int j = 0; j < MAX_VECTOR; j++) bags.sums[j][thread] = sum.sum[j];
         bags.norms[thread] = sum.norm;
         bags.counts[thread] = sum.count;
     }
@@ -208,23 +103,23 @@ struct rf_column_pool {
     RF_INLINE void finish_long(int bag, const rf_u8 *first) const {
         const int thread = threadIdx.x;
 #pragma unroll 1
-        for (int near = BLOCK / 2; near >= group.lanes; near /= 2) {
+        for (int half = BLOCK / 2; half >= group.lanes; half /= 2) {
             __syncthreads();
-            if (thread >= near) continue;
+            if (thread >= half) continue;
 #pragma unroll
-            for (int j = 0; j < MOST; j++) {
-                const float own = bags.sums[j][thread], other = bags.sums[j][thread + near];
-                bags.sums[j][thread] = column.pooling != RF_COLUMN_MAX ? own + other
-                                       : other > own                   ? other
-                                                                       : own;
+            for (int j = 0; j < MAX_VECTOR; j++) {
+                const float sum_lower = bags.sums[j][thread], sum_upper = bags.sums[j][thread + half];
+                bags.sums[j][thread] = column.pooling != RF_COLUMN_MAX ? sum_lower + sum_upper
+                                       : sum_upper > sum_lower         ? sum_upper
+                                                                       : sum_lower;
             }
-            bags.norms[thread] += bags.norms[thread + near];
-            bags.counts[thread] += bags.counts[thread + near];
+            bags.norms[thread] += bags.norms[thread + half];
+            bags.counts[thread] += bags.counts[thread + half];
         }
         if (thread >= group.lanes) return;
         rf_column_sum sum(column.pooling);
 #pragma unroll
-        for (int j = 0; j < MOST; j++) sum.sum[j] = bags.sums[j][thread];
+        for (int j = 0; j < MAX_VECTOR; j++) sum.sum[j] = bags.sums[j][thread];
         sum.norm = bags.norms[thread];
         sum.count = bags.counts[thread];
         finish(bag, sum, column.pooling == RF_COLUMN_MAX ? first : nullptr);
@@ -232,14 +127,14 @@ struct rf_column_pool {
 };
 
 /* Returns the end of the bags from `first` on that fit into the list: whole bags, at least one. */
-RF_INLINE int rf_column_room(const rf_column_bags &bags, int first, int samples) {
-    int last = first + 1, behind = samples + 1;
-    while (last + 1 < behind) {
-        const int middle = (last + behind) / 2;
-        if (bags.start[middle] - bags.start[first] <= RF_COLUMNS_LISTED)
+RF_INLINE int rf_column_list_end(const rf_column_bags &bags, int first, int samples) {
+    int last = first + 1, limit = samples + 1;
+    while (last + 1 < limit) {
+        const int middle = (last + limit) / 2;
+        if (bags.start[middle] - bags.start[first] <= RF_COLUMNS_LIST_LOOKUPS)
             last = middle;
         else
-            behind = middle;
+            limit = middle;
     }
     return last;
 }
@@ -250,34 +145,35 @@ RF_INLINE int rf_column_next_long(const rf_column_bags &bags, int bag, int sampl
 }
 
 /* Lists and pools the bags that are not long, then each long bag. An iteration of the loop pools one list.
- * `part` as above. */
-RF_INLINE void rf_column_pool_part(const rf_columns_args &args, const rf_column_work &work,
-                                   rf_column_bags &bags, int part) {
+ * `first_element` as above. */
+RF_INLINE void rf_column_pool_elements(const rf_columns_args &args, const rf_column_work &work,
+                                       rf_column_bags &bags, int first_element) {
     const rf_u8 *first_row = nullptr; /* of a long bag */
     int bag = 0;
     rf_i64 from = -1; /* next lookup of a long bag */
 #pragma unroll 1
     while (bag < work.samples) {
-        const int last = rf_column_room(bags, bag, work.samples);
+        const int last = rf_column_list_end(bags, bag, work.samples);
         const rf_i64 count = from >= 0 ? bags.bag[bag].count - from : bags.start[last] - bags.start[bag];
-        const int listed = (int)min(count, (rf_i64)RF_COLUMNS_LISTED);
-        if (threadIdx.x == 0) bags.first = RF_COLUMNS_LISTED;
+        const int n_listed = (int)min(count, (rf_i64)RF_COLUMNS_LIST_LOOKUPS);
+        if (threadIdx.x == 0) bags.first = RF_COLUMNS_LIST_LOOKUPS;
         __syncthreads();
-        rf_column_list(args, work, bags, from >= 0 ? bag : -1, bag, last, from >= 0 ? from : bags.start[bag],
-                       listed);
+        rf_column_list(args, work, bags,
+                       {from >= 0 ? bag : -1, bag, last, from >= 0 ? from : bags.start[bag], n_listed});
         __syncthreads();
-        const rf_column_pool pool(args, work, bags, part);
+        const rf_column_pool pool(args, work, bags, first_element);
         if (from < 0) {
-            pool.pool_listed(bag, last);
+            pool.pool_short(bag, last);
             bag = last;
             if (bag == work.samples) {
                 bag = rf_column_next_long(bags, 0, work.samples);
                 from = 0;
             }
         } else {
-            if (first_row == nullptr && bags.first < RF_COLUMNS_LISTED) first_row = bags.rows[bags.first];
-            pool.pool_long(listed, from == 0);
-            from += listed;
+            if (first_row == nullptr && bags.first < RF_COLUMNS_LIST_LOOKUPS)
+                first_row = bags.rows[bags.first];
+            pool.pool_long(n_listed, from == 0);
+            from += n_listed;
             if (from == bags.bag[bag].count) {
                 pool.finish_long(bag, first_row);
                 first_row = nullptr;
@@ -292,18 +188,19 @@ RF_INLINE void rf_column_pool_part(const rf_columns_args &args, const rf_column_
 RF_INLINE void rf_column_bags_pooled(const rf_columns_args &args, const rf_column_work &work,
                                      rf_column_bags &bags) {
     const int thread = threadIdx.x;
-    rf_i64 listed = 0, all;
+    rf_i64 n_listed = 0, total;
     if (thread < work.samples) {
         const rf_column_bag bag = rf_column_bag_of(args, work, thread);
         bags.bag[thread] = bag;
-        listed = bag.count <= RF_COLUMNS_LONG ? bag.count : 0;
+        n_listed = bag.count <= RF_COLUMNS_LONG ? bag.count : 0;
     }
-    const rf_i64 start = rf_sum_of_block_before<WARPS>(listed, bags.of_warps, all);
+    const rf_i64 start = rf_sum_of_block_before<WARPS>(n_listed, bags.of_warps, total);
     if (thread <= work.samples) bags.start[thread] = start;
     __syncthreads();
 #pragma unroll 1
-    for (int part = 0; part < work.task().vector; part += rf_column_width(args, work))
-        rf_column_pool_part(args, work, bags, part);
+    for (int first_element = 0; first_element < work.task().vector;
+         first_element += rf_column_width(args, work))
+        rf_column_pool_elements(args, work, bags, first_element);
 }
 
 #endif

@@ -138,10 +138,10 @@ static void tensors_put(const rf_embedding_columns_params *params, rf_columns_ar
 }
 
 /* Returns the smallest size, out of those for which kernels are compiled, with at least this many units. */
-static int32_t room_of(int64_t units) {
-    static const int32_t rooms[] = {RF_COLUMNS_FEW_UNITS, RF_COLUMNS_SOME_UNITS, RF_COLUMNS_MANY_UNITS};
-    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
-        if (units <= rooms[i]) return rooms[i];
+static int32_t units_of(int64_t units) {
+    static const int32_t capacities[] = {RF_COLUMNS_FEW_UNITS, RF_COLUMNS_SOME_UNITS, RF_COLUMNS_MANY_UNITS};
+    for (size_t i = 0; i < sizeof capacities / sizeof *capacities; i++)
+        if (units <= capacities[i]) return capacities[i];
     return RF_COLUMNS_MOST_UNITS;
 }
 
@@ -199,11 +199,12 @@ rf_status rf__columns_prepare(const rf__gpu *gpu, const rf_embedding_columns_par
     args->unused = 0;
     tensors_put(params, args);
     args->errors = (rf_error_word){0};
-    launch->units = room_of(all_units(params, args->n_dense));
-    int64_t left = header->task_columns * (args->samples + 1) * (int64_t)sizeof(uint64_t);
-    if (header->n_bag_tasks > 0 && left < RF_COLUMNS_BAGS_BYTES) left = RF_COLUMNS_BAGS_BYTES;
+    launch->units = units_of(all_units(params, args->n_dense));
+    int64_t scratch_bytes = header->task_columns * (args->samples + 1) * (int64_t)sizeof(uint64_t);
+    if (header->n_bag_tasks > 0 && scratch_bytes < RF_COLUMNS_BAGS_BYTES)
+        scratch_bytes = RF_COLUMNS_BAGS_BYTES;
     const int64_t shared =
-        (int64_t)sizeof(rf_columns_task) + header->body_words * (int64_t)sizeof(int64_t) + left;
+        (int64_t)sizeof(rf_columns_task) + header->body_words * (int64_t)sizeof(int64_t) + scratch_bytes;
     RF__REFUSE_IF(shared > MOST_SHARED, RF_ERR_UNSUPPORTED,
                   "a column has so many steps that a block needs " RF__I64
                   " bytes of shared memory; expected "

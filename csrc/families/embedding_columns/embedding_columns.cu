@@ -45,11 +45,11 @@ extern "C" __global__ void __launch_bounds__(RF_COLUMNS_BLOCK, RF_MIN_BLOCKS)
     extern __shared__ __align__(16) rf_u8 memory[];
     rf_wait_for_previous_kernel();
     const rf_column_work work = rf_column_work_of(args, memory);
-    rf_u8 *left = memory + sizeof(rf_columns_task) + work.task().words * sizeof(rf_i64);
+    rf_u8 *scratch = memory + sizeof(rf_columns_task) + work.task().words * sizeof(rf_i64);
     if (RF_BAGS && work.task().kind == RF_COLUMNS_BAGS)
-        rf_column_bags_pooled(args, work, *(rf_column_bags *)left);
+        rf_column_bags_pooled(args, work, *(rf_column_bags *)scratch);
     else if (work.task().kind == RF_COLUMNS_ROWS)
-        rf_column_rows(args, work, left);
+        rf_column_rows(args, work, scratch);
     else
         rf_column_numbers(args, work);
 }

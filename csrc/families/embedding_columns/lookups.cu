@@ -37,11 +37,11 @@ struct rf_bag_writer {
                 const rf_columns_tensor input = rf_column_tensor_of(args.call, source.input);
                 at[0] = rf_column_element(column, source, input, bag, number, right);
                 if (!right) position = at[0];
-                return rf_column_place{input.values, rf_column_bytes(input.type), input.type};
+                return rf_column_array{input.values, rf_column_bytes(input.type), input.type};
             },
             values);
         int bad = -1;
-        const rf_i64 found = rf_column_row(column, values.integer[0], 0, bad);
+        const rf_i64 row_number = rf_column_row(column, values.integer[0], 0, bad);
         const rf_columns_source &source = work.source(column.left);
         weight = 1.0f;
         if (column.weighted)
@@ -49,18 +49,18 @@ struct rf_bag_writer {
         if (RF_CHECK && !RF_WRITE && bad >= 0)
             rf_column_report(args.call.errors, RF_ARGUMENT_column_index, column.number,
                              source.width > 0 ? -1 : position, sample, values.integer[0], column.rows, 0);
-        return found;
+        return row_number;
     }
 
-    RF_INLINE void put(rf_i64 at, rf_i64 index, float factor) const {
+    RF_INLINE void store(rf_i64 at, rf_i64 index, float factor) const {
         if (at >= args.capacity) return;
         args.indices[at] = index;
         if (args.factors != nullptr) args.factors[at] = factor;
     }
 
-    /* Divides the factors [begin, end), the weights of `kept` rows, according to the pooling. The norm is in
+    /* Divides the factors [begin, end), the weights of `n_rows` rows, according to the pooling. The norm is in
      * float64, which holds the square of every float32. */
-    RF_INLINE void divide(rf_i64 begin, rf_i64 end, rf_i64 kept) const {
+    RF_INLINE void divide(rf_i64 begin, rf_i64 end, rf_i64 n_rows) const {
         const int lane = threadIdx.x % 32;
         const bool squares = column.pooling == RF_COLUMN_SQRTN;
         double sum = 0.0;
@@ -70,7 +70,7 @@ struct rf_bag_writer {
         }
 #pragma unroll
         for (int apart = 1; apart < 32; apart *= 2) sum += __shfl_xor_sync(RF_FULL_WARP, sum, apart);
-        if (!column.weighted) sum = (double)kept;
+        if (!column.weighted) sum = (double)n_rows;
         const double by = squares ? sqrt(sum) : sum;
         __syncwarp(); /* lanes have read data that other lanes overwrite */
         for (rf_i64 at = begin + lane; at < end; at += 32) args.factors[at] = (float)(args.factors[at] / by);
@@ -79,27 +79,28 @@ struct rf_bag_writer {
     RF_INLINE void write(rf_i64 number) const {
         const int lane = threadIdx.x % 32;
         const rf_i64 start = RF_WRITE ? rf_load(args.offsets + number) : 0;
-        rf_i64 kept = 0;
+        rf_i64 n_rows = 0;
 #pragma unroll 1
         for (rf_i64 from = 0; from < bag.count; from += 32) {
             float weight = 0.0f;
-            const rf_i64 found = from + lane < bag.count ? row(from + lane, weight) : -1;
-            const rf_u32 all = __ballot_sync(RF_FULL_WARP, found >= 0);
-            if (RF_WRITE && found >= 0) put(start + kept + __popc(all & ((1u << lane) - 1)), found, weight);
-            kept += __popc(all);
+            const rf_i64 row_number = from + lane < bag.count ? row(from + lane, weight) : -1;
+            const rf_u32 valid_lanes = __ballot_sync(RF_FULL_WARP, row_number >= 0);
+            if (RF_WRITE && row_number >= 0)
+                store(start + n_rows + __popc(valid_lanes & ((1u << lane) - 1)), row_number, weight);
+            n_rows += __popc(valid_lanes);
         }
         if (!RF_WRITE) {
-            if (lane == 0) args.offsets[number + 1] = kept > 0 ? kept : column.empty >= 0;
+            if (lane == 0) args.offsets[number + 1] = n_rows > 0 ? n_rows : column.empty >= 0;
             return;
         }
-        if (kept == 0) {
-            if (lane == 0 && column.empty >= 0) put(start, column.empty, 1.0f);
+        if (n_rows == 0) {
+            if (lane == 0 && column.empty >= 0) store(start, column.empty, 1.0f);
             return;
         }
         if (args.factors == nullptr || column.pooling == RF_COLUMN_SUM || column.pooling == RF_COLUMN_MAX)
             return;
         __syncwarp(); /* lanes have written data that other lanes read */
-        divide(start, min(start + kept, args.capacity), kept);
+        divide(start, min(start + n_rows, args.capacity), n_rows);
     }
 };
 

@@ -23,20 +23,20 @@ extern "C" __global__ void __launch_bounds__(RF_COLUMNS_SCAN_BLOCK)
     rf_wait_for_previous_kernel();
     const int thread = threadIdx.x;
     const rf_i64 first = (rf_i64)blockIdx.x * RF_COLUMNS_SCAN_VALUES + thread * VALUES;
-    rf_i64 value[VALUES], own = 0, earlier = 0, all;
+    rf_i64 value[VALUES], thread_sum = 0, earlier = 0, total;
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
         value[i] = first + i < args.count ? args.values[first + i] : 0;
-        own += value[i];
+        thread_sum += value[i];
     }
     if (!RF_SUMS) {
         for (int block = thread; block < (int)blockIdx.x; block += BLOCK) earlier += args.sums[block];
-        rf_sum_of_block_before<WARPS>(earlier, of_warps[0], all);
-        earlier = all;
+        rf_sum_of_block_before<WARPS>(earlier, of_warps[0], total);
+        earlier = total;
     }
-    rf_i64 sum = earlier + rf_sum_of_block_before<WARPS>(own, of_warps[1], all);
+    rf_i64 sum = earlier + rf_sum_of_block_before<WARPS>(thread_sum, of_warps[1], total);
     if (RF_SUMS) {
-        if (thread == 0) args.sums[blockIdx.x] = all;
+        if (thread == 0) args.sums[blockIdx.x] = total;
         return;
     }
 #pragma unroll

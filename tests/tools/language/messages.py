@@ -23,7 +23,7 @@ C_CALLS = {
     "rf__fail": 1,
     "RF_FAIL_IF": 2,
     "RF__REFUSE_IF": 2,
-    "REFUSE_COLUMN_IF": 2,
+    "RF__REFUSE_COLUMN_IF": 2,
     "REFUSE_STEP_IF": 1,
     "RF__PY_REFUSE_IF": 2,
     "PyErr_Format": 1,
@@ -33,7 +33,7 @@ C_CALLS = {
 # The text that such a macro or function writes before its format.
 C_BEFORE = {
     "RF__REFUSE_IF": "{operator}: ",
-    "REFUSE_COLUMN_IF": "{operator}: column {}: ",
+    "RF__REFUSE_COLUMN_IF": "{operator}: column {}: ",
     "REFUSE_STEP_IF": "{operator}: column {}: step {}: ",
     "rf__tensor_refuse": "{argument} is {dtype}; expected ",
 }

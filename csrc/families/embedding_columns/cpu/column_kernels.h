@@ -59,47 +59,49 @@ static void load_jagged(const rf__column_source *source, int64_t from, int64_t c
 static inline __attribute__((always_inline)) void search_boundaries(const float *restrict floats,
                                                                     int64_t count, const float *boundaries,
                                                                     int32_t n_boundaries, const bool right,
-                                                                    int32_t *restrict found) {
-    for (int64_t i = 0; i < count; i++) found[i] = 0;
-    for (int32_t left = n_boundaries; left > 0; left -= (left + 1) / 2) {
-        const int32_t half = (left + 1) / 2;
+                                                                    int32_t *restrict position) {
+    for (int64_t i = 0; i < count; i++) position[i] = 0;
+    for (int32_t remaining = n_boundaries; remaining > 0; remaining -= (remaining + 1) / 2) {
+        const int32_t half = (remaining + 1) / 2;
         for (int64_t i = 0; i < count; i++)
-            found[i] += IS_BELOW(boundaries[found[i] + half - 1], floats[i]) ? half : 0;
+            position[i] += IS_BELOW(boundaries[position[i] + half - 1], floats[i]) ? half : 0;
     }
 }
 
 /* For equidistant boundaries a calculation leaves one boundary to compare. */
 static inline __attribute__((always_inline)) void
 calculate_boundaries(const float *restrict floats, int64_t count, const float *boundaries,
-                     int32_t n_boundaries, float inverse, const bool right, int32_t *restrict found) {
+                     int32_t n_boundaries, float inverse, const bool right, int32_t *restrict position) {
     const float first = boundaries[0];
-    for (int64_t i = 0; i < count; i++) found[i] = rf_column_nearest(floats[i], first, n_boundaries, inverse);
-    for (int64_t i = 0; i < count; i++) found[i] += IS_BELOW(boundaries[found[i]], floats[i]);
+    for (int64_t i = 0; i < count; i++)
+        position[i] = rf_column_nearest(floats[i], first, n_boundaries, inverse);
+    for (int64_t i = 0; i < count; i++) position[i] += IS_BELOW(boundaries[position[i]], floats[i]);
 }
 
 static inline __attribute__((always_inline)) void bucketize(const rf__column_source *source,
                                                             const rf_columns_step *step, const bool right,
                                                             int64_t count, rf__column_values *values) {
     const float *boundaries = source->boundaries + step->a;
-    int32_t found[RF__COLUMN_VALUES];
+    int32_t position[RF__COLUMN_VALUES];
     if (step->b == 0) {
-        search_boundaries(values->floats, count, boundaries, step->count, right, found);
+        search_boundaries(values->floats, count, boundaries, step->count, right, position);
     } else {
         calculate_boundaries(values->floats, count, boundaries, step->count, rf__columns_float(step->b),
-                             right, found);
+                             right, position);
     }
-    for (int64_t i = 0; i < count; i++) values->integers[i] = found[i];
+    for (int64_t i = 0; i < count; i++) values->integers[i] = position[i];
 }
 
 /* As search_boundaries; words [n_words] are followed by their positions. */
 static void search_words(int64_t *restrict integers, int64_t count, const int64_t *words, int64_t n_words) {
-    int64_t found[RF__COLUMN_VALUES] = {0};
-    for (int64_t left = n_words; left > 1; left -= left / 2) {
-        const int64_t half = left / 2;
-        for (int64_t i = 0; i < count; i++) found[i] += words[found[i] + half] <= integers[i] ? half : 0;
+    int64_t position[RF__COLUMN_VALUES] = {0};
+    for (int64_t remaining = n_words; remaining > 1; remaining -= remaining / 2) {
+        const int64_t half = remaining / 2;
+        for (int64_t i = 0; i < count; i++)
+            position[i] += words[position[i] + half] <= integers[i] ? half : 0;
     }
     for (int64_t i = 0; i < count; i++)
-        integers[i] = n_words > 0 && words[found[i]] == integers[i] ? words[n_words + found[i]] : -1;
+        integers[i] = n_words > 0 && words[position[i]] == integers[i] ? words[n_words + position[i]] : -1;
 }
 
 static void to_floats(int64_t count, rf__column_values *values) {
@@ -114,27 +116,27 @@ static void apply(const rf__column_source *source, const rf_columns_step *step, 
     int64_t *restrict integers = values->integers;
     const int64_t a = step->a, b = step->b;
     const float low = rf__columns_float(a), high = rf__columns_float(b);
-#define EACH(to, value)                             \
+#define FOR_EACH_VALUE(to, value)                   \
     for (int64_t i = 0; i < count; i++) to = value; \
     break
     switch ((rf_column_operation)step->operation) {
     case RF_COLUMN_AFFINE:
         to_floats(count, values);
-        EACH(floats[i], rf_column_affine(floats[i], low, high));
+        FOR_EACH_VALUE(floats[i], rf_column_affine(floats[i], low, high));
     case RF_COLUMN_LOG1P:
         to_floats(count, values);
-        EACH(floats[i], rf_column_log1p(floats[i]));
+        FOR_EACH_VALUE(floats[i], rf_column_log1p(floats[i]));
     case RF_COLUMN_CLIP:
         to_floats(count, values);
-        EACH(floats[i], rf_column_clip(floats[i], low, high));
+        FOR_EACH_VALUE(floats[i], rf_column_clip(floats[i], low, high));
     case RF_COLUMN_CAST:
         if (!values->is_float) break;
         values->is_float = false;
-        EACH(integers[i], rf_column_cast(floats[i]));
+        FOR_EACH_VALUE(integers[i], rf_column_cast(floats[i]));
     case RF_COLUMN_CLIP_INTEGER:
-        EACH(integers[i], rf_column_clip_integer(integers[i], a, b));
+        FOR_EACH_VALUE(integers[i], rf_column_clip_integer(integers[i], a, b));
     case RF_COLUMN_MODULO:
-        EACH(integers[i], rf_column_modulo(integers[i], a));
+        FOR_EACH_VALUE(integers[i], rf_column_modulo(integers[i], a));
     case RF_COLUMN_BUCKETIZE:
         to_floats(count, values);
         values->is_float = false;
@@ -146,13 +148,13 @@ static void apply(const rf__column_source *source, const rf_columns_step *step, 
         bucketize(source, step, true, count, values);
         break;
     case RF_COLUMN_HASH:
-        EACH(integers[i],
-             (int64_t)rf_column_high(rf_column_hash(integers[i], (uint64_t)b), (uint64_t)step->count));
+        FOR_EACH_VALUE(integers[i], (int64_t)rf_column_high(rf_column_hash(integers[i], (uint64_t)b),
+                                                            (uint64_t)step->count));
     case RF_COLUMN_VOCABULARY:
         search_words(integers, count, source->vocabulary + a, step->count);
         break;
     }
-#undef EACH
+#undef FOR_EACH_VALUE
 }
 
 static void read_values(const rf__column_source *source, int64_t from, int64_t count,

@@ -104,7 +104,7 @@ typedef struct started_call {
     rf__columns_call call;
     tiles tiles;
     rf__job job;
-    rf_embedding_columns_done done;
+    rf_embedding_columns_done callback;
     void *context;
 } started_call;
 
@@ -114,12 +114,12 @@ static void write_started(void *context, int64_t tile) {
 
 static void end_started(void *context) {
     started_call *of = context;
-    const rf_embedding_columns_done done = of->done;
-    void *of_done = of->context;
+    const rf_embedding_columns_done callback = of->callback;
+    void *callback_context = of->context;
     const rf_status status = rf__columns_end(&of->call, RF_OK);
     free(of->tiles.starts);
     free(of);
-    done(of_done, status, status == RF_OK ? "" : rf_last_error());
+    callback(callback_context, status, status == RF_OK ? "" : rf_last_error());
 }
 
 /* Everything that may fail except for errors in the inputs. */
@@ -136,12 +136,12 @@ static rf_status prepare_started(started_call *of, int32_t threads) {
 }
 
 rf_status rf_embedding_columns_start_cpu(const rf_embedding_columns_params *params, int32_t threads,
-                                         rf_embedding_columns_done done, void *context) {
+                                         rf_embedding_columns_done callback, void *context) {
     RF__REFUSE_IF(threads < 1, RF_ERR_VALUE, "threads is %d; expected >= 1", (int)threads);
     started_call *of = malloc(sizeof *of);
     RF__REFUSE_IF(of == NULL, RF_ERR_MEMORY, "%s", "no memory for a call");
     of->params = *params;
-    of->done = done;
+    of->callback = callback;
     of->context = context;
     rf_status status = rf__columns_begin(&of->params, true, &of->call);
     if (status != RF_OK) {

@@ -113,12 +113,12 @@ typedef struct rf__column_cursor {
     const rf__column *column;
     int64_t end;
     int64_t left_at, right_at; /* in a bag that is returned in pieces, its next pair of values */
-    int64_t position, given; /* previous pairs in that bag, and the rows returned for them */
+    int64_t position, n_returned; /* previous pairs in that bag, and the rows returned for them */
 
     /* The last result: bags [first, last); rows [offsets[b - first], offsets[b - first + 1]) are bag b's. For
      * a bag that is too long: a piece, and whether more follow. */
     int64_t first, last;
-    bool is_piece, more;
+    bool is_piece, has_more;
     int64_t n_rows;
     int64_t offsets[RF__COLUMN_BAGS + 1];
     int64_t rows[RF__COLUMN_ROWS];

@@ -15,15 +15,15 @@ rf_status rf__columns_begin(const rf_embedding_columns_params *params, bool with
     return RF_OK;
 }
 
-static bool comes_before(const rf__column_offence *one, const rf__column_offence *other) {
-    if (one->column != other->column) return one->column < other->column;
-    if (one->sample != other->sample) return one->sample < other->sample;
-    return one->position < other->position;
+static bool is_before(const rf__column_offence *a, const rf__column_offence *b) {
+    if (a->column != b->column) return a->column < b->column;
+    if (a->sample != b->sample) return a->sample < b->sample;
+    return a->position < b->position;
 }
 
 void rf__columns_offend(rf__columns_call *call, const rf__column_offence *offence) {
     pthread_mutex_lock(&call->lock);
-    if (!call->has_offence || comes_before(offence, &call->offence)) call->offence = *offence;
+    if (!call->has_offence || is_before(offence, &call->offence)) call->offence = *offence;
     call->has_offence = true;
     pthread_mutex_unlock(&call->lock);
 }

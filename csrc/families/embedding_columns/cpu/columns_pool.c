@@ -8,7 +8,7 @@ enum {
     SCRATCH = 4096, /* floats on the stack: a row of more is on the heap */
     BLOCK = 64, /* floats that rows are added up in */
     SMALL_TABLE = 1 << 20, /* bytes: rows of larger tables are prefetched */
-    ROWS_AHEAD = 64, /* before they are pooled */
+    PREFETCH_ROWS = 64, /* before they are pooled */
     BAGS_TOGETHER = 8, /* pooled before the next are prefetched */
 };
 
@@ -23,11 +23,11 @@ static void write_numbers(rf__columns_call *call, const rf__column *column, int6
             for (int64_t i = 0; i < count; i++) values.floats[i] = (float)values.integers[i];
         for (int64_t i = 0; i < count;) { /* a sample after another */
             const int64_t sample = (at + i) / width, dim = at + i - sample * width;
-            const int64_t rest = width - dim < count - i ? width - dim : count - i;
+            const int64_t n_values = width - dim < count - i ? width - dim : count - i;
             call->pool->store(rf__column_output(call, column->column, sample) +
                                   rf__elements_bytes(dtype, dim),
-                              dtype, rest, values.floats + i);
-            i += rest;
+                              dtype, n_values, values.floats + i);
+            i += n_values;
         }
     }
 }
@@ -99,11 +99,12 @@ static void pool_bags(const rf__column_cursor *cursor, rf_pooling pooling, int64
         return;
     }
     const int64_t *offsets = cursor->offsets + bag;
-    for (int64_t first = 0, asked = offsets[0]; first < count; first += BAGS_TOGETHER) {
+    for (int64_t first = 0, prefetched = offsets[0]; first < count; first += BAGS_TOGETHER) {
         const int64_t last = count - first < BAGS_TOGETHER ? count : first + BAGS_TOGETHER;
         const int64_t end =
-            offsets[count] - offsets[last] < ROWS_AHEAD ? offsets[count] : offsets[last] + ROWS_AHEAD;
-        for (; asked < end; asked++) rf__ask_for(weight + cursor->rows[asked] * row.pitch, row.bytes);
+            offsets[count] - offsets[last] < PREFETCH_ROWS ? offsets[count] : offsets[last] + PREFETCH_ROWS;
+        for (; prefetched < end; prefetched++)
+            rf__ask_for(weight + cursor->rows[prefetched] * row.pitch, row.bytes);
         pool(&call, &table, first, last, NULL);
     }
 }
@@ -188,7 +189,7 @@ static void write_table(rf__columns_call *call, const rf__column *column, int64_
         add_piece(&cursor, scratch, count);
         divisor_add(&of, column->column, cursor.weights, cursor.n_rows);
         count += cursor.n_rows;
-        if (cursor.more) continue;
+        if (cursor.has_more) continue;
         if (count > 0) {
             finish(call, column->column, divisor_of(column->column, &of), cursor.first, scratch);
         } else {

@@ -75,12 +75,12 @@ static int64_t offset_at(const hash_call *call, int64_t at) {
                                          : ((const int64_t *)call->offsets)[at];
 }
 
-static int64_t at_most(int64_t value, int64_t most) { return value < most ? value : most; }
+static int64_t smaller(int64_t value, int64_t most) { return value < most ? value : most; }
 
 static void hash_block(void *context, int64_t block) {
     hash_call *call = context;
-    const int64_t first = block * BLOCK, left = call->count - first;
-    const int64_t last = first + (left < BLOCK ? left : BLOCK);
+    const int64_t first = block * BLOCK, remaining = call->count - first;
+    const int64_t last = first + (remaining < BLOCK ? remaining : BLOCK);
     int64_t from = offset_at(call, first);
     for (int64_t i = first; i < last; i++) {
         const int64_t to = offset_at(call, i + 1);
@@ -112,8 +112,8 @@ rf_status rf_hash_strings_cpu(const void *bytes, int64_t n_bytes, const void *of
                                    : "bytes",
                   count, n_bytes);
     hash_call call = {bytes, n_bytes, offsets, offset_type, count, seed, hashes, count};
-    const int64_t work = at_most(count, MOST_WORK) * STRING_WORK + at_most(n_bytes, MOST_WORK);
-    const int64_t workers = rf__tasks_workers(executor, work);
+    const int64_t cost = smaller(count, MOST_WORK) * STRING_WORK + smaller(n_bytes, MOST_WORK);
+    const int64_t workers = rf__tasks_workers(executor, cost);
     RF_CHECK(rf__tasks_run(operator_name, (count - 1) / BLOCK + 1, workers, hash_block, &call, executor));
     RF__REFUSE_IF(call.bad < count, RF_ERR_VALUE,
                   "string " RF__I64 " lies from offset " RF__I64 " to " RF__I64

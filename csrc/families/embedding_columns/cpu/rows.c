@@ -30,7 +30,7 @@ bool rf__column_copies(const rf__columns_call *call, const rf_columns_column *co
 /* One column of those that are written together. */
 typedef struct neighbour {
     rf__column column;
-    const char *base, *otherwise; /* row 0; the row copied for an invalid index */
+    const char *base, *fallback_row; /* row 0; the row copied for an invalid index */
     rf__row_format row;
     bool is_large;
 } neighbour;
@@ -38,9 +38,9 @@ typedef struct neighbour {
 static neighbour neighbour_of(const rf__columns_call *call, int64_t number) {
     neighbour of = {.column = rf__column_of(call, number)};
     const rf_columns_column *column = of.column.column;
-    const int64_t other = column->invalid >= 0 ? column->invalid : column->empty;
+    const int64_t fallback = column->invalid >= 0 ? column->invalid : column->empty;
     of.base = rf__column_rows(call, column, &of.row);
-    of.otherwise = other >= 0 ? of.base + other * of.row.pitch : zeros;
+    of.fallback_row = fallback >= 0 ? of.base + fallback * of.row.pitch : zeros;
     of.is_large = column->rows * of.row.pitch > SMALL_TABLE;
     return of;
 }
@@ -62,15 +62,15 @@ static void find_offence(rf__columns_call *call, const rf__column *column, const
 static void find_rows(rf__columns_call *call, const neighbour *of, int64_t first, int64_t count,
                       const char **rows) {
     const rf__column *column = &of->column;
-    rf__column_values values, others;
+    rf__column_values values, right_values;
     call->kernels->values(&column->left, first, count, &values);
     if (column->right.input != NULL) {
-        call->kernels->values(&column->right, first, count, &others);
-        call->kernels->cross(values.integers, others.integers, count, column->column->cross_seed,
+        call->kernels->values(&column->right, first, count, &right_values);
+        call->kernels->cross(values.integers, right_values.integers, count, column->column->cross_seed,
                              column->column->cross_buckets, values.integers);
     }
     if (!call->kernels->rows(values.integers, count, (uint64_t)column->column->rows, of->base, of->row.pitch,
-                             of->otherwise, rows))
+                             of->fallback_row, rows))
         find_offence(call, column, values.integers, first, count);
     for (int64_t i = 0; i < count && of->is_large; i++) rf__ask_for(rows[i], of->row.bytes);
 }

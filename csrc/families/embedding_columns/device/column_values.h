@@ -26,25 +26,25 @@ RF_COLUMN float rf_column_log1p(float value) { return (float)log1p((double)value
 
 /* Keeps a NaN, because comparisons with it are false. If the bounds cross, returns the upper bound, as
  * torch.clamp. */
-RF_COLUMN float rf_column_clip(float value, float least, float most) {
-    if (value < least) value = least;
-    return value > most ? most : value;
+RF_COLUMN float rf_column_clip(float value, float low_bound, float high_bound) {
+    if (value < low_bound) value = low_bound;
+    return value > high_bound ? high_bound : value;
 }
 
-RF_COLUMN rf_i64 rf_column_clip_integer(rf_i64 value, rf_i64 least, rf_i64 most) {
-    if (value < least) value = least;
-    return value > most ? most : value;
+RF_COLUMN rf_i64 rf_column_clip_integer(rf_i64 value, rf_i64 low_bound, rf_i64 high_bound) {
+    if (value < low_bound) value = low_bound;
+    return value > high_bound ? high_bound : value;
 }
 
 RF_COLUMN rf_i64 rf_column_cast(float value) {
-    const rf_i64 least = -0x7fffffffffffffffll - 1;
+    const rf_i64 low_bound = -0x7fffffffffffffffll - 1;
     if (value >= 9223372036854775808.0f) return 0x7fffffffffffffffll;
-    return value >= -9223372036854775808.0f ? (rf_i64)value : least; /* false for a NaN too */
+    return value >= -9223372036854775808.0f ? (rf_i64)value : low_bound; /* false for a NaN too */
 }
 
 RF_COLUMN rf_i64 rf_column_modulo(rf_i64 value, rf_i64 divisor) {
-    const rf_i64 rest = value % divisor;
-    return rest < 0 ? rest + divisor : rest;
+    const rf_i64 remainder = value % divisor;
+    return remainder < 0 ? remainder + divisor : remainder;
 }
 
 /* XXH64 of a whole number of 8-byte words below 32 bytes (the specification of xxHash, section "XXH64
@@ -114,7 +114,7 @@ RF_COLUMN rf_i64 rf_column_bucket_even(float value, const float *boundaries, rf_
 
 /* Returns the position of a word: `words` [count] are ascending, places [count] are theirs. -1: not a
  * word. */
-RF_COLUMN rf_i64 rf_column_word(rf_i64 value, const rf_i64 *words, const rf_i64 *places, rf_i64 count) {
+RF_COLUMN rf_i64 rf_column_word(rf_i64 value, const rf_i64 *words, const rf_i64 *positions, rf_i64 count) {
     rf_i64 first = 0, last = count;
     while (first < last) {
         const rf_i64 middle = first + (last - first) / 2;
@@ -123,7 +123,7 @@ RF_COLUMN rf_i64 rf_column_word(rf_i64 value, const rf_i64 *words, const rf_i64 
         else
             last = middle;
     }
-    return first < count && words[first] == value ? places[first] : -1;
+    return first < count && words[first] == value ? positions[first] : -1;
 }
 
 #endif

@@ -7,9 +7,9 @@
 
 enum {
     HEAD = 256, /* bytes before the memory; the first four are the word */
-    LEAST = 1 << 16,
+    LEAST_BYTES = 1 << 16,
     SIZES = 48, /* classes of sizes: LEAST, then twice the class before */
-    MOST = 32, /* buffers of a device */
+    MOST_BUFFERS = 32, /* buffers of a device */
     FEWEST = 2, /* buffers of a class and larger that are always allowed */
 };
 /* Bounds the buffers of a size class and larger, counted as if each had the size of that class. The bound is
@@ -21,13 +21,13 @@ static const size_t MOST_BYTES = (size_t)256 << 20;
 typedef struct buffer_pool {
     pthread_mutex_t lock; /* guards the following fields; no driver call is made under it */
     rf__staging *first;
-    uint64_t turns; /* the last turn */
+    uint64_t n_uses; /* the last turn */
     int32_t counts[SIZES]; /* of all buffers, also acquired ones */
 } buffer_pool;
 
 /* Identifies a buffer of the pool after the lock is released. */
 typedef struct buffer_key {
-    uint64_t turn;
+    uint64_t last_use;
     rf__cu_event read;
 } buffer_key;
 
@@ -37,15 +37,15 @@ static buffer_pool pools[RF__CUDA_MOST_DEVICES] = {
 
 static int32_t size_of(size_t bytes) {
     int32_t size = 0;
-    while (size < SIZES - 1 && (size_t)LEAST << size < bytes) size++;
+    while (size < SIZES - 1 && (size_t)LEAST_BYTES << size < bytes) size++;
     return size;
 }
 
-static size_t bytes_of(int32_t size) { return (size_t)LEAST << size; }
+static size_t bytes_of(int32_t size) { return (size_t)LEAST_BYTES << size; }
 
 static int32_t most_of(int32_t size) {
     const size_t most = MOST_BYTES / bytes_of(size);
-    return most > MOST ? MOST : most < FEWEST ? FEWEST : (int32_t)most;
+    return most > MOST_BUFFERS ? MOST_BUFFERS : most < FEWEST ? FEWEST : (int32_t)most;
 }
 
 static bool is_filled(const rf__staging *buffer) {
@@ -53,33 +53,33 @@ static bool is_filled(const rf__staging *buffer) {
 }
 
 /* Finds the oldest buffer after a turn that has at least a size and, with `filled`, is filled. */
-static bool pool_look(buffer_pool *pool, uint64_t after, int32_t size, bool filled, buffer_key *seen) {
+static bool pool_next(buffer_pool *pool, uint64_t after, int32_t size, bool filled, buffer_key *key) {
     pthread_mutex_lock(&pool->lock);
     const rf__staging *at = pool->first;
-    while (at != NULL && (at->turn <= after || at->bytes < bytes_of(size) || (filled && !is_filled(at))))
+    while (at != NULL && (at->last_use <= after || at->bytes < bytes_of(size) || (filled && !is_filled(at))))
         at = at->next;
-    if (at != NULL) *seen = (buffer_key){at->turn, at->read};
+    if (at != NULL) *key = (buffer_key){at->last_use, at->read};
     pthread_mutex_unlock(&pool->lock);
     return at != NULL;
 }
 
 /* Takes the buffer of a turn. Returns NULL if another caller has taken it. */
-static rf__staging *pool_take(buffer_pool *pool, uint64_t turn) {
+static rf__staging *pool_take(buffer_pool *pool, uint64_t last_use) {
     pthread_mutex_lock(&pool->lock);
     rf__staging **at = &pool->first;
-    while (*at != NULL && (*at)->turn != turn) at = &(*at)->next;
-    rf__staging *taken = *at;
-    if (taken != NULL) *at = taken->next;
+    while (*at != NULL && (*at)->last_use != last_use) at = &(*at)->next;
+    rf__staging *buffer_taken = *at;
+    if (buffer_taken != NULL) *at = buffer_taken->next;
     pthread_mutex_unlock(&pool->lock);
-    return taken;
+    return buffer_taken;
 }
 
 /* Puts a buffer at the end, or back to its turn. */
 static void pool_put(buffer_pool *pool, rf__staging *buffer) {
     pthread_mutex_lock(&pool->lock);
-    if (buffer->turn == 0) buffer->turn = ++pool->turns;
+    if (buffer->last_use == 0) buffer->last_use = ++pool->n_uses;
     rf__staging **at = &pool->first;
-    while (*at != NULL && (*at)->turn < buffer->turn) at = &(*at)->next;
+    while (*at != NULL && (*at)->last_use < buffer->last_use) at = &(*at)->next;
     buffer->next = *at;
     *at = buffer;
     pthread_mutex_unlock(&pool->lock);
@@ -87,12 +87,12 @@ static void pool_put(buffer_pool *pool, rf__staging *buffer) {
 
 /* Counts an additional buffer of a size, unless that reaches the bound and the pool has such a buffer. *all:
  * buffers of all sizes, without the new one. */
-static bool pool_reserve(buffer_pool *pool, int32_t size, int32_t *all) {
+static bool pool_reserve(buffer_pool *pool, int32_t size, int32_t *n_buffers) {
     int32_t as_large = 0;
     pthread_mutex_lock(&pool->lock);
-    *all = 0;
+    *n_buffers = 0;
     for (int32_t i = 0; i < SIZES; i++) {
-        *all += pool->counts[i];
+        *n_buffers += pool->counts[i];
         if (i >= size) as_large += pool->counts[i];
     }
     const rf__staging *at = pool->first;
@@ -135,7 +135,8 @@ static void buffer_free(const rf__cuda_driver *driver, rf__staging *buffer) {
 
 /* Makes a buffer. Puts a wait for its present word into the stream, which shows whether the device can
  * wait. */
-static rf_status buffer_new(const rf__cuda_device *device, void *stream, int32_t size, rf__staging **made) {
+static rf_status buffer_new(const rf__cuda_device *device, void *stream, int32_t size,
+                            rf__staging **created) {
     const rf__cuda_driver *driver = device->driver;
     rf_status status = RF_OK;
     rf__staging *buffer = calloc(1, sizeof *buffer);
@@ -150,7 +151,7 @@ static rf_status buffer_new(const rf__cuda_device *device, void *stream, int32_t
         goto out;
     }
     RF_TRY(rf__cuda_status(result, "cuStreamWaitValue32_v2"));
-    *made = buffer;
+    *created = buffer;
 out:
     if (status != RF_OK) buffer_free(driver, buffer);
     return status;
@@ -158,29 +159,30 @@ out:
 
 /* Takes the oldest buffer of at least a size that is filled and read, or returns NULL. */
 static rf__staging *take_idle(const rf__cuda_driver *driver, buffer_pool *pool, int32_t size) {
-    buffer_key seen = {0};
-    rf__staging *taken = NULL;
-    for (int i = 0; i < MOST && taken == NULL && pool_look(pool, seen.turn, size, true, &seen); i++)
-        if (driver->cuEventQuery(seen.read) == RF__CU_SUCCESS) taken = pool_take(pool, seen.turn);
-    return taken;
+    buffer_key key = {0};
+    rf__staging *buffer_taken = NULL;
+    for (int i = 0;
+         i < MOST_BUFFERS && buffer_taken == NULL && pool_next(pool, key.last_use, size, true, &key); i++)
+        if (driver->cuEventQuery(key.read) == RF__CU_SUCCESS) buffer_taken = pool_take(pool, key.last_use);
+    return buffer_taken;
 }
 
 /* Grows a taken buffer to at least a size that the pool has counted. On failure, returns the buffer to the
  * pool and sets *taken to NULL. */
 static rf_status buffer_grow(const rf__cuda_driver *driver, buffer_pool *pool, int32_t size,
-                             rf__staging **taken) {
+                             rf__staging **buffer_taken) {
     int32_t uncounted = size;
     rf_status status = RF_OK;
-    if ((*taken)->bytes < bytes_of(size)) {
-        const int32_t before = size_of((*taken)->bytes);
-        uint32_t *word = (*taken)->word;
-        status = memory_new(driver, size, *taken);
+    if ((*buffer_taken)->bytes < bytes_of(size)) {
+        const int32_t before = size_of((*buffer_taken)->bytes);
+        uint32_t *word = (*buffer_taken)->word;
+        status = memory_new(driver, size, *buffer_taken);
         if (status == RF_OK) {
             (void)driver->cuMemFreeHost(word);
             uncounted = before;
         } else {
-            pool_put(pool, *taken);
-            *taken = NULL;
+            pool_put(pool, *buffer_taken);
+            *buffer_taken = NULL;
         }
     }
     pool_uncount(pool, uncounted);
@@ -196,20 +198,20 @@ static rf_status buffer_find(const rf__cuda_device *device, void *stream, size_t
     rf_status status = RF_OK;
     for (uint64_t waited = 0;;) {
         buffer_key oldest;
-        int32_t all;
+        int32_t n_buffers;
         *found = take_idle(driver, pool, size);
         if (*found != NULL) return RF_OK;
-        const bool granted = pool_reserve(pool, size, &all);
+        const bool granted = pool_reserve(pool, size, &n_buffers);
         if (granted && (*found = take_idle(driver, pool, 0)) != NULL)
             return buffer_grow(driver, pool, size, found);
-        const bool waits = pool_look(pool, 0, granted ? 0 : size, false, &oldest);
-        if (granted && (all < MOST || !waits)) break;
+        const bool waits = pool_next(pool, 0, granted ? 0 : size, false, &oldest);
+        if (granted && (n_buffers < MOST_BUFFERS || !waits)) break;
         if (granted) pool_uncount(pool, size);
         if (!waits) continue;
         RF__CUDA_TRY(driver->cuEventSynchronize(oldest.read));
         /* If the wait could not be put into the stream, the event completes before the thread. */
-        if (oldest.turn == waited) nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-        waited = oldest.turn;
+        if (oldest.last_use == waited) nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+        waited = oldest.last_use;
     }
     status = buffer_new(device, stream, size, found);
     if (status != RF_OK) pool_uncount(pool, size);
@@ -225,7 +227,7 @@ rf_status rf__staging_acquire(const rf__cuda_device *device, void *stream, size_
     const rf_status status = buffer_find(device, stream, bytes, buffer);
     if (status == RF_OK) {
         (*buffer)->number++;
-        (*buffer)->turn = 0;
+        (*buffer)->last_use = 0;
     }
     (void)rf__cuda_capture_mode(device->driver, mode);
     return rf__cuda_leave_with(status);

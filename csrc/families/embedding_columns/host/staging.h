@@ -21,7 +21,7 @@ typedef struct rf__staging {
     uint32_t *word; /* atomic */
     uint32_t number; /* the word's value when this use is filled */
     rf__cu_event read;
-    uint64_t turn; /* of this use among all uses that have ended; 0: in use */
+    uint64_t last_use; /* of this use among all uses that have ended; 0: in use */
 } rf__staging;
 
 /* Acquires a buffer of at least `bytes` for a device. A device has a bounded number of buffers, fewer of

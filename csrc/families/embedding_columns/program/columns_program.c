@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "families/embedding_columns/program/columns_program.h"
+#include "families/embedding_columns/program/columns_vocabulary.h"
 #include "core/validate.h"
 
 static const char operator_name[] = "embedding_columns";
@@ -21,22 +22,9 @@ static int64_t lay_out(int64_t *words, int64_t count, int64_t bytes) {
     return at;
 }
 
-/* Returns the column of a step, for messages, or -1. */
-static int64_t column_of_step(const rf_columns *from, int64_t step) {
-    for (int64_t c = 0; c < from->n_columns; c++) {
-        const int64_t sides[] = {from->columns[c].left, from->columns[c].right};
-        for (int i = 0; i < 2; i++) {
-            if (sides[i] < 0 || sides[i] >= from->n_sources) continue;
-            const rf_column_source *source = &from->sources[sides[i]];
-            if (step >= source->first_step && step - source->first_step < source->n_steps) return c;
-        }
-    }
-    return -1;
-}
-
 #define REFUSE_STEP_IF(condition, text, ...)                                              \
     RF__REFUSE_IF(condition, RF_ERR_VALUE, "column " RF__I64 ": step " RF__I64 ": " text, \
-                  column_of_step(from, at), at, __VA_ARGS__)
+                  rf__columns_of_step(from, at), at, __VA_ARGS__)
 
 static rf_status check_boundaries(const rf_columns *from, int64_t at) {
     const rf_column_step *step = &from->steps[at];
@@ -67,78 +55,6 @@ static int64_t even_inverse(const float *boundaries, int64_t count) {
     return bits;
 }
 
-typedef struct word {
-    int64_t value, place;
-} word;
-
-static int word_compare(const void *one, const void *other) {
-    const int64_t left = ((const word *)one)->value, right = ((const word *)other)->value;
-    return (left > right) - (left < right);
-}
-
-/* The words of a step in rising order to `sorted` [b], then their places. */
-static rf_status sort_words(const rf_columns *from, int64_t at, int64_t *sorted) {
-    const rf_column_step *step = &from->steps[at];
-    const int64_t count = step->b;
-    rf_status status = RF_OK;
-    word *words = calloc((size_t)count + 1, sizeof *words);
-    RF__REFUSE_IF(words == NULL, RF_ERR_MEMORY, "no memory for " RF__I64 " words", count);
-    for (int64_t i = 0; i < count; i++) words[i] = (word){from->vocabulary[step->a + i], i};
-    qsort(words, (size_t)count, sizeof *words, word_compare);
-    for (int64_t i = 0; i < count; i++) {
-        if (i > 0 && words[i].value == words[i - 1].value)
-            status = rf__fail(RF_ERR_VALUE,
-                              "recfuse.%s: column " RF__I64 ": step " RF__I64 ": the word " RF__I64
-                              " is in its vocabulary twice",
-                              operator_name, column_of_step(from, at), at, words[i].value);
-        sorted[i] = words[i].value;
-        sorted[count + i] = words[i].place;
-    }
-    free(words);
-    return status;
-}
-
-static bool has_words(const rf_column_step *step) { return step->operation == RF_COLUMN_VOCABULARY; }
-
-typedef struct word_range {
-    int64_t first, count, step;
-} word_range;
-
-static int range_compare(const void *one, const void *other) {
-    const word_range *a = one, *b = other;
-    if (a->first != b->first) return a->first < b->first ? -1 : 1;
-    if (a->count != b->count) return a->count < b->count ? -1 : 1;
-    return (a->step > b->step) - (a->step < b->step);
-}
-
-/* *owners [n_steps], which the caller frees: for each step with words the first step with equal words, which
- * are stored once. */
-static rf_status find_owners(const rf_columns *from, int64_t **owners) {
-    rf_status status = RF_OK;
-    int64_t count = 0;
-    word_range *ranges = calloc((size_t)from->n_steps + 1, sizeof *ranges);
-    int64_t *found = calloc((size_t)from->n_steps + 1, sizeof *found);
-    if (ranges == NULL || found == NULL) {
-        status = rf__fail(RF_ERR_MEMORY, "recfuse.%s: no memory for " RF__I64 " steps", operator_name,
-                          from->n_steps);
-        goto out;
-    }
-    for (int64_t i = 0; i < from->n_steps; i++)
-        if (has_words(&from->steps[i])) ranges[count++] = (word_range){from->steps[i].a, from->steps[i].b, i};
-    qsort(ranges, (size_t)count, sizeof *ranges, range_compare);
-    for (int64_t i = 0; i < count; i++) {
-        const bool same =
-            i > 0 && ranges[i].first == ranges[i - 1].first && ranges[i].count == ranges[i - 1].count;
-        found[ranges[i].step] = same ? found[ranges[i - 1].step] : ranges[i].step;
-    }
-    *owners = found;
-    found = NULL;
-out:
-    free(found);
-    free(ranges);
-    return status;
-}
-
 static rf_status check_words(const rf_columns *from, int64_t at) {
     const rf_column_step *step = &from->steps[at];
     REFUSE_STEP_IF(step->a < 0 || step->b < 0 || step->b > INT32_MAX / 2 || step->a > from->n_vocabulary ||
@@ -164,20 +80,21 @@ static rf_status write_step(const rf_columns *from, const int64_t *owners, int64
     } else if (step->operation == RF_COLUMN_BUCKETIZE || step->operation == RF_COLUMN_BUCKETIZE_RIGHT) {
         to->count = (int32_t)step->b;
         to->b = even_inverse(from->boundaries + step->a, step->b);
-    } else if (has_words(step)) {
+    } else if (rf__step_has_words(step)) {
         to->count = (int32_t)step->b;
         to->a = owners[at] < at ? steps[owners[at]].a : *n_vocabulary;
         if (owners[at] < at) return RF_OK;
-        RF_CHECK(sort_words(from, at, vocabulary + to->a));
+        RF_CHECK(rf__words_sort(from, at, vocabulary + to->a));
         *n_vocabulary += 2 * step->b;
     }
     return RF_OK;
 }
 
 /* A number that programs keep in 32 bits. */
-static rf_status narrow(const char *what, int64_t number, const char *field, int64_t value, int32_t *to) {
+static rf_status narrow_to_int32(const char *list, int64_t number, const char *field, int64_t value,
+                                 int32_t *to) {
     RF__REFUSE_IF(value < INT32_MIN || value > INT32_MAX, RF_ERR_VALUE,
-                  "%s " RF__I64 ": %s is " RF__I64 ", which does not fit in 32 bits", what, number, field,
+                  "%s " RF__I64 ": %s is " RF__I64 ", which does not fit in 32 bits", list, number, field,
                   value);
     *to = (int32_t)value;
     return RF_OK;
@@ -185,7 +102,7 @@ static rf_status narrow(const char *what, int64_t number, const char *field, int
 
 static rf_status write_source(const rf_columns *from, int64_t at, rf_columns_source *to) {
     const rf_column_source *source = &from->sources[at];
-#define NARROW(field) RF_CHECK(narrow("source", at, #field, source->field, &to->field))
+#define NARROW(field) RF_CHECK(narrow_to_int32("source", at, #field, source->field, &to->field))
     NARROW(input);
     NARROW(slot);
     NARROW(width);
@@ -206,7 +123,7 @@ static rf_status write_column(const rf_columns *from, int64_t at, rf_columns_col
                               .scale = rf__columns_float(column->scale),
                               .table = column->buffer == -1 ? -1 : (int32_t)(*n_tables)++,
                               .number = (int32_t)at};
-#define NARROW(field) RF_CHECK(narrow("column", at, #field, column->field, &to->field))
+#define NARROW(field) RF_CHECK(narrow_to_int32("column", at, #field, column->field, &to->field))
     NARROW(left);
     NARROW(right);
     NARROW(cross_buckets);
@@ -264,7 +181,7 @@ static rf_status check_contents(const rf_columns *from, const int64_t *owners, i
         const rf_column_step *step = &from->steps[at];
         if (step->operation == RF_COLUMN_BUCKETIZE || step->operation == RF_COLUMN_BUCKETIZE_RIGHT)
             RF_CHECK(check_boundaries(from, at));
-        if (!has_words(step)) continue;
+        if (!rf__step_has_words(step)) continue;
         RF_CHECK(check_words(from, at));
         if (owners[at] == at) *words += 2 * step->b;
     }
@@ -280,7 +197,7 @@ rf_status rf_embedding_columns_program(const rf_columns *columns, int64_t **prog
     *program = NULL;
     *words = 0;
     RF_CHECK(check_arrays(columns));
-    RF_CHECK(find_owners(columns, &owners));
+    RF_CHECK(rf__words_find_owners(columns, &owners));
     RF_TRY(check_contents(columns, owners, &n_vocabulary));
     rf_columns_header header = {.magic = RF_COLUMNS_MAGIC,
                                 .n_columns = columns->n_columns,

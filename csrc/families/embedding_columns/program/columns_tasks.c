@@ -30,12 +30,12 @@ typedef struct builder {
 } builder;
 
 /* The task that is being filled: parts of columns. */
-typedef struct part {
+typedef struct column_range {
     int32_t column, first, width; /* of its n_dims */
-} part;
+} column_range;
 
 typedef struct open_task {
-    part parts[RF_COLUMNS_LANES];
+    column_range ranges[RF_COLUMNS_LANES];
     int32_t n_parts, n_lanes, kind, vector;
     int64_t bytes;
 } open_task;
@@ -49,8 +49,9 @@ static const rf_columns_source *source_of(const builder *to, const rf_columns_co
 static rf_columns_kind kind_of(const builder *to, const rf_columns_column *column) {
     const rf_columns_source *right = source_of(to, column, true);
     if (column->buffer < 0) return RF_COLUMNS_NUMBERS;
-    const bool one = source_of(to, column, false)->width == 1 && (right == NULL || right->width == 1);
-    return one ? RF_COLUMNS_ROWS : RF_COLUMNS_BAGS;
+    const bool first_source =
+        source_of(to, column, false)->width == 1 && (right == NULL || right->width == 1);
+    return first_source ? RF_COLUMNS_ROWS : RF_COLUMNS_BAGS;
 }
 
 /* Returns the elements that a lane can access at once in all rows, as far as the program determines it. */
@@ -79,28 +80,30 @@ static int64_t column_bytes(const builder *to, const rf_columns_column *column, 
         if (source == NULL) continue;
         bytes += sizeof *source + source->n_steps * (int64_t)sizeof(rf_columns_step);
         for (int32_t i = 0; i < source->n_steps; i++) {
-            const int64_t own = array_bytes(&to->steps[source->first_step + i]);
-            if (own <= MOST_ARRAY) *arrays += rounded(own);
+            const int64_t source_of_task = array_bytes(&to->steps[source->first_step + i]);
+            if (source_of_task <= MOST_ARRAY) *arrays += rounded(source_of_task);
         }
     }
     return bytes;
 }
 
-static bool same_operations(const builder *to, const rf_columns_source *one, const rf_columns_source *other) {
-    if (one == NULL || other == NULL) return one == other;
-    if (one->n_steps != other->n_steps) return false;
-    for (int32_t i = 0; i < one->n_steps; i++)
-        if (to->steps[one->first_step + i].operation != to->steps[other->first_step + i].operation)
+static bool same_operations(const builder *to, const rf_columns_source *first_source,
+                            const rf_columns_source *second_source) {
+    if (first_source == NULL || second_source == NULL) return first_source == second_source;
+    if (first_source->n_steps != second_source->n_steps) return false;
+    for (int32_t i = 0; i < first_source->n_steps; i++)
+        if (to->steps[first_source->first_step + i].operation !=
+            to->steps[second_source->first_step + i].operation)
             return false;
     return true;
 }
 
 static bool are_alike(const builder *to, const open_task *task) {
-    const rf_columns_column *first = &to->columns[task->parts[0].column];
+    const rf_columns_column *first = &to->columns[task->ranges[0].column];
     for (int32_t i = 1; i < task->n_parts; i++)
         for (int right = 0; right < 2; right++)
             if (!same_operations(to, source_of(to, first, right),
-                                 source_of(to, &to->columns[task->parts[i].column], right)))
+                                 source_of(to, &to->columns[task->ranges[i].column], right)))
                 return false;
     return true;
 }
@@ -109,15 +112,15 @@ static bool are_alike(const builder *to, const open_task *task) {
 static rf_status grow(builder *to, int64_t words) {
     if (to->n_tasks == to->most_tasks) {
         to->most_tasks = 2 * to->most_tasks + 64;
-        void *more = realloc(to->tasks, (size_t)to->most_tasks * sizeof *to->tasks);
-        RF_FAIL_IF(more == NULL, RF_ERR_MEMORY, "no memory for the tasks of embedding columns");
-        to->tasks = more;
+        void *grown = realloc(to->tasks, (size_t)to->most_tasks * sizeof *to->tasks);
+        RF_FAIL_IF(grown == NULL, RF_ERR_MEMORY, "no memory for the tasks of embedding columns");
+        to->tasks = grown;
     }
     if (to->n_words + words > to->most_words) {
         to->most_words = 2 * (to->n_words + words);
-        void *more = realloc(to->bodies, (size_t)to->most_words * WORD);
-        RF_FAIL_IF(more == NULL, RF_ERR_MEMORY, "no memory for the tasks of embedding columns");
-        to->bodies = more;
+        void *grown = realloc(to->bodies, (size_t)to->most_words * WORD);
+        RF_FAIL_IF(grown == NULL, RF_ERR_MEMORY, "no memory for the tasks of embedding columns");
+        to->bodies = grown;
     }
     return RF_OK;
 }
@@ -130,13 +133,13 @@ typedef struct body {
 
 /* Copies a source with its steps; returns its number in the body. */
 static int32_t source_put(const builder *to, const rf_columns_task *task, body *at,
-                          const rf_columns_source *source, const part *of) {
-    rf_columns_source own = *source;
+                          const rf_columns_source *source, const column_range *of) {
+    rf_columns_source source_of_task = *source;
     rf_columns_step *steps = (rf_columns_step *)(at->bytes + task->steps_at) + at->n_steps;
-    own.first_step = (int32_t)at->n_steps;
+    source_of_task.first_step = (int32_t)at->n_steps;
     if (task->kind == RF_COLUMNS_NUMBERS) {
-        own.slot += of->first;
-        own.width = of->width;
+        source_of_task.slot += of->first;
+        source_of_task.width = of->width;
     }
     for (int32_t i = 0; i < source->n_steps; i++) {
         steps[i] = to->steps[source->first_step + i];
@@ -151,7 +154,7 @@ static int32_t source_put(const builder *to, const rf_columns_task *task, body *
         at->arrays_at += rounded(bytes);
     }
     at->n_steps += source->n_steps;
-    ((rf_columns_source *)(at->bytes + task->sources_at))[at->n_sources] = own;
+    ((rf_columns_source *)(at->bytes + task->sources_at))[at->n_sources] = source_of_task;
     return (int32_t)at->n_sources++;
 }
 
@@ -161,7 +164,7 @@ static rf_status close(builder *to, open_task *open) {
     if (open->n_parts == 0) return RF_OK;
     for (int32_t i = 0; i < open->n_parts; i++) {
         for (int right = 0; right < 2; right++) {
-            const rf_columns_source *source = source_of(to, &to->columns[open->parts[i].column], right);
+            const rf_columns_source *source = source_of(to, &to->columns[open->ranges[i].column], right);
             n_sources += source != NULL;
             n_steps += source != NULL ? source->n_steps : 0;
         }
@@ -185,7 +188,7 @@ static rf_status close(builder *to, open_task *open) {
     task.lanes_at = (int32_t)lanes_at;
     rf_columns_lane *lanes = (rf_columns_lane *)(at.bytes + lanes_at);
     for (int32_t i = 0; i < open->n_parts; i++) {
-        const part *of = &open->parts[i];
+        const column_range *of = &open->ranges[i];
         rf_columns_column column = to->columns[of->column];
         column.number = of->column;
         column.left = source_put(to, &task, &at, &to->sources[column.left], of);
@@ -217,14 +220,15 @@ static rf_status add(builder *to, open_task *open, int32_t number) {
         int64_t arrays;
         const int32_t width = column->n_dims - first < most ? column->n_dims - first : most;
         const int64_t bytes = column_bytes(to, column, &arrays);
-        const int64_t room = BODY_BYTES - 128 - open->bytes; /* lanes, and arrays that begin at 16 bytes */
-        const bool full = open->n_parts == RF_COLUMNS_LANES ||
-                          open->n_lanes + width / open->vector > RF_COLUMNS_LANES || bytes > room ||
-                          (bytes + arrays > room && open->n_parts >= FEW_COLUMNS);
-        if (full || open->kind == RF_COLUMNS_BAGS) RF_CHECK(close(to, open));
-        open->parts[open->n_parts++] = (part){number, first, width};
+        const int64_t free_bytes =
+            BODY_BYTES - 128 - open->bytes; /* lanes, and arrays that begin at 16 bytes */
+        const bool is_full = open->n_parts == RF_COLUMNS_LANES ||
+                             open->n_lanes + width / open->vector > RF_COLUMNS_LANES || bytes > free_bytes ||
+                             (bytes + arrays > free_bytes && open->n_parts >= FEW_COLUMNS);
+        if (is_full || open->kind == RF_COLUMNS_BAGS) RF_CHECK(close(to, open));
+        open->ranges[open->n_parts++] = (column_range){number, first, width};
         open->n_lanes += width / open->vector;
-        open->bytes += bytes + (bytes + arrays <= room ? arrays : 0);
+        open->bytes += bytes + (bytes + arrays <= free_bytes ? arrays : 0);
         first += width;
     } while (first < column->n_dims);
     return RF_OK;

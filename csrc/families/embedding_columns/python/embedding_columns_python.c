@@ -21,22 +21,22 @@ RF__PY_METHOD(embedding_columns_program,
     static const char function[] = "embedding_columns_program";
     enum { COLUMNS, SOURCES, STEPS, BOUNDARIES, VOCABULARY, COUNT };
 #define FIELDS(type) (npy_intp)(sizeof(type) / sizeof(int64_t))
-    PyObject *given[COUNT];
+    PyObject *objects[COUNT];
     PyArrayObject *arrays[COUNT] = {NULL}, *result = NULL;
     int64_t *program = NULL, words = 0;
     rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "OOOOO:embedding_columns_program", &given[COLUMNS], &given[SOURCES],
-                          &given[STEPS], &given[BOUNDARIES], &given[VOCABULARY]))
+    if (!PyArg_ParseTuple(arguments, "OOOOO:embedding_columns_program", &objects[COLUMNS], &objects[SOURCES],
+                          &objects[STEPS], &objects[BOUNDARIES], &objects[VOCABULARY]))
         return NULL;
-    arrays[COLUMNS] = fields_read(given[COLUMNS], FIELDS(rf_column), function, "columns");
+    arrays[COLUMNS] = fields_read(objects[COLUMNS], FIELDS(rf_column), function, "columns");
     if (arrays[COLUMNS] == NULL) goto out;
-    arrays[SOURCES] = fields_read(given[SOURCES], FIELDS(rf_column_source), function, "sources");
+    arrays[SOURCES] = fields_read(objects[SOURCES], FIELDS(rf_column_source), function, "sources");
     if (arrays[SOURCES] == NULL) goto out;
-    arrays[STEPS] = fields_read(given[STEPS], FIELDS(rf_column_step), function, "steps");
+    arrays[STEPS] = fields_read(objects[STEPS], FIELDS(rf_column_step), function, "steps");
     if (arrays[STEPS] == NULL) goto out;
-    arrays[BOUNDARIES] = rf__py_array(given[BOUNDARIES], NPY_FLOAT, 1, function, "boundaries");
+    arrays[BOUNDARIES] = rf__py_array(objects[BOUNDARIES], NPY_FLOAT, 1, function, "boundaries");
     if (arrays[BOUNDARIES] == NULL) goto out;
-    arrays[VOCABULARY] = rf__py_array(given[VOCABULARY], NPY_INT64, 1, function, "vocabulary");
+    arrays[VOCABULARY] = rf__py_array(objects[VOCABULARY], NPY_INT64, 1, function, "vocabulary");
     if (arrays[VOCABULARY] == NULL) goto out;
 #undef FIELDS
     const rf_columns columns = {.columns = PyArray_DATA(arrays[COLUMNS]),

@@ -58,19 +58,19 @@ typedef struct text {
     size_t n_bytes, capacity;
 } text;
 
-static bool text_add(text *all, const char *bytes, size_t n_bytes) {
-    if (n_bytes >= all->capacity - all->n_bytes) { /* bytes is never NULL */
-        const size_t capacity = 2 * all->capacity + n_bytes + 4096;
-        char *grown = realloc(all->bytes, capacity);
+static bool text_add(text *joined, const char *bytes, size_t n_bytes) {
+    if (n_bytes >= joined->capacity - joined->n_bytes) { /* bytes is never NULL */
+        const size_t capacity = 2 * joined->capacity + n_bytes + 4096;
+        char *grown = realloc(joined->bytes, capacity);
         if (grown == NULL) {
             PyErr_NoMemory();
             return false;
         }
-        all->bytes = grown;
-        all->capacity = capacity;
+        joined->bytes = grown;
+        joined->capacity = capacity;
     }
-    memcpy(all->bytes + all->n_bytes, bytes, n_bytes);
-    all->n_bytes += n_bytes;
+    memcpy(joined->bytes + joined->n_bytes, bytes, n_bytes);
+    joined->n_bytes += n_bytes;
     return true;
 }
 
@@ -82,7 +82,7 @@ static bool is_missing(PyObject *object) {
 }
 
 /* Adds strings[at], which is not missing; false with an exception. */
-static bool object_add(text *all, PyObject *object, Py_ssize_t at) {
+static bool object_add(text *joined, PyObject *object, Py_ssize_t at) {
     const char *bytes = NULL;
     Py_ssize_t n_bytes = 0;
     if (PyUnicode_Check(object)) {
@@ -97,7 +97,7 @@ static bool object_add(text *all, PyObject *object, Py_ssize_t at) {
         bytes = PyBytes_AsString(object);
         n_bytes = PyBytes_Size(object);
     }
-    return text_add(all, bytes, (size_t)n_bytes);
+    return text_add(joined, bytes, (size_t)n_bytes);
 out:
     return false;
 }
@@ -109,7 +109,7 @@ RF__PY_METHOD(
     "int64 [present], offsets: int64 [strings + 1]), of which string i has one hash or none") {
     PyObject *list, *both = NULL;
     PyArrayObject *hashes = NULL, *present = NULL;
-    text all = {0};
+    text joined = {0};
     int64_t *offsets = NULL;
     unsigned long long seed;
     long long threads;
@@ -120,26 +120,26 @@ RF__PY_METHOD(
     offsets = malloc(((size_t)count + 1) * sizeof *offsets);
     RF__PY_REFUSE_IF(offsets == NULL, PyExc_MemoryError, "hash_strings: no memory for %zd offsets", count);
     if ((present = rf__py_new(NPY_INT64, count + 1, -1)) == NULL) goto out;
-    int64_t *places = PyArray_DATA(present);
-    places[0] = offsets[0] = 0;
+    int64_t *positions = PyArray_DATA(present);
+    positions[0] = offsets[0] = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *object = PyList_GetItem(list, i);
         if (object == NULL) goto out;
-        places[i + 1] = places[i];
+        positions[i + 1] = positions[i];
         if (is_missing(object)) continue;
-        if (!object_add(&all, object, i)) goto out;
-        offsets[++places[i + 1]] = (int64_t)all.n_bytes;
+        if (!object_add(&joined, object, i)) goto out;
+        offsets[++positions[i + 1]] = (int64_t)joined.n_bytes;
     }
-    const int64_t strings = places[count];
+    const int64_t strings = positions[count];
     if ((hashes = rf__py_new(NPY_INT64, (npy_intp)strings, -1)) == NULL) goto out;
     const rf_executor executor = rf__threads_executor(threads);
     int64_t *to = PyArray_DATA(hashes);
-    RF__PY_UNLOCKED(status = rf_hash_strings_cpu(all.bytes, (int64_t)all.n_bytes, offsets, RF_INT64, strings,
-                                                 seed, to, &executor));
+    RF__PY_UNLOCKED(status = rf_hash_strings_cpu(joined.bytes, (int64_t)joined.n_bytes, offsets, RF_INT64,
+                                                 strings, seed, to, &executor));
     if (status == RF_OK) both = PyTuple_Pack(2, hashes, present);
 out:
     free(offsets);
-    free(all.bytes);
+    free(joined.bytes);
     Py_XDECREF(present);
     Py_XDECREF(hashes);
     return rf__py_result(both, status, "hash_strings");

@@ -49,9 +49,9 @@ static int64_t string_write(const rf__padded_strings *strings, int64_t at, unsig
     const uint32_t *from = (const uint32_t *)strings->data + at * length;
     while (length > 0 && from[length - 1] == 0) length--;
     for (int64_t i = 0; i < length; i++) {
-        const int64_t written = character_write(from[i], to + bytes);
-        if (written == 0) return -1;
-        bytes += written;
+        const int64_t n_written = character_write(from[i], to + bytes);
+        if (n_written == 0) return -1;
+        bytes += n_written;
     }
     return bytes;
 }
@@ -72,13 +72,13 @@ static void hash_blocks(int64_t from, int64_t to, void *context) {
         return;
     }
     for (int64_t block = from; block < to; block++) {
-        const int64_t first = block * call->block, left = strings->count - first;
-        const int64_t count = left < call->block ? left : call->block;
+        const int64_t first = block * call->block, remaining = strings->count - first;
+        const int64_t count = remaining < call->block ? remaining : call->block;
         int64_t i = 0;
         for (; i < count; i++) {
-            const int64_t written = string_write(strings, first + i, bytes + offsets[i]);
-            if (written < 0) break;
-            offsets[i + 1] = offsets[i] + written;
+            const int64_t n_written = string_write(strings, first + i, bytes + offsets[i]);
+            if (n_written < 0) break;
+            offsets[i + 1] = offsets[i] + n_written;
         }
         if (i < count) {
             bad_keep(call, first + i);

@@ -40,11 +40,11 @@ int64_t rf__columns_inputs_add(rf__columns_inputs *inputs) {
 
 rf__columns_inputs *rf__columns_inputs_take(int64_t number) {
     pthread_mutex_lock(&lock);
-    rf__columns_inputs *found = first;
-    while (found != NULL && found->number != number) found = found->next;
-    if (found != NULL) found->references++;
+    rf__columns_inputs *entry = first;
+    while (entry != NULL && entry->number != number) entry = entry->next;
+    if (entry != NULL) entry->references++;
     pthread_mutex_unlock(&lock);
-    return found;
+    return entry;
 }
 
 void rf__columns_inputs_drop(rf__columns_inputs *inputs) {

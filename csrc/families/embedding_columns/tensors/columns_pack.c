@@ -110,8 +110,8 @@ static void offset_put(char *offsets, bool is_wide, int64_t at, int64_t value) {
 }
 
 /* Offsets are any numbers of a caller's: a sum that does not fit is wrong as well. */
-static int64_t wrapping_sum(int64_t left, int64_t right) {
-    return (int64_t)((uint64_t)left + (uint64_t)right);
+static int64_t wrapping_sum(int64_t available, int64_t right) {
+    return (int64_t)((uint64_t)available + (uint64_t)right);
 }
 
 /* Copies the offsets of the `number`-th input of a group, whose values begin at `base`. */
@@ -140,8 +140,9 @@ void rf__columns_pack(const rf__columns_packing *packing, char *memory) {
                 base += input->width;
                 continue;
             }
-            const int64_t left = group->values - base; /* offsets may have changed since the plan */
-            const int64_t wanted = used_values(packing->inputs, input), used = wanted < left ? wanted : left;
+            const int64_t available = group->values - base; /* offsets may have changed since the plan */
+            const int64_t required = used_values(packing->inputs, input),
+                          used = required < available ? required : available;
             if (used > 0)
                 memcpy(memory + group->at[RF__COLUMNS_VALUES] + base * size, input->values,
                        (size_t)(used * size));

@@ -103,12 +103,12 @@ static rf_status jagged_read(rf__call *call, const tensor_lists *lists, size_t a
 static rf_status host_weight_find(const rf__call *call, const rf__tensor *tensor, const void **data) {
     const rf__cuda_device *device = NULL;
     RF_CHECK(rf__cuda_device_get(call->device.index, &device));
-    const rf__cu_pointer found = rf__cuda_host_pointer(device, tensor->data);
-    RF_FAIL_IF(found == 0 && tensor->data != NULL, RF_ERR_VALUE,
+    const rf__cu_pointer address = rf__cuda_host_pointer(device, tensor->data);
+    RF_FAIL_IF(address == 0 && tensor->data != NULL, RF_ERR_VALUE,
                "%s is on the CPU, other arguments are on a GPU, which reads page-locked memory alone. Pass "
                "%s.pin_memory(), or move all tensors to one device.",
                tensor->argument, tensor->argument);
-    *data = (const void *)(uintptr_t)found;
+    *data = (const void *)(uintptr_t)address;
     return RF_OK;
 }
 

@@ -17,15 +17,15 @@ static rf_status copy_make(const rf_embedding_columns_params *params, rf__column
 
 rf_status rf__columns_program_read(rf__call *call, int argument, const rf_embedding_columns_params *params,
                                    rf__columns_program *program) {
-    rf__tensor given;
+    rf__tensor is_present;
     *program = (rf__columns_program){.allocator = rf__call_allocator(call)};
     RF_CHECK(rf__call_stream(call, &program->stream));
-    if (!call->values[argument].given) return copy_make(params, program);
-    RF_CHECK(rf__call_tensor(call, argument, 1, &given));
-    if (given.dtype != aoti_torch_dtype_int64() || given.sizes[0] != params->program_words ||
-        !rf__tensor_is_contiguous(&given))
-        return rf__tensor_refuse(&given, RF_ERR_VALUE, "contiguous int64 [%lld], a copy of program",
+    if (!call->values[argument].is_present) return copy_make(params, program);
+    RF_CHECK(rf__call_tensor(call, argument, 1, &is_present));
+    if (is_present.dtype != aoti_torch_dtype_int64() || is_present.sizes[0] != params->program_words ||
+        !rf__tensor_is_contiguous(&is_present))
+        return rf__tensor_refuse(&is_present, RF_ERR_VALUE, "contiguous int64 [%lld], a copy of program",
                                  (long long)params->program_words);
-    program->words = given.data;
+    program->words = is_present.data;
     return RF_OK;
 }

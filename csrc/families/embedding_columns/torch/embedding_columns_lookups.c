@@ -18,7 +18,7 @@ static rf_status bags_of(const rf__columns *program, int64_t batch, int64_t *bag
 }
 
 /* Returns true if a factor may differ from 1: weights, or a division by more than one row. */
-static bool needs_factors(const rf__columns *program) {
+static bool has_factors(const rf__columns *program) {
     for (int64_t c = 0; c < program->header->n_columns; c++) {
         const rf_columns_column *column = &program->columns[c];
         const bool divides = column->pooling == RF_COLUMN_MEAN || column->pooling == RF_COLUMN_SQRTN;
@@ -30,17 +30,17 @@ static bool needs_factors(const rf__columns *program) {
 }
 
 /* An output of the first `count` elements of a tensor that the call has. */
-static rf_status give(rf__call *call, int output, AtenTensorHandle tensor, int64_t count) {
+static rf_status output_set(rf__call *call, int output, AtenTensorHandle tensor, int64_t count) {
     const int64_t strides[1] = {1};
     rf__value *value = &call->outputs[output];
     RF_CHECK(rf__tensor_view(tensor, 1, &count, strides, 0, &value->tensor));
-    value->given = true;
+    value->is_present = true;
     return RF_OK;
 }
 
 static rf_status run_cpu(rf__call *call, const rf_embedding_columns_params *params,
                          const rf__columns *program) {
-    const bool with_factors = needs_factors(program);
+    const bool with_factors = has_factors(program);
     int64_t bags, n_offsets;
     rf_embedding_columns_lookups lookups = {0};
     AtenTensorHandle indices, factors;
@@ -66,15 +66,15 @@ static rf_status run_cpu(rf__call *call, const rf_embedding_columns_params *para
         for (int64_t i = 0; i <= bags; i++) lookups.offsets[i] = 0;
     }
     const int64_t n_lookups = lookups.offsets[bags];
-    RF_CHECK(give(call, 0, indices, n_lookups));
-    return give(call, 2, factors, with_factors ? n_lookups : 0);
+    RF_CHECK(output_set(call, 0, indices, n_lookups));
+    return output_set(call, 2, factors, with_factors ? n_lookups : 0);
 }
 
 /* Creates tensors for the lookups, with a capacity that may exceed their number, for which nothing waits.
  * Lookups are counted first only if there is no bound. */
 static rf_status look_up_on_gpu(rf__call *call, const rf_embedding_columns_params *params,
                                 const rf__columns *columns, const rf__columns_program *program) {
-    const bool with_factors = needs_factors(columns);
+    const bool with_factors = has_factors(columns);
     int64_t bags, n_offsets;
     rf_embedding_columns_lookups lookups = {0};
     void *data = NULL;

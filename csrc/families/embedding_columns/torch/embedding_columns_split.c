@@ -1,10 +1,6 @@
 /* recfuse::_embedding_columns_split: columns of a GPU, and columns whose tables are on the host. Threads of
  * the library pool the rows of host tables, and only the GPU's stream waits for them. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "families/embedding_columns/torch/columns_torch.h"
+#include "families/embedding_columns/torch/host_lookup.h"
 #include "torch/dispatch.h"
 #include "torch/operators.h"
 
@@ -35,170 +31,23 @@ enum {
     BOUNDS_CHECK
 };
 
-static const int host_lists[] = {HOST_WEIGHTS, HOST_DENSE, HOST_VALUES, HOST_OFFSETS, HOST_VALUE_WEIGHTS};
-enum { N_HOST_LISTS = sizeof host_lists / sizeof host_lists[0] };
-
-/* Opens messages about host columns, which are numbered by themselves; embedding_columns.py looks for it. */
-#define OF_HOST "of the columns whose tables are on the host"
-
 /* Up to this number of pooled bytes the GPU's kernel reads the staging buffer itself; more are copied to
  * memory of the GPU. */
 enum { MOST_READ_BYTES = 1 << 18 };
 
-/* The call of the host columns: its params, and the memory that they point to. */
-typedef struct host_columns {
-    rf_embedding_columns_params params;
-    rf__columns_inputs *inputs; /* a reference */
-    void *buffers;
-} host_columns;
-
-static void host_free(const host_columns *host) {
-    rf__columns_inputs_drop(host->inputs);
-    free(host->buffers);
-}
-
-/* A lookup by threads, which outlives the call. */
-typedef struct lookup {
-    rf__job disposal;
-    rf__staging *staging;
-    rf__cuda_error_word word;
-    rf__cuda_note *note;
-    host_columns host;
-    size_t n_held;
-    AtenTensorHandle held[]; /* [n_held] views, which keep the memory that is read */
-} lookup;
-
-static void lookup_free(void *context) {
-    lookup *of = context;
-    if (of == NULL) return;
-    for (size_t i = 0; i < of->n_held; i++) rf__tensor_free(of->held[i]);
-    host_free(&of->host);
-    free(of->note);
-    free(of);
-}
-
-static size_t pooled_bytes(const rf_embedding_columns_params *host) {
-    return (size_t)rf__elements_bytes(RF_FLOAT32, host->batch * host->output_dim);
-}
-
-/* Ends a lookup, on a thread. An error is noted before the stream continues, so that it is visible to all
- * waiters. */
-static void lookup_done(void *context, rf_status status, const char *message) {
-    lookup *of = context;
-    if (status != RF_OK) {
-        memset(of->staging->memory, 0, pooled_bytes(&of->host.params));
-        of->note->status = status;
-        snprintf(of->note->text, sizeof of->note->text,
-                 "%s (" OF_HOST ", found by CPU threads for an earlier call, whose output is wrong)",
-                 message);
-        rf__cuda_note_leave(of->word, of->note);
-        of->note = NULL;
-    }
-    rf__staging_fill_end(of->staging);
-    /* To free memory torch may call the driver, which may wait for a stream that waits for this thread's next
-     * job. */
-    of->disposal = (rf__job){.end = lookup_free, .context = of, .most_threads = 1};
-    rf__workers_take(RF__DISPOSAL_CREW, &of->disposal);
-}
-
-/* An empty view, which keeps a tensor's memory. It has no Python object, so that freeing it needs no lock of
- * Python's if the memory is torch's own, like that of programs and of page-locked tables. */
-static rf_status hold(lookup *of, AtenTensorHandle tensor) {
-    static const int64_t size[1] = {0}, stride[1] = {1};
-    RF_CHECK(rf__tensor_view(tensor, 1, size, stride, 0, &of->held[of->n_held]));
-    of->n_held++;
-    return RF_OK;
-}
-
-static rf_status hold_all(const rf__call *call, lookup *of) {
-    RF_CHECK(hold(of, call->values[HOST_PROGRAM].tensor));
-    for (int l = 0; l < N_HOST_LISTS; l++) {
-        const StableListHandle list = call->values[host_lists[l]].list;
-        size_t count;
-        RF__TORCH_CHECK(torch_list_size(list, &count));
-        for (size_t i = 0; i < count; i++) {
-            rf__value item = {0};
-            RF__TORCH_CHECK(torch_list_get_item(list, i, &item.bits));
-            RF_CHECK(hold(of, item.tensor));
-        }
-    }
-    return RF_OK;
-}
-
-/* Takes over `host` on success, and zeroes it. */
-static rf_status lookup_new(rf__call *call, host_columns *host, lookup **made) {
-    rf_status status = RF_OK;
-    size_t most = 1;
-    for (int l = 0; l < N_HOST_LISTS; l++) {
-        size_t count;
-        RF__TORCH_CHECK(torch_list_size(call->values[host_lists[l]].list, &count));
-        most += count;
-    }
-    lookup *of = calloc(1, sizeof *of + most * sizeof *of->held);
-    RF_FAIL_IF(of == NULL, RF_ERR_MEMORY, "no memory for a lookup of %zu tensors", most);
-    of->note = malloc(sizeof *of->note);
-    if (of->note == NULL) status = rf__fail(RF_ERR_MEMORY, "no memory for a message");
-    if (status == RF_OK) status = hold_all(call, of);
-    if (status != RF_OK) {
-        lookup_free(of);
-        return status;
-    }
-    of->host = *host;
-    *host = (host_columns){.params = host->params};
-    *made = of;
-    return RF_OK;
-}
-
-/* Marks an error as that of the host columns. */
-static rf_status of_host(rf_status status) {
-    return status == RF_OK ? RF_OK : rf__fail(status, "%s (" OF_HOST ")", rf_last_error());
-}
-
-/* As many as torch's threads without the caller's. */
-static rf_status threads_of(int32_t *threads) {
-    rf_executor executor;
-    RF_CHECK(rf__call_executor(&executor));
-    *threads = executor.threads > 2 ? executor.threads - 1 : 1;
-    return RF_OK;
-}
-
-static rf_status errors_check(const rf__cuda_device *device, void *stream,
-                              const rf_embedding_columns_params *host, rf__cuda_error_word *word) {
-    const void *first = host->n_buffers > 0 ? host->buffers[0].data : host->program;
-    bool captured = false;
-    RF_CHECK(rf__cuda_is_capturing(device, stream, &captured));
-    RF_FAIL_IF(captured, RF_ERR_UNSUPPORTED,
-               "tables are on the CPU, and a CUDA graph that is being captured would not look them up again");
-    *word = rf__cuda_error_word_of(&device->errors, first, (uint64_t)host->program_words);
-    /* Also if bounds are not checked: threads may have run out of memory for an earlier call. */
-    return rf__cuda_check_word(device, *word, stream);
-}
-
-/* Starts a lookup into a staging buffer, which the caller must release if *staging is set. */
-static rf_status lookup_start(rf__call *call, host_columns *host, const rf__cuda_device *device, void *stream,
-                              rf__staging **staging) {
-    rf_status status = RF_OK;
-    rf__cuda_error_word word;
-    lookup *of = NULL;
-    int32_t threads;
-    RF_CHECK(errors_check(device, stream, &host->params, &word));
-    RF_CHECK(threads_of(&threads));
-    RF_CHECK(rf__workers_start(RF__DISPOSAL_CREW, "embedding_columns", 1));
-    RF_TRY(lookup_new(call, host, &of));
-    RF_TRY(rf__staging_acquire(device, stream, pooled_bytes(&of->host.params), staging));
-    of->staging = *staging;
-    of->word = word;
-    of->host.params.output = (*staging)->memory;
-    status = of_host(rf_embedding_columns_start_cpu(&of->host.params, threads, lookup_done, of));
-    if (status != RF_OK) rf__staging_fill_end(*staging);
-out:
-    if (status != RF_OK) lookup_free(of);
-    return status;
-}
+static const rf__columns_arguments host_arguments = {.weights = HOST_WEIGHTS,
+                                                     .program = HOST_PROGRAM,
+                                                     .dense = HOST_DENSE,
+                                                     .values = HOST_VALUES,
+                                                     .offsets = HOST_OFFSETS,
+                                                     .value_weights = HOST_VALUE_WEIGHTS,
+                                                     .batch = BATCH,
+                                                     .bounds_check = BOUNDS_CHECK,
+                                                     .inputs = -1};
 
 /* Starts the lookup, then puts the GPU's columns into the stream, which read pooled rows of the host as
  * `input`, if any: in `pooled`, or in the staging buffer if that is NULL. */
-static rf_status run_on_gpu(rf__call *call, rf_embedding_columns_params *params, host_columns *host,
+static rf_status run_on_gpu(rf__call *call, rf_embedding_columns_params *params, rf__host_columns *host,
                             rf_column_input *input, void *pooled) {
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
@@ -208,8 +57,8 @@ static rf_status run_on_gpu(rf__call *call, rf_embedding_columns_params *params,
     void *stream = program.stream.stream;
     RF_TRY(rf__cuda_device_get(program.stream.device, &device));
     if (device->driver != NULL) { /* a described device looks nothing up */
-        RF_TRY(lookup_start(call, host, device, stream, &staging));
-        RF_TRY(rf__staging_copy(device, staging, pooled != NULL ? pooled_bytes(&host->params) : 0,
+        RF_TRY(rf__host_lookup_start(call, &host_arguments, host, device, stream, &staging));
+        RF_TRY(rf__staging_copy(device, staging, pooled != NULL ? rf__host_columns_bytes(&host->params) : 0,
                                 (rf__cu_pointer)(uintptr_t)pooled, stream));
         if (input != NULL && pooled == NULL)
             input->values = (const void *)(uintptr_t)staging->memory_on_device;
@@ -226,38 +75,29 @@ static rf_status run_on_cpu(const rf_embedding_columns_params *params, rf_embedd
     rf_executor executor;
     RF_CHECK(rf__call_executor(&executor));
     host->output = pooled;
-    RF_CHECK(of_host(rf_embedding_columns_cpu(host, &executor)));
+    RF_CHECK(rf__host_columns_status(rf_embedding_columns_cpu(host, &executor)));
     return rf_embedding_columns_cpu(params, &executor);
 }
 
 /* Reads the arguments of the host columns, and takes the memory that the params point to from the call. */
-static rf_status host_read(rf__call *call, host_columns *host) {
-    static const rf__columns_arguments at = {.weights = HOST_WEIGHTS,
-                                             .program = HOST_PROGRAM,
-                                             .dense = HOST_DENSE,
-                                             .values = HOST_VALUES,
-                                             .offsets = HOST_OFFSETS,
-                                             .value_weights = HOST_VALUE_WEIGHTS,
-                                             .batch = BATCH,
-                                             .bounds_check = BOUNDS_CHECK,
-                                             .inputs = -1};
+static rf_status host_read(rf__call *call, rf__host_columns *host) {
     rf__columns program;
     rf_embedding_columns_params *params = &host->params;
-    const rf_status status = rf__columns_read(call, &at, params);
+    const rf_status status = rf__columns_read(call, &host_arguments, params);
     host->inputs = call->reference;
     host->buffers = call->scratch;
     call->reference = NULL;
     call->scratch = NULL;
-    RF_CHECK(of_host(status));
+    RF_CHECK(rf__host_columns_status(status));
     RF_FAIL_IF(!rf__device_is_cpu(call->device), RF_ERR_VALUE,
                "inputs of columns whose tables are on the host are on a GPU; expected inputs on the CPU");
-    RF_CHECK(of_host(rf__columns_open(params->program, params->program_words, &program)));
+    RF_CHECK(rf__host_columns_status(rf__columns_open(params->program, params->program_words, &program)));
     params->output_dim = params->output_stride = program.header->output_dim;
     params->output_dtype = RF_FLOAT32;
     return RF_OK;
 }
 
-static rf_status run_with(rf__call *call, host_columns *host) {
+static rf_status run_with(rf__call *call, rf__host_columns *host) {
     size_t n_dense = 0;
     AtenTensorHandle temporary;
     void *pooled = NULL;
@@ -276,7 +116,7 @@ static rf_status run_with(rf__call *call, host_columns *host) {
     rf_embedding_columns_params params = {0};
     RF_CHECK(rf__columns_read_with_output(call, &at, OUTPUT_DIM, &params));
     RF__TORCH_CHECK(torch_list_size(call->values[DENSE].list, &n_dense));
-    if (rf__device_is_cpu(call->device) || pooled_bytes(&host->params) > MOST_READ_BYTES)
+    if (rf__device_is_cpu(call->device) || rf__host_columns_bytes(&host->params) > MOST_READ_BYTES)
         RF_CHECK(rf__call_temporary(call, 2, sizes, aoti_torch_dtype_float32(), &temporary, &pooled));
     if (at.gap > 0) {
         input = &rf__columns_inputs_of(call)->rows[n_dense];
@@ -291,10 +131,10 @@ static rf_status run_with(rf__call *call, host_columns *host) {
 }
 
 static rf_status run(rf__call *call) {
-    host_columns host = {0};
+    rf__host_columns host = {0};
     rf_status status = host_read(call, &host);
     if (status == RF_OK) status = run_with(call, &host);
-    host_free(&host);
+    rf__host_columns_free(&host);
     return status;
 }
 
