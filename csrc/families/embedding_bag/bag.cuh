@@ -60,11 +60,11 @@ struct rf_bag {
     rf_i64 begin, end;
 };
 
-RF_INLINE void rf_report_offset(const rf_embedding_bag_args &args, rf_i64 bag, rf_bag found) {
-    const bool first = found.begin < 0 || found.begin > args.lookups || (bag == 0 && found.begin != 0);
+RF_INLINE void rf_report_offset(const rf_embedding_bag_args &args, rf_i64 bag, rf_bag bounds) {
+    const bool first = bounds.begin < 0 || bounds.begin > args.lookups || (bag == 0 && bounds.begin != 0);
     rf_report<RF_OPERATOR_embedding_bag>(args.errors, {RF_ARGUMENT_offsets, first ? bag : bag + 1, bag,
-                                                       first ? found.begin : found.end,
-                                                       first ? 0 : found.begin, args.lookups});
+                                                       first ? bounds.begin : bounds.end,
+                                                       first ? 0 : bounds.begin, args.lookups});
 }
 
 RF_INLINE void rf_report_index(const rf_embedding_bag_args &args, rf_i64 bag, rf_i64 position, rf_i64 index) {

@@ -10,9 +10,9 @@ rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params) {
                   "lookups is " RF__I64 " and bags " RF__I64
                   " without offsets; expected bags of equal length",
                   params->lookups, params->bags);
-    RF_CHECK(rf__check_call(operator_name, params->lookups, params->bags, params->index_type,
-                            params->offset_type, params->prefetch_distance, params->indices,
-                            even ? "" : params->offsets));
+    rf__lookup_arrays arrays = {RF__LOOKUPS_OF(params)};
+    if (even) arrays.offsets = ""; /* there are none to check */
+    RF_CHECK(rf__check_lookups(operator_name, &arrays, params->prefetch_distance));
     RF_CHECK(rf__check_dtype(operator_name, "dtype", params->dtype));
     RF__REFUSE_IF(params->rows < 0 || params->dim < 0, RF_ERR_VALUE,
                   "weight is " RF__I64 " x " RF__I64 "; expected sizes of 0 or more", params->rows,

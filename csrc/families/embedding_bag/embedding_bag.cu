@@ -26,8 +26,7 @@
  * this order: the lists, the sums of the warps, the ring of the station `shared`. embedding_bag.c computes
  * its size.
  *
- * Sources: Jain et al., MICRO'24: stations and distance (IV-B), occupancy by registers (III-C). Long, and one
- * file because all steps share the lists in shared memory and the registers of a lane.
+ * Sources: Jain et al., MICRO'24: stations and distance (IV-B), occupancy by registers (III-C).
  */
 
 #ifndef RF_DTYPE /* default specialisation, if compiled without options */
@@ -55,127 +54,33 @@
 #include "families/embedding_bag/station.cuh"
 
 struct shape : rf_row_shape {
-    static constexpr int BLOCK = RF_BLOCK, AHEAD = RF_DISTANCE, WEIGHTED = RF_WEIGHTED;
+    static constexpr int BLOCK = RF_BLOCK, DISTANCE = RF_DISTANCE, WEIGHTED = RF_WEIGHTED;
     static constexpr int GROUP = smaller(RF_THREADS, 32); /* lanes of a warp that share a bag */
     static constexpr int WARPS = RF_THREADS / GROUP; /* warps that share a bag */
     static constexpr int SLOTS = GROUP / LANES; /* rows of a bag that a warp reads at once */
     static constexpr int INDICES = RF_SEGMENT / GROUP; /* indices of a segment that a lane loads */
-    static constexpr int BATCH = AHEAD * SLOTS; /* rows of a bag in flight */
+    static constexpr int BATCH = DISTANCE * SLOTS; /* rows of a bag in flight */
 };
 static_assert(RF_THREADS >= shape::LANES && RF_BLOCK % RF_THREADS == 0,
               "a bag's threads hold a row and fit a block");
 
-/* The valid rows of a segment in the order of their reads. Each group of lanes that shares a bag has a
- * list. */
-struct __align__(16) list {
-    RF_ROW row[RF_SEGMENT];
-#if RF_WEIGHTED
-    float scale[RF_SEGMENT];
-#endif
-};
-
-RF_INLINE float scale_of(const list &rows, int at) {
-#if RF_WEIGHTED
-    return rows.scale[at];
-#else
-    return 1.0f;
-#endif
-}
-
-/* Reports the first invalid index among this lane's lookups of a segment. Reads them again, because this is
- * rare. */
-RF_INLINE void report_index(const rf_embedding_bag_args &args, rf_i64 bag, rf_i64 position, rf_i64 end) {
-    for (; position < end; position += shape::GROUP) {
-        const rf_i64 index = rf_load(args.indices + position);
-        if ((rf_u64)index < (rf_u64)args.rows) continue;
-        rf_report_index(args, bag, position, index);
-        return;
-    }
-}
-
-/* The indices of a segment, unchecked. */
-struct raw_indices {
-    RF_INDEX index[shape::INDICES];
-};
-
-RF_INLINE raw_indices load_indices(const rf_embedding_bag_args &args, rf_i64 begin, rf_i64 end) {
-    raw_indices raw;
-#pragma unroll
-    for (int i = 0; i < shape::INDICES; i++) {
-        const rf_i64 position = begin + i * shape::GROUP + threadIdx.x % shape::GROUP;
-        raw.index[i] = position < end ? rf_load(args.indices + position) : 0;
-    }
-    return raw;
-}
-
-/* Prefetches the indices of the next segment into L2. Registers would be taken from the rows in flight. */
-RF_INLINE void prefetch_indices(const rf_embedding_bag_args &args, rf_i64 begin, rf_i64 end) {
-    const rf_i64 position = begin + threadIdx.x % shape::GROUP * shape::INDICES;
-    if (position < end) rf_prefetch(args.indices + position);
-}
-
-/* Lists the rows of at most a segment of lookups from `begin` on and returns their number. Adds to `counted`
- * the lookups of this lane that are not padding. */
-RF_INLINE int make_list(const rf_embedding_bag_args &args, rf_i64 bag, const raw_indices &raw, rf_i64 begin,
-                        rf_i64 end, list &rows, rf_i64 &counted) {
-    const int lane = threadIdx.x % shape::GROUP, first_lane = threadIdx.x % 32 - lane;
-    const rf_u32 group = shape::GROUP == 32 ? RF_FULL_WARP : ((1u << shape::GROUP % 32) - 1u) << first_lane;
-    const rf_u32 before = group & ((1u << threadIdx.x % 32) - 1u);
-    RF_ROW row[shape::INDICES]; /* -1: skipped */
-    bool any_bad = false;
-#if RF_WEIGHTED
-    float scale[shape::INDICES];
-#endif
-#pragma unroll
-    for (int i = 0; i < shape::INDICES; i++) {
-        const rf_i64 position = begin + i * shape::GROUP + lane, index = raw.index[i];
-        const bool wanted = position < end, padding = RF_PADDED && index == args.padding_idx;
-        const bool bad = RF_CHECK && wanted && (rf_u64)index >= (rf_u64)args.rows;
-        any_bad |= bad;
-        if (RF_PADDED) counted += wanted && !padding;
-#if RF_WEIGHTED
-        scale[i] = wanted ? rf_load(args.sample_weights + position) : 0.0f;
-#endif
-        row[i] = wanted && !bad && !padding ? (RF_ROW)index : -1;
-    }
-    if (any_bad) report_index(args, bag, begin + lane, end);
-    int count = 0;
-#pragma unroll
-    for (int now = 0; now < RF_PARTS; now++) {
-#pragma unroll
-        for (int i = 0; i < shape::INDICES; i++) {
-            const bool mine = now < RF_PARTS - 1 ? row[i] >> args.part_shift == now
-                                                 : row[i] >= (RF_ROW)now << args.part_shift;
-            const rf_u32 all = __ballot_sync(RF_FULL_WARP, mine) & group;
-            if (mine) {
-                const int at = count + __popc(all & before);
-                rows.row[at] = row[i];
-#if RF_WEIGHTED
-                rows.scale[at] = scale[i];
-#endif
-            }
-            count += __popc(all);
-        }
-    }
-    __syncwarp();
-    return count;
-}
+#include "families/embedding_bag/row_list.cuh"
 
 /* Loads RF_DISTANCE rows per slot, then adds them. PARTIAL: some of them are past the end of the list. */
 template <bool PARTIAL, class STATION>
 RF_INLINE void pool_batch(const rf_columns<shape> &columns, int slot, STATION &station, const list &rows,
                           int first, int count, shape::sums &sum) {
 #pragma unroll
-    for (int u = 0; u < shape::AHEAD; u++) {
+    for (int u = 0; u < shape::DISTANCE; u++) {
         const int at = first + u * shape::SLOTS + slot;
-        const bool there = !PARTIAL || at < count;
-        station.fetch(columns, u, there ? rows.row[at] : 0, there);
+        const bool valid = !PARTIAL || at < count;
+        station.fetch(columns, u, valid ? rows.row[at] : 0, valid);
     }
 #pragma unroll
-    for (int u = 0; u < shape::AHEAD; u++) {
+    for (int u = 0; u < shape::DISTANCE; u++) {
         const int at = first + u * shape::SLOTS + slot;
-        const bool there = !PARTIAL || at < count;
-        station.add(columns, u, 0, there, there ? scale_of(rows, at) : 0.0f, sum);
+        const bool valid = !PARTIAL || at < count;
+        station.add(columns, u, 0, valid, valid ? scale_of(rows, at) : 0.0f, sum);
     }
 }
 
@@ -194,7 +99,7 @@ RF_INLINE void pool_list(const rf_columns<shape> &columns, int slot, STATION &st
         }
     } else {
 #pragma unroll
-        for (int u = 0; u < shape::AHEAD; u++) {
+        for (int u = 0; u < shape::DISTANCE; u++) {
             const int at = u * shape::SLOTS + slot;
             station.fetch(columns, u, at < count ? rows.row[at] : 0, at < count);
             station.fetched();
@@ -202,7 +107,7 @@ RF_INLINE void pool_list(const rf_columns<shape> &columns, int slot, STATION &st
 #pragma unroll 1
         for (int first = 0; __any_sync(RF_FULL_WARP, first < count); first += shape::BATCH) {
 #pragma unroll
-            for (int u = 0; u < shape::AHEAD; u++) {
+            for (int u = 0; u < shape::DISTANCE; u++) {
                 const int at = first + u * shape::SLOTS + slot, later = at + shape::BATCH;
                 station.wait();
                 station.add(columns, u, at < count ? rows.row[at] : 0, at < count,
@@ -223,7 +128,7 @@ struct __align__(16) warp_sums {
 };
 
 /* Reduces `sum` and `counted` of the bag's slots and warps into slot 0 of its first warp. */
-RF_INLINE void merge_bag(warp_sums *left, int slot, int warp, int lane_column, shape::sums &sum,
+RF_INLINE void merge_bag(warp_sums *partial_sums, int slot, int warp, int lane_column, shape::sums &sum,
                          rf_i64 &counted) {
     constexpr int FLOATS = shape::VECTORS * shape::ELEMENTS;
 #pragma unroll
@@ -238,19 +143,19 @@ RF_INLINE void merge_bag(warp_sums *left, int slot, int warp, int lane_column, s
             counted += __shfl_xor_sync(RF_FULL_WARP, counted, apart);
     }
     if constexpr (shape::WARPS > 1) {
-        warp_sums *here = left + threadIdx.x / 32;
+        warp_sums *warp_sum = partial_sums + threadIdx.x / 32;
         if (slot == 0 && warp > 0) {
 #pragma unroll
-            for (int i = 0; i < FLOATS; i++) here->of[i][lane_column] = sum.of[i];
-            if (RF_PADDED && lane_column == 0) here->counted = counted;
+            for (int i = 0; i < FLOATS; i++) warp_sum->of[i][lane_column] = sum.of[i];
+            if (RF_PADDED && lane_column == 0) warp_sum->counted = counted;
         }
         __syncthreads();
         if (slot == 0 && warp == 0) {
 #pragma unroll 1
-            for (int other = 1; other < shape::WARPS; other++) {
+            for (int w = 1; w < shape::WARPS; w++) {
 #pragma unroll
-                for (int i = 0; i < FLOATS; i++) sum.of[i] = merge(sum.of[i], here[other].of[i][lane_column]);
-                if (RF_PADDED) counted += here[other].counted;
+                for (int i = 0; i < FLOATS; i++) sum.of[i] = merge(sum.of[i], warp_sum[w].of[i][lane_column]);
+                if (RF_PADDED) counted += warp_sum[w].counted;
             }
         }
     }
@@ -294,9 +199,9 @@ RF_INLINE void store(const rf_embedding_bag_args &args, const rf_columns<shape> 
 /* The lookups of one warp of a bag. */
 RF_INLINE rf_bag part_of(const rf_bag &bag, int warp) {
     if (shape::WARPS == 1) return bag;
-    const rf_i64 share = (bag.end - bag.begin + shape::WARPS - 1) / shape::WARPS;
-    const rf_i64 from = min(bag.begin + warp * share, bag.end);
-    return {from, min(from + share, bag.end)};
+    const rf_i64 lookups_a_warp = (bag.end - bag.begin + shape::WARPS - 1) / shape::WARPS;
+    const rf_i64 from = min(bag.begin + warp * lookups_a_warp, bag.end);
+    return {from, min(from + lookups_a_warp, bag.end)};
 }
 
 typedef rf_station_of<shape, RF_STATION>::type station_type;
@@ -305,46 +210,46 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     rf_embedding_bag(const __grid_constant__ rf_embedding_bag_args args) {
     extern __shared__ __align__(16) rf_u8 shared[];
     list *lists = (list *)shared;
-    warp_sums *left = (warp_sums *)(lists + RF_BLOCK / shape::GROUP);
+    warp_sums *partial_sums = (warp_sums *)(lists + RF_BLOCK / shape::GROUP);
     const int lane = threadIdx.x % shape::GROUP, slot = lane / shape::LANES,
               lane_column = lane % shape::LANES;
     const int warp = threadIdx.x % RF_THREADS / shape::GROUP;
     const rf_i64 bag = (rf_i64)blockIdx.x * (RF_BLOCK / RF_THREADS) + threadIdx.x / RF_THREADS;
     const rf_columns<shape> columns = {args.weight,
                                        (int)blockIdx.y * shape::LANES * shape::VECTORS + lane_column};
-    station_type station((rf_u8 *)(left + (shape::WARPS > 1 ? RF_BLOCK / 32 : 0)));
+    station_type station((rf_u8 *)(partial_sums + (shape::WARPS > 1 ? RF_BLOCK / 32 : 0)));
     rf_wait_for_previous_kernel();
 
     /* Loads the offsets and, at the same time, the first indices from the position that they have if all bags
      * are equally long. */
     const rf_bag guessed = rf_bag_if_even(args, bag), guessed_part = part_of(guessed, warp);
     raw_indices raw = load_indices(args, guessed_part.begin, guessed_part.end);
-    const rf_bag all = bag < args.bags ? rf_bag_at(args, bag) : rf_bag{0, 0};
+    const rf_bag whole_bag = bag < args.bags ? rf_bag_at(args, bag) : rf_bag{0, 0};
     shape::sums sum;
 #pragma unroll
     for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++)
         sum.of[i] = RF_POOLING == RF_MAX ? -__int_as_float(0x7f800000) : 0.0f;
 
-    const rf_bag mine = part_of(all, warp);
-    if (!__all_sync(RF_FULL_WARP, all.begin == guessed.begin && all.end == guessed.end))
-        raw = load_indices(args, mine.begin, mine.end);
+    const rf_bag warp_bag = part_of(whole_bag, warp);
+    if (!__all_sync(RF_FULL_WARP, whole_bag.begin == guessed.begin && whole_bag.end == guessed.end))
+        raw = load_indices(args, warp_bag.begin, warp_bag.end);
     rf_i64 counted = 0;
     list &rows = lists[threadIdx.x / shape::GROUP];
 #pragma unroll 1
-    for (rf_i64 base = mine.begin;;) {
-        const int count = make_list(args, bag, raw, base, mine.end, rows, counted);
+    for (rf_i64 base = warp_bag.begin;;) {
+        const int count = make_list(args, bag, raw, base, warp_bag.end, rows, counted);
         base += RF_SEGMENT;
-        if (base < mine.end) prefetch_indices(args, base, mine.end);
+        if (base < warp_bag.end) prefetch_indices(args, base, warp_bag.end);
         pool_list(columns, slot, station, rows, count, sum);
-        if (!__any_sync(RF_FULL_WARP, base < mine.end)) break;
-        raw = load_indices(args, base, mine.end);
+        if (!__any_sync(RF_FULL_WARP, base < warp_bag.end)) break;
+        raw = load_indices(args, base, warp_bag.end);
         __syncwarp(); /* all lanes must have read the list before it is overwritten */
     }
-    merge_bag(left, slot, warp, lane_column, sum, counted);
+    merge_bag(partial_sums, slot, warp, lane_column, sum, counted);
     if (bag >= args.bags || slot != 0 || warp != 0) return;
-    if (RF_POOLING == RF_MAX) max_of_first_row(args, columns, all, sum);
+    if (RF_POOLING == RF_MAX) max_of_first_row(args, columns, whole_bag, sum);
     if (RF_POOLING == RF_MEAN) {
-        const rf_i64 count = RF_PADDED ? counted : all.end - all.begin;
+        const rf_i64 count = RF_PADDED ? counted : whole_bag.end - whole_bag.begin;
         const float divisor = count > 0 ? (float)count : 1.0f;
 #pragma unroll
         for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++) sum.of[i] /= divisor;

@@ -44,8 +44,8 @@ static rf__bag_shape shape_of(const rf__gpu *gpu, const rf_embedding_bag_params 
         .table_bytes = params->rows * row.pitch,
         .lookups = params->lookups,
         .bags = params->bags,
-        .more_state = params->sample_weights != NULL || params->padding_idx >= 0 || params->pooling != RF_SUM,
-        .takes_short_bags =
+        .has_state = params->sample_weights != NULL || params->padding_idx >= 0 || params->pooling != RF_SUM,
+        .may_be_short =
             params->sample_weights == NULL && params->pooling != RF_MAX && params->lookups <= INT32_MAX / 2};
 }
 
@@ -113,12 +113,12 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
                  rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
                  rf__kernel_integer(variant->wide_rows ? RF_INT64 : RF_INT32), variant->pooling,
                  variant->padded, variant->check, variant->block, variant->min_blocks);
-    char *rest = options->defines + (length > 0 && (size_t)length < size ? length : 0);
-    const size_t left = size - (size_t)(rest - options->defines);
+    char *to = options->defines + (length > 0 && (size_t)length < size ? length : 0);
+    const size_t room = size - (size_t)(to - options->defines);
     length +=
         variant->bags != 0
-            ? snprintf(rest, left, "-DRF_BAGS=%d", variant->bags)
-            : snprintf(rest, left,
+            ? snprintf(to, room, "-DRF_BAGS=%d", variant->bags)
+            : snprintf(to, room,
                        "-DRF_WEIGHTED=%d -DRF_STATION=%d -DRF_DISTANCE=%d -DRF_THREADS=%d -DRF_PARTS=%d "
                        "-DRF_SEGMENT=%d",
                        variant->weighted, variant->station, variant->distance, variant->threads,

@@ -40,10 +40,10 @@ void rf_embedding_bag_schedule_print(const rf_embedding_bag_schedule *schedule, 
 
 enum { WARP = 32, MOST_VECTORS = 2, INDICES_A_LANE = 4 };
 /* Of short bags: vectors in flight per lane, warps per SM, lookups per warp, and lookups per bag. */
-enum { MOST_IN_FLIGHT = 8, WARPS_TO_HIDE = 16, MOST_LOOKUPS = 128, MOST_OF_SHORT = 16 };
+enum { MOST_IN_FLIGHT = 8, WARPS_TO_HIDE = 16, MOST_LOOKUPS = 128, MOST_SHORT = 16 };
 /* Threads count as many from this multiple of those that run at once; longest bags that a group of lanes
  * reads alone. */
-enum { MANY = 3, MOST_ALONE = 16 };
+enum { MANY_BLOCKS = 3, MOST_LOOKUPS_OF_WARP = 16 };
 /* Bytes of rows of a warp's part of a bag, above which they are read in the order of the table's parts. */
 enum { LEAST_SWEPT = 24 << 10 };
 
@@ -85,7 +85,7 @@ static bool has_many_sums(const rf__bag_shape *shape) {
 /* 32 warps leave 64 registers per thread, 24 leave 80: the needs of the kernels without spills. */
 int32_t rf__bag_warps(const rf__bag_shape *shape) {
     const bool whole_rows = shape->row.bytes / shape->alignment == rf__bag_lanes(shape);
-    return shape->more_state || !whole_rows ? 24 : 32;
+    return shape->has_state || !whole_rows ? 24 : 32;
 }
 
 /* Threads that share a bag: as many as make the bags fill the GPU, but each slot should have some rows. */
@@ -97,7 +97,8 @@ static int32_t default_threads(const rf__bag_shape *shape, int64_t mean) {
     const int64_t useful = larger(lanes * power_below(larger(mean / 12, 1)),
                                   smaller(64, lanes * power_below(larger(mean / 4, 1))));
     /* Short bags are best read a row at a time, if that fills the GPU and a list holds all of their rows. */
-    if (to_fill <= lanes && mean <= smaller(MOST_ALONE, lanes * INDICES_A_LANE)) return (int32_t)lanes;
+    if (to_fill <= lanes && mean <= smaller(MOST_LOOKUPS_OF_WARP, lanes * INDICES_A_LANE))
+        return (int32_t)lanes;
     /* The bags of a warp wait for the longest of them: long bags get a warp each, or half a warp if all may
      * be equally long. */
     const int64_t whole = shape->lookups % larger(shape->bags, 1) == 0 ? WARP / 2 : WARP;
@@ -116,7 +117,7 @@ static int32_t default_block(const rf__bag_shape *shape, int32_t warps, int64_t 
     const int64_t most = larger(warps == 32 ? 512 : 256, threads);
     if (all <= most * shape->sms)
         return (int32_t)larger(smaller(power_above(all / shape->sms), most), larger(threads, WARP));
-    int64_t block = all >= MANY * at_once ? larger(threads, 128) : most;
+    int64_t block = all >= MANY_BLOCKS * at_once ? larger(threads, 128) : most;
     for (; block > larger(threads, 64); block /= 2) {
         const int64_t blocks = (all + block - 1) / block;
         const int64_t waves = (blocks + shape->sms - 1) / shape->sms;
@@ -130,8 +131,8 @@ static int32_t default_block(const rf__bag_shape *shape, int32_t warps, int64_t 
 static int32_t default_distance(const rf__bag_shape *shape, const rf_embedding_bag_schedule *schedule,
                                 int64_t rows_a_slot) {
     if (schedule->station == RF_STATION_NONE) return 1;
-    const bool few = has_many_sums(shape) && (schedule->parts > 1 || schedule->threads > WARP);
-    const int64_t most = (few ? 4 : 8) / rf__bag_vectors(shape);
+    const bool is_short_ring = has_many_sums(shape) && (schedule->parts > 1 || schedule->threads > WARP);
+    const int64_t most = (is_short_ring ? 4 : 8) / rf__bag_vectors(shape);
     return (int32_t)larger(smaller(most, power_above(rows_a_slot)), 1);
 }
 
@@ -206,7 +207,7 @@ static int32_t default_bags(const rf__bag_shape *shape) {
  * registers are free, the sooner a list in shared memory is faster. */
 static int64_t most_short(const rf__bag_shape *shape) {
     const bool few_registers = rf__bag_warps(shape) < 32 || rf__bag_vectors(shape) > 1;
-    return smaller(rf__bag_lanes(shape), few_registers ? 4 : MOST_OF_SHORT);
+    return smaller(rf__bag_lanes(shape), few_registers ? 4 : MOST_SHORT);
 }
 
 /* At most one lookup per bag in the mean; or slightly more, with enough bags for several per warp. */
@@ -221,7 +222,7 @@ static rf_status complete_short(const rf__bag_shape *shape, rf_embedding_bag_sch
                "schedule: bags is %d, with which there is no station, distance, threads, parts or segment",
                bags);
     RF_FAIL_IF(
-        !shape->takes_short_bags, RF_ERR_VALUE,
+        !shape->may_be_short, RF_ERR_VALUE,
         "schedule: bags is %d, which is for sums and means without sample weights, of less than 2^30 lookups",
         bags);
     RF_FAIL_IF(bags < least || bags > most, RF_ERR_VALUE,
@@ -238,7 +239,7 @@ static rf_status complete_short(const rf__bag_shape *shape, rf_embedding_bag_sch
 rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule) {
     const int64_t mean = (shape->lookups + larger(shape->bags, 1) - 1) / larger(shape->bags, 1);
     RF_CHECK(rf__schedule_check(fields, schedule));
-    if (schedule->bags == 0 && shape->takes_short_bags && !is_for_lists(schedule) && is_short(shape))
+    if (schedule->bags == 0 && shape->may_be_short && !is_for_lists(schedule) && is_short(shape))
         schedule->bags = default_bags(shape);
     if (schedule->bags != 0) return complete_short(shape, schedule);
     if (schedule->station == RF_STATION_DEFAULT) schedule->station = RF_STATION_REGISTER;

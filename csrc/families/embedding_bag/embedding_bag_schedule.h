@@ -14,8 +14,8 @@ typedef struct rf__bag_shape {
     int64_t output_pitch; /* bytes */
     int64_t table_bytes;
     int64_t lookups, bags;
-    bool more_state; /* not a plain sum: weights, padding, mean or max take registers too */
-    bool takes_short_bags; /* short_bags.cu has it: no weights, not max, positions of 32 bits */
+    bool has_state; /* not a plain sum: weights, padding, mean or max take registers too */
+    bool may_be_short; /* short_bags.cu has it: no weights, not max, positions of 32 bits */
 } rf__bag_shape;
 
 /* Lanes that read one row, and the vectors that each of them takes (of a slice of the row). */

@@ -49,64 +49,23 @@ constexpr bool OLDER_GPU = false;
 #endif
 
 struct shape : rf_row_shape {
-    static constexpr int GROUPS = 32 / LANES, TURNS = RF_BAGS / GROUPS;
+    static constexpr int GROUPS = 32 / LANES, BAGS_A_GROUP = RF_BAGS / GROUPS;
     /* Rows of a list in flight: as many as fit into the registers that the sums leave. */
     static constexpr int REGISTERS = 65536 / (RF_BLOCK * RF_MIN_BLOCKS); /* of a thread */
-    static constexpr bool FEW = OLDER_GPU || LANES < 4 || RF_POOLING == RF_MEAN || REGISTERS < 64;
-    static constexpr int BATCH = (FEW ? 4 : 8) / VECTORS;
+    static constexpr bool FEW_ROWS = OLDER_GPU || LANES < 4 || RF_POOLING == RF_MEAN || REGISTERS < 64;
+    static constexpr int BATCH = (FEW_ROWS ? 4 : 8) / VECTORS;
     static constexpr int INDICES = larger(BATCH / LANES, 1); /* indices that a lane loads at once */
     static constexpr int CHUNK = INDICES * LANES; /* indices that a group loads at once */
     static constexpr int BATCHES = CHUNK / BATCH;
     static constexpr bool ALL_INSIDE = COLUMNS % (LANES * VECTORS) == 0; /* all vectors are inside the row */
 };
-static_assert(RF_BAGS <= 32 && shape::TURNS * shape::GROUPS == RF_BAGS && shape::TURNS * shape::VECTORS <= 8,
+static_assert(RF_BAGS <= 32 && shape::BAGS_A_GROUP * shape::GROUPS == RF_BAGS &&
+                  shape::BAGS_A_GROUP * shape::VECTORS <= 8,
               "a lane a bag, and whole turns whose rows are in flight together");
 static_assert(shape::CHUNK % shape::BATCH == 0, "whole batches");
 static_assert(RF_POOLING != RF_MAX, "maxima are embedding_bag.cu's");
 
-enum { NO_ROW = -1, PADDING = -2 }; /* special values of a row; padding does not count in a mean */
-
-/* This lane's part of a row. */
-struct part_of_row {
-    shape::vector of[shape::VECTORS];
-
-    /* `table`: the address of this lane's columns of row 0. */
-    RF_INLINE void load_there(const rf_columns<shape> &columns, const rf_u8 *table, RF_ROW row) {
-        const shape::vector *from = (const shape::vector *)(table + (rf_i64)row * shape::ROW_PITCH);
-#pragma unroll
-        for (int v = 0; v < shape::VECTORS; v++)
-            of[v] = shape::ALL_INSIDE ? rf_load(from + v * shape::LANES)
-                                      : rf_load_if(columns.inside(v) ? 0 : -1, from + v * shape::LANES);
-    }
-    /* Loads a row, or zeros for NO_ROW and PADDING. */
-    RF_INLINE void load(const rf_columns<shape> &columns, const rf_u8 *table, RF_ROW row) {
-        const shape::vector *from = (const shape::vector *)(table + (rf_i64)row * shape::ROW_PITCH);
-        const int there = (int)(row >> (8 * sizeof(RF_ROW) - 32));
-#pragma unroll
-        for (int v = 0; v < shape::VECTORS; v++)
-            of[v] = rf_load_if(columns.inside(v) ? there : -1, from + v * shape::LANES);
-    }
-    RF_INLINE void add_to(shape::sums &sum) const {
-#pragma unroll
-        for (int v = 0; v < shape::VECTORS; v++) {
-#pragma unroll
-            for (int e = 0; e < shape::ELEMENTS; e++)
-                sum.of[v * shape::ELEMENTS + e] += shape::element::get(of[v], e);
-        }
-    }
-    /* `to`: the address of this lane's columns in the output of a bag. */
-    RF_INLINE void store(const rf_columns<shape> &columns, rf_u8 *to) const {
-#pragma unroll
-        for (int v = 0; v < shape::VECTORS; v++) {
-            if (columns.inside(v)) ((shape::vector *)to)[v * shape::LANES] = of[v];
-        }
-    }
-};
-
-/* Returns the first bag of this warp. */
-RF_INLINE rf_i64 first_of_warp() {
-    return ((rf_i64)blockIdx.x * (RF_BLOCK / 32) + threadIdx.x / 32) * RF_BAGS;
-}
+#include "families/embedding_bag/bag_sum.cuh"
 
 /* Returns the row of an index, PADDING, or NO_ROW for an invalid index. */
 RF_INLINE RF_ROW row_of(const rf_embedding_bag_args &args, rf_i64 index) {
@@ -121,67 +80,19 @@ RF_INLINE void copy_rows(const rf_embedding_bag_args &args, const rf_columns<sha
     rf_u8 *to = (rf_u8 *)rf_output_of(args, bag, columns.column);
     const rf_u8 *table = columns.address(0);
     rf_keep(table);
-    part_of_row rows[shape::TURNS];
-    RF_ROW now[shape::TURNS];
+    row_part rows[shape::BAGS_A_GROUP];
+    RF_ROW batch_rows[shape::BAGS_A_GROUP];
 #pragma unroll
-    for (int t = 0; t < shape::TURNS; t++) now[t] = __shfl_sync(RF_FULL_WARP, row, t * shape::GROUPS + group);
+    for (int t = 0; t < shape::BAGS_A_GROUP; t++)
+        batch_rows[t] = __shfl_sync(RF_FULL_WARP, row, t * shape::GROUPS + group);
 #pragma unroll
-    for (int t = 0; t < shape::TURNS; t++) rows[t].load(columns, table, now[t]);
+    for (int t = 0; t < shape::BAGS_A_GROUP; t++) rows[t].load(columns, table, batch_rows[t]);
 #pragma unroll
-    for (int t = 0; t < shape::TURNS; t++) {
+    for (int t = 0; t < shape::BAGS_A_GROUP; t++) {
         if (bag + t * shape::GROUPS < args.bags)
             rows[t].store(columns, to + t * shape::GROUPS * args.output_pitch);
     }
 }
-
-/* The bag that a group of lanes is adding to. A group has one bag after another. */
-struct summed_bag {
-    int number, last; /* numbers within the warp; `last` belongs to the next group */
-    int end; /* end of its lookups; the largest int after the last bag */
-    int counted; /* lookups that are not padding */
-    rf_u8 *to; /* its row of the output */
-    shape::sums sum;
-
-    RF_INLINE summed_bag(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int number_)
-        : number(number_), last(0), end(0), counted(0),
-          to((rf_u8 *)rf_output_of(args, first_of_warp() + number_, columns.column)), sum() {}
-    /* `ends`: the end of each lane's bag. */
-    RF_INLINE summed_bag(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int number_,
-                         int last_, int ends)
-        : summed_bag(args, columns, number_) {
-        last = last_;
-        find_end(ends);
-    }
-    RF_INLINE void find_end(int ends) {
-        end = __shfl_sync(RF_FULL_WARP, ends, number & 31);
-        if (number >= last) end = 0x7fffffff;
-    }
-    RF_INLINE void store(const rf_columns<shape> &columns) {
-        if (RF_POOLING == RF_MEAN) {
-            const float divisor = counted > 0 ? (float)counted : 1.0f;
-#pragma unroll
-            for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++) sum.of[i] /= divisor;
-        }
-        part_of_row pooled;
-#pragma unroll
-        for (int v = 0; v < shape::VECTORS; v++) pooled.of[v] = rf_pooled(sum, v);
-        pooled.store(columns, to);
-    }
-    /* Stores the bags whose lookups end before `position`. */
-    RF_INLINE void finish(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int ends,
-                          int position) {
-        while (__any_sync(RF_FULL_WARP, end <= position)) {
-            if (end <= position) {
-                store(columns);
-                number++;
-                to += args.output_pitch;
-                counted = 0;
-                sum = {};
-            }
-            find_end(ends);
-        }
-    }
-};
 
 /* The rows of a group's list. */
 constexpr int BATCH_BYTES = shape::BATCH * (int)sizeof(RF_ROW);
@@ -196,13 +107,13 @@ struct chunk_of_rows {
 struct chunk {
     RF_INDEX index[shape::INDICES];
 
-    static RF_INLINE int place(int from, int i) {
+    static RF_INLINE int position_of(int from, int i) {
         return from + i * shape::LANES + (int)threadIdx.x % shape::LANES;
     }
     RF_INLINE void load(const rf_embedding_bag_args &args, int from, int end) {
 #pragma unroll
         for (int i = 0; i < shape::INDICES; i++)
-            index[i] = place(from, i) < end ? rf_load(args.indices + place(from, i)) : 0;
+            index[i] = position_of(from, i) < end ? rf_load(args.indices + position_of(from, i)) : 0;
     }
     /* Converts indices to rows and reports this lane's first invalid index. `number`: a bag of the warp at or
      * before them. */
@@ -211,14 +122,14 @@ struct chunk {
         bool any_bad = false;
 #pragma unroll
         for (int i = 0; i < shape::INDICES; i++) {
-            const bool there = place(from, i) < end;
-            row[i] = there ? row_of(args, index[i]) : NO_ROW;
-            any_bad |= there && row[i] == NO_ROW;
+            const bool valid = position_of(from, i) < end;
+            row[i] = valid ? row_of(args, index[i]) : NO_ROW;
+            any_bad |= valid && row[i] == NO_ROW;
         }
         if (!RF_CHECK || !any_bad) return;
         rf_i64 bag = first_of_warp() + number;
         for (int i = 0; i < shape::INDICES; i++) { /* reads the indices again, because this is rare */
-            const int position = place(from, i);
+            const int position = position_of(from, i);
             const rf_i64 bad = position < end ? (rf_i64)rf_load(args.indices + position) : 0;
             if (position >= end || (rf_u64)bad < (rf_u64)args.rows) continue;
             while (bag + 1 < args.bags && rf_bag_at(args, bag).end <= position) bag++;
@@ -228,75 +139,77 @@ struct chunk {
     }
 };
 
-/* Adds one batch, whose lookups end before `after`. SURE: all rows are valid, and no bag ends before the last
+/* Adds one batch, whose lookups end before `batch_end`. SURE: all rows are valid, and no bag ends before the last
  * row. */
-template <bool SURE>
+template <bool ONE_BAG>
 RF_INLINE void sum_batch(const rf_embedding_bag_args &args, const rf_columns<shape> &columns,
-                         const rf_u8 *table, int ends, const batch_of_rows &now, int after, summed_bag &bag) {
-    part_of_row rows[shape::BATCH];
+                         const rf_u8 *table, int bag_ends, const batch_of_rows &batch_rows, int batch_end,
+                         summed_bag &bag) {
+    row_part rows[shape::BATCH];
 #pragma unroll
     for (int u = 0; u < shape::BATCH; u++) {
-        if (SURE) {
-            rows[u].load_there(columns, table, now.row[u]);
+        if (ONE_BAG) {
+            rows[u].load_valid(columns, table, batch_rows.row[u]);
         } else {
-            rows[u].load(columns, table, now.row[u]);
+            rows[u].load(columns, table, batch_rows.row[u]);
         }
     }
 #pragma unroll
     for (int u = 0; u < shape::BATCH; u++) {
         rows[u].add_to(bag.sum);
-        bag.counted += SURE || now.row[u] != PADDING;
-        if (!SURE && u < shape::BATCH - 1) bag.finish(args, columns, ends, after - shape::BATCH + u + 1);
+        bag.counted += ONE_BAG || batch_rows.row[u] != PADDING;
+        if (!ONE_BAG && u < shape::BATCH - 1)
+            bag.finish(args, columns, bag_ends, batch_end - shape::BATCH + u + 1);
     }
-    bag.finish(args, columns, ends, after);
+    bag.finish(args, columns, bag_ends, batch_end);
 }
 
 /* Sums the bags [number, last) of a group, whose lookups [from, end) are one list. `next` holds the first
- * chunk of the list, already loaded. `ends`: the end of each lane's bag. */
-RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int ends,
+ * chunk of the list, already loaded. `bag_ends`: the end of each lane's bag. */
+RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int bag_ends,
                         int number, int last, int from, int end, chunk next) {
     __shared__ chunk_of_rows of_groups[RF_BLOCK / shape::LANES];
     chunk_of_rows &rows = of_groups[threadIdx.x / shape::LANES];
     const rf_u8 *table = columns.address(0);
     rf_keep(table);
-    summed_bag bag(args, columns, number, last, ends);
-    bag.finish(args, columns, ends, from);
+    summed_bag bag(args, columns, number, last, bag_ends);
+    bag.finish(args, columns, bag_ends, from);
 #pragma unroll 1
     for (; __any_sync(RF_FULL_WARP, from < end); from += shape::CHUNK) {
         RF_ROW row[shape::INDICES];
         next.rows(args, from, end, bag.number, row);
         next.load(args, from + shape::CHUNK, end);
-        bool there = true;
+        bool valid = true;
         __syncwarp(); /* the previous rows have been read */
 #pragma unroll
         for (int i = 0; i < shape::INDICES; i++) {
             ((RF_ROW *)&rows)[i * shape::LANES + threadIdx.x % shape::LANES] = row[i];
-            there &= row[i] >= 0;
+            valid &= row[i] >= 0;
         }
-        const bool all_there = __all_sync(RF_FULL_WARP, there);
+        const bool all_valid = __all_sync(RF_FULL_WARP, valid);
         __syncwarp();
 #pragma unroll 1
         for (int batch = 0; batch < shape::BATCHES; batch++) {
-            const int after = from + (batch + 1) * shape::BATCH;
-            const batch_of_rows now = rows.batch[batch];
-            if (__all_sync(RF_FULL_WARP, bag.end >= after) && all_there) {
-                sum_batch<true>(args, columns, table, ends, now, after, bag);
+            const int batch_end = from + (batch + 1) * shape::BATCH;
+            const batch_of_rows batch_rows = rows.batch[batch];
+            if (__all_sync(RF_FULL_WARP, bag.end >= batch_end) && all_valid) {
+                sum_batch<true>(args, columns, table, bag_ends, batch_rows, batch_end, bag);
             } else {
-                if (batch > 0 && !__any_sync(RF_FULL_WARP, after - shape::BATCH < end)) break;
-                sum_batch<false>(args, columns, table, ends, now, after, bag);
+                if (batch > 0 && !__any_sync(RF_FULL_WARP, batch_end - shape::BATCH < end)) break;
+                sum_batch<false>(args, columns, table, bag_ends, batch_rows, batch_end, bag);
             }
         }
     }
 }
 
-/* Sums bags that are not consecutive, row by row. Only invalid offsets lead here. `begins`: the begin of each
+/* Sums bags that are not consecutive, row by row. Only invalid offsets lead here. `bag_begins`: the begin of each
  * lane's bag. */
-RF_INLINE void sum_bags_apart(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int begins,
-                              int ends, int number, int last) {
+RF_INLINE void sum_scattered_bags(const rf_embedding_bag_args &args, const rf_columns<shape> &columns,
+                                  int bag_begins, int bag_ends, int number, int last) {
 #pragma unroll 1
-    for (int turn = 0; turn < shape::TURNS; turn++, number++) {
-        const int from = __shfl_sync(RF_FULL_WARP, begins, number),
-                  end = __shfl_sync(RF_FULL_WARP, ends, number);
+    for (int turn = 0; turn < shape::BAGS_A_GROUP; turn++, number++) {
+        const int from = __shfl_sync(RF_FULL_WARP, bag_begins, number),
+                  end = __shfl_sync(RF_FULL_WARP, bag_ends, number);
         if (number >= last) continue;
         summed_bag bag(args, columns, number);
 #pragma unroll 1
@@ -304,7 +217,7 @@ RF_INLINE void sum_bags_apart(const rf_embedding_bag_args &args, const rf_column
             const rf_i64 index = rf_load(args.indices + position);
             const RF_ROW row = row_of(args, index);
             if (RF_CHECK && row == NO_ROW) rf_report_index(args, first_of_warp() + number, position, index);
-            part_of_row part;
+            row_part part;
             part.load(columns, columns.address(0), row);
             part.add_to(bag.sum);
             bag.counted += row != PADDING;
@@ -319,14 +232,14 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     const rf_i64 first = first_of_warp(), bag = first + lane;
     const rf_columns<shape> columns = {args.weight,
                                        (int)blockIdx.y * shape::LANES * shape::VECTORS + lane % shape::LANES};
-    const bool mine = lane < RF_BAGS && bag < args.bags, one_each = args.mean_lookups <= 1;
-    const rf_i64 guess = (one_each ? bag : first + group * shape::TURNS) * args.mean_lookups;
+    const bool has_bag = lane < RF_BAGS && bag < args.bags, single = args.mean_lookups <= 1;
+    const rf_i64 guess = (single ? bag : first + group * shape::BAGS_A_GROUP) * args.mean_lookups;
     const int guessed = (int)min(guess, args.lookups); /* there may be fewer bags than turns */
 
     /* Prefetches the first indices into L2 while the previous kernel ends. */
-    const int asked = guessed + (one_each ? 0 : lane % shape::LANES);
-    if (asked < args.lookups && (mine || !one_each)) rf_prefetch(args.indices + asked);
-    if (mine && args.offsets != nullptr) rf_prefetch(args.offsets + bag);
+    const int prefetched = guessed + (single ? 0 : lane % shape::LANES);
+    if (prefetched < args.lookups && (has_bag || !single)) rf_prefetch(args.indices + prefetched);
+    if (has_bag && args.offsets != nullptr) rf_prefetch(args.offsets + bag);
     rf_wait_for_previous_kernel();
     if (first >= args.bags) return;
 
@@ -334,32 +247,33 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
      * equally long. */
     rf_i64 index = 0;
     chunk next = {};
-    if (one_each && mine && guessed < args.lookups) index = rf_load(args.indices + guessed);
-    if (!one_each) next.load(args, guessed, (int)args.lookups);
-    const rf_bag lookups = mine ? rf_bag_at(args, bag) : rf_bag{0, 0};
-    const int begins = (int)lookups.begin, ends = (int)lookups.end;
+    if (single && has_bag && guessed < args.lookups) index = rf_load(args.indices + guessed);
+    if (!single) next.load(args, guessed, (int)args.lookups);
+    const rf_bag lookups = has_bag ? rf_bag_at(args, bag) : rf_bag{0, 0};
+    const int bag_begins = (int)lookups.begin, bag_ends = (int)lookups.end;
 
-    if (__all_sync(RF_FULL_WARP, ends - begins <= 1)) {
+    if (__all_sync(RF_FULL_WARP, bag_ends - bag_begins <= 1)) {
         RF_ROW row = NO_ROW;
-        if (begins < ends) {
-            if (!one_each || begins != guessed) index = rf_load(args.indices + begins);
+        if (bag_begins < bag_ends) {
+            if (!single || bag_begins != guessed) index = rf_load(args.indices + bag_begins);
             row = row_of(args, index);
-            if (RF_CHECK && row == NO_ROW) rf_report_index(args, bag, begins, index);
+            if (RF_CHECK && row == NO_ROW) rf_report_index(args, bag, bag_begins, index);
         }
         copy_rows(args, columns, row);
         return;
     }
-    const int end_before = __shfl_up_sync(RF_FULL_WARP, ends, 1);
-    const bool follow = __all_sync(RF_FULL_WARP, !mine || lane == 0 || begins == end_before);
-    const int left = (int)min(args.bags - first, (rf_i64)RF_BAGS);
-    const int number = group * shape::TURNS, last = max(min(number + shape::TURNS, left), number);
-    if (!follow) {
-        sum_bags_apart(args, columns, begins, ends, number, last);
+    const int previous_end = __shfl_up_sync(RF_FULL_WARP, bag_ends, 1);
+    const bool consecutive = __all_sync(RF_FULL_WARP, !has_bag || lane == 0 || bag_begins == previous_end);
+    const int bags_in_warp = (int)min(args.bags - first, (rf_i64)RF_BAGS);
+    const int number = group * shape::BAGS_A_GROUP,
+              last = max(min(number + shape::BAGS_A_GROUP, bags_in_warp), number);
+    if (!consecutive) {
+        sum_scattered_bags(args, columns, bag_begins, bag_ends, number, last);
         return;
     }
-    const int from = __shfl_sync(RF_FULL_WARP, begins, number);
-    const int end_of_last = __shfl_sync(RF_FULL_WARP, ends, max(last - 1, 0));
+    const int from = __shfl_sync(RF_FULL_WARP, bag_begins, number);
+    const int end_of_last = __shfl_sync(RF_FULL_WARP, bag_ends, max(last - 1, 0));
     const int end = last > number ? end_of_last : from;
-    if (__any_sync(RF_FULL_WARP, one_each || from != guessed)) next.load(args, from, end);
-    sum_bags(args, columns, ends, number, last, from, end, next);
+    if (__any_sync(RF_FULL_WARP, single || from != guessed)) next.load(args, from, end);
+    sum_bags(args, columns, bag_ends, number, last, from, end, next);
 }

@@ -36,7 +36,7 @@ RF_INLINE void rf_add(const typename SHAPE::vector &from, int v, float scale, ty
  * compiler cannot keep a ring with an unknown position in registers. */
 template <class SHAPE, bool LOCAL> struct rf_in_thread {
     enum { ROLLING = 0 };
-    typename SHAPE::vector ring[SHAPE::AHEAD][SHAPE::VECTORS];
+    typename SHAPE::vector ring[SHAPE::DISTANCE][SHAPE::VECTORS];
     int zero;
 
     RF_INLINE rf_in_thread(rf_u8 *) {
@@ -114,7 +114,7 @@ template <class SHAPE> struct rf_in_shared_memory {
     /* Each fetch commits a group, even an empty group, so that the oldest of RF_DISTANCE groups is the row to
      * add. */
     RF_INLINE void fetched() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-    RF_INLINE void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(SHAPE::AHEAD - 1) : "memory"); }
+    RF_INLINE void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(SHAPE::DISTANCE - 1) : "memory"); }
     template <class ROW>
     RF_INLINE void add(const rf_columns<SHAPE> &columns, int u, ROW, bool valid, float scale,
                        typename SHAPE::sums &to) {

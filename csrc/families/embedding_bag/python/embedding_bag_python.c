@@ -86,22 +86,23 @@ out:
 /* Reads the batches and schedules of a measurement, which the caller frees. False: *status or an exception
  * has the reason. */
 static bool lists_read(PyObject *batches, PyObject *schedules, const rf_embedding_bag_params *table,
-                       rf_embedding_bag_measurement *work, rf_status *status) {
-    work->n_batches = PyList_Size(batches);
-    work->n_schedules = PyList_Size(schedules);
-    rf_embedding_bag_params *read = calloc((size_t)work->n_batches + 1, sizeof *read);
-    work->batches = read;
-    rf_embedding_bag_schedule *parsed = calloc((size_t)work->n_schedules + 1, sizeof *parsed);
-    work->schedules = parsed;
-    if (read == NULL || parsed == NULL) {
+                       rf_embedding_bag_measurement *measurement, rf_status *status) {
+    measurement->n_batches = PyList_Size(batches);
+    measurement->n_schedules = PyList_Size(schedules);
+    rf_embedding_bag_params *params_list = calloc((size_t)measurement->n_batches + 1, sizeof *params_list);
+    measurement->batches = params_list;
+    rf_embedding_bag_schedule *schedule_list =
+        calloc((size_t)measurement->n_schedules + 1, sizeof *schedule_list);
+    measurement->schedules = schedule_list;
+    if (params_list == NULL || schedule_list == NULL) {
         PyErr_NoMemory();
         return false;
     }
-    for (int64_t b = 0; b < work->n_batches; b++) {
-        read[b] = *table;
-        if (!batch_read(PyList_GetItem(batches, (Py_ssize_t)b), &read[b])) return false;
+    for (int64_t b = 0; b < measurement->n_batches; b++) {
+        params_list[b] = *table;
+        if (!batch_read(PyList_GetItem(batches, (Py_ssize_t)b), &params_list[b])) return false;
     }
-    for (int64_t s = 0; s < work->n_schedules; s++) {
+    for (int64_t s = 0; s < measurement->n_schedules; s++) {
         Py_ssize_t length;
         const char *text = PyUnicode_AsUTF8AndSize(PyList_GetItem(schedules, (Py_ssize_t)s), &length);
         if (text == NULL) return false;
@@ -109,7 +110,7 @@ static bool lists_read(PyObject *batches, PyObject *schedules, const rf_embeddin
             PyErr_SetString(PyExc_ValueError, "embedding_bag_measure: a schedule has a zero byte");
             return false;
         }
-        *status = rf_embedding_bag_schedule_parse(text, &parsed[s]);
+        *status = rf_embedding_bag_schedule_parse(text, &schedule_list[s]);
         if (*status != RF_OK) return false;
     }
     return true;
@@ -161,16 +162,16 @@ RF__PY_METHOD(
     rf_pin_rows_params rows_to_pin = {.hot_rows = rf__py_pointer(pinned_rows),
                                       .n_hot_rows = n_pinned,
                                       .index_type = (rf_int_type)pinned_type};
-    rf_embedding_bag_measurement work = {
+    rf_embedding_bag_measurement measurement = {
         .prepare = pinned_rows != 0 ? pin : NULL, .context = &rows_to_pin, .rounds = rounds};
     const rf_cuda_stream stream = {device, rf__py_pointer(stream_address)};
-    if (!lists_read(batches, schedules, &table, &work, &status)) goto out;
-    seconds = rf__py_new(NPY_DOUBLE, (npy_intp)work.n_schedules, (npy_intp)(rounds > 0 ? rounds : 0));
+    if (!lists_read(batches, schedules, &table, &measurement, &status)) goto out;
+    seconds = rf__py_new(NPY_DOUBLE, (npy_intp)measurement.n_schedules, (npy_intp)(rounds > 0 ? rounds : 0));
     if (seconds == NULL) goto out;
-    work.seconds = PyArray_DATA(seconds);
-    RF__PY_UNLOCKED(status = rf_embedding_bag_measure(&work, &stream));
+    measurement.seconds = PyArray_DATA(seconds);
+    RF__PY_UNLOCKED(status = rf_embedding_bag_measure(&measurement, &stream));
 out:
-    free((void *)work.schedules);
-    free((void *)work.batches);
+    free((void *)measurement.schedules);
+    free((void *)measurement.batches);
     return rf__py_result(seconds, status, "embedding_bag_measure");
 }

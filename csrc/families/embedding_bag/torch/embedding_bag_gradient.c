@@ -42,22 +42,22 @@ static rf_status params_read(rf__call *call, rf_feature *feature, rf_fused_backw
 }
 
 /* Takes the tensors in all cases. */
-static rf_status coalesced_give(rf__call *call, rf__gradient_list *found) {
+static rf_status coalesced_return(rf__call *call, rf__gradient_list *gradients) {
     rf_status status = RF_OK;
-    const int64_t sizes[2] = {found->params->rows, found->params->dim};
-    rf__dispatch make = rf__dispatch_of("aten::_sparse_coo_tensor_unsafe", "");
-    rf__pass_tensor(&make, found->rows);
-    rf__pass_tensor(&make, found->values);
-    found->rows = found->values = NULL;
-    RF_TRY(rf__pass_integers(&make, sizes, 2));
+    const int64_t sizes[2] = {gradients->params->rows, gradients->params->dim};
+    rf__dispatch dispatch = rf__dispatch_of("aten::_sparse_coo_tensor_unsafe", "");
+    rf__pass_tensor(&dispatch, gradients->rows);
+    rf__pass_tensor(&dispatch, gradients->values);
+    gradients->rows = gradients->values = NULL;
+    RF_TRY(rf__pass_integers(&dispatch, sizes, 2));
     for (int i = 0; i < 4; i++)
-        rf__pass_none(&make); /* dtype, layout, device, pin_memory: those of the values */
-    rf__pass_optional_boolean(&make, true); /* is_coalesced */
-    RF_TRY(rf__dispatch_run(&make, 1));
-    call->outputs[0] = (rf__value){.given = true, .tensor = make.results[0]};
-    make.results[0] = NULL;
+        rf__pass_null(&dispatch); /* dtype, layout, device, pin_memory: those of the values */
+    rf__pass_optional_boolean(&dispatch, true); /* is_coalesced */
+    RF_TRY(rf__dispatch_run(&dispatch, 1));
+    call->outputs[0] = (rf__value){.is_present = true, .tensor = dispatch.results[0]};
+    dispatch.results[0] = NULL;
 out:
-    rf__dispatch_free(&make);
+    rf__dispatch_free(&dispatch);
     return status;
 }
 
@@ -67,8 +67,8 @@ static rf_status run(rf__call *call) {
     rf_fused_backward_params params;
     rf_executor executor;
     rf_cuda_stream stream;
-    rf__gradient_list found = {.call = call, .params = &params, .row_dims = 2};
-    const rf_sparse_output output = {rf__gradient_list_new, &found};
+    rf__gradient_list gradients = {.call = call, .params = &params, .row_dims = 2};
+    const rf_sparse_output output = {rf__gradient_list_new, &gradients};
     RF_TRY(params_read(call, &feature, &params));
     if (rf__call_on_cpu(call)) {
         RF_TRY(rf__call_executor(&executor));
@@ -77,9 +77,9 @@ static rf_status run(rf__call *call) {
         RF_TRY(rf__call_stream(call, &stream));
         RF_TRY(rf_fused_embedding_bag_sparse_backward_cuda(&params, &output, NULL, &stream));
     }
-    RF_TRY(coalesced_give(call, &found));
+    RF_TRY(coalesced_return(call, &gradients));
 out:
-    rf__gradient_list_free(&found);
+    rf__gradient_list_free(&gradients);
     return status;
 }
 

@@ -21,9 +21,9 @@ static rf_status pooling_read(rf__call *call, rf_pooling *pooling) {
 #define TEXT(name, text) text,
     static const char *const modes[] = {RF_POOLING_LIST(TEXT) NULL};
 #undef TEXT
-    int chosen = 0;
-    const rf_status status = rf__call_choice(call, MODE, modes, &chosen);
-    *pooling = (rf_pooling)chosen;
+    int mode = 0;
+    const rf_status status = rf__call_choice(call, MODE, modes, &mode);
+    *pooling = (rf_pooling)mode;
     return status;
 }
 
@@ -44,7 +44,7 @@ static rf_status weight_read(rf__call *call, rf__tensor *weight, rf_embedding_ba
 /* Without offsets indices is [bags, n], and bags are its rows. */
 static rf_status lookups_read(rf__call *call, rf_embedding_bag_params *params) {
     int64_t n_offsets = 0, columns = 0;
-    if (!call->values[OFFSETS].given) {
+    if (!call->values[OFFSETS].is_present) {
         RF_FAIL_IF(params->include_last_offset, RF_ERR_VALUE,
                    "include_last_offset is True without offsets; expected False");
         RF_CHECK(rf__call_integer_rows(call, INDICES, &params->indices, &params->bags, &columns,
@@ -64,13 +64,14 @@ static rf_status lookups_read(rf__call *call, rf_embedding_bag_params *params) {
 /* Reads the schedule, with its distance from prefetch_distance if present: 0 is a plain loop. */
 static rf_status schedule_read(rf__call *call, rf_embedding_bag_params *params,
                                rf_embedding_bag_schedule *schedule) {
-    enum { MOST = 64 };
+    enum { MOST_DISTANCE = 64 };
     const char *text = NULL;
     RF_CHECK(rf__call_prefetch_distance(call, PREFETCH_DISTANCE, &params->prefetch_distance));
     RF_CHECK(rf__call_text(call, SCHEDULE, &text));
     RF_CHECK(rf_embedding_bag_schedule_parse(text, schedule));
     if (params->prefetch_distance > 0) {
-        schedule->distance = params->prefetch_distance < MOST ? params->prefetch_distance : MOST;
+        schedule->distance =
+            params->prefetch_distance < MOST_DISTANCE ? params->prefetch_distance : MOST_DISTANCE;
     } else if (params->prefetch_distance == 0) {
         schedule->station = RF_STATION_NONE;
         schedule->distance = 1;
