@@ -2,7 +2,8 @@
 
 `recfuse.explain` lists the kernels of default calls of every operator, forward and training, for an H100 and
 an A100. NVRTC compiles them, which needs no GPU. Both checkouts share one cache of kernels: a kernel whose
-sources are equal is compiled once. The exit status is 1 if the machine code of a call differs.
+sources are equal is compiled once. The exit status is 1 if the machine code of a call differs; the names of
+functions and variables within a kernel are not compared.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import hashlib
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,11 @@ from typing import Any, NamedTuple
 
 Kernel = tuple[str, str, str, str]  # architecture, file, name, -D options: an item of Launches.kernels()
 BAGS, POOLING, ROWS = 64, 20, 4000
+SYMBOLS, NAMES, ZEROS = (
+    2,
+    3,
+    8,
+)  # types of an ELF section: a symbol table, its strings, memory without contents
 
 
 class Call(NamedTuple):
@@ -221,12 +228,23 @@ def kernels(gpus: list[str], only: str) -> dict[str, list[Kernel]]:
     }
 
 
+def sections(cubin: bytes) -> Iterator[bytes]:
+    """Yield the sections of a cubin except those with the names and sizes of symbols."""
+    offset = struct.unpack_from("<Q", cubin, 0x28)[0]
+    size, count = struct.unpack_from("<HH", cubin, 0x3A)
+    for number in range(count):
+        header = cubin[offset + number * size :]
+        kind, begin, length = *struct.unpack_from("<I", header, 4), *struct.unpack_from("<QQ", header, 0x18)
+        if kind not in (SYMBOLS, NAMES):
+            yield struct.pack("<IQ", kind, length) + (b"" if kind == ZEROS else cubin[begin : begin + length])
+
+
 def digest(kernel: Kernel) -> str:
     """Compile a kernel, or read it from the cache; return the hash of its machine code."""
     from recfuse import _C
 
     entry = Path(_C.kernel_compile(*kernel)["path"]).read_bytes()
-    return hashlib.sha256(entry[entry.index(b"\x7fELF") :]).hexdigest()
+    return hashlib.sha256(b"".join(sections(entry[entry.index(b"\x7fELF") :]))).hexdigest()
 
 
 def record(arguments: argparse.Namespace) -> None:
