@@ -36,7 +36,7 @@ bool rf__path_make_absolute(char *path) {
 const char *rf__library_file(void) { return library_file; }
 
 /* Before the other constructors, which may call it. */
-__attribute__((constructor(101))) static void note_places(void) {
+__attribute__((constructor(101))) static void record_paths(void) {
     Dl_info self;
     if (getcwd(folder_at_load, sizeof folder_at_load) == NULL) folder_at_load[0] = '\0';
     if (dladdr(folder_at_load, &self) != 0 && self.dli_fname != NULL &&
@@ -50,7 +50,7 @@ bool rf__file_trusted(const struct stat *about) {
 
 bool rf__file_read(const char *path, bool trusted, char **data, size_t *bytes) {
     struct stat about;
-    size_t used = 0;
+    size_t bytes_read = 0;
     char *text = NULL;
     /* Not blocking: a pipe instead of a file must not block this call. */
     const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | (trusted ? O_NOFOLLOW : 0));
@@ -66,20 +66,20 @@ bool rf__file_read(const char *path, bool trusted, char **data, size_t *bytes) {
     }
     text = malloc((size_t)about.st_size + 1);
     if (text == NULL) goto out;
-    while (used < (size_t)about.st_size) {
-        const ssize_t got = read(file, text + used, (size_t)about.st_size - used);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) { /* shorter than it was a moment ago, or not readable */
-            if (got == 0) errno = EIO;
+    while (bytes_read < (size_t)about.st_size) {
+        const ssize_t count = read(file, text + bytes_read, (size_t)about.st_size - bytes_read);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) { /* shorter than it was a moment ago, or not readable */
+            if (count == 0) errno = EIO;
             free(text);
             text = NULL;
             goto out;
         }
-        used += (size_t)got;
+        bytes_read += (size_t)count;
     }
-    text[used] = '\0';
+    text[bytes_read] = '\0';
     *data = text;
-    *bytes = used;
+    *bytes = bytes_read;
 out:;
     const int reason = errno;
     close(file);

@@ -12,20 +12,20 @@ static bool cuda_started; /* under the lock */
 
 static atomic_bool cuda_lost; /* atomic; set only in children */
 
-static _Thread_local int inside_here; /* guards held by this thread */
+static _Thread_local int guards_held; /* guards held by this thread */
 
 void rf__fork_guard_begin(void) {
     pthread_mutex_lock(&lock);
-    while (forks > 0 && inside_here == 0) pthread_cond_wait(&changed, &lock);
+    while (forks > 0 && guards_held == 0) pthread_cond_wait(&changed, &lock);
     inside++;
-    inside_here++;
+    guards_held++;
     pthread_mutex_unlock(&lock);
 }
 
 void rf__fork_guard_end(void) {
     pthread_mutex_lock(&lock);
     inside--;
-    inside_here--;
+    guards_held--;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -42,7 +42,7 @@ static void before_fork(void) {
     pthread_mutex_lock(&lock);
     forks++;
     /* Skipped if the driver forks to start a helper: threads may wait for the lock that this thread holds. */
-    while (inside_here == 0 && inside > 0) pthread_cond_wait(&changed, &lock);
+    while (guards_held == 0 && inside > 0) pthread_cond_wait(&changed, &lock);
 }
 
 static void after_fork_in_parent(void) {
@@ -55,7 +55,7 @@ static void after_fork_in_parent(void) {
 static void after_fork_in_child(void) {
     static const pthread_cond_t fresh = PTHREAD_COND_INITIALIZER;
     changed = fresh;
-    inside = inside_here;
+    inside = guards_held;
     forks = 0;
     if (cuda_started) atomic_store_explicit(&cuda_lost, true, memory_order_relaxed);
     pthread_mutex_unlock(&lock);

@@ -18,21 +18,22 @@ static inline uint32_t rf__f32_to_bits(float value) {
 }
 
 static inline float rf__f16_to_f32(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = half & 0x7fffu;
-    if (rest >= 0x7c00u) return rf__bits_to_f32(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-    if (rest < 0x400u) return rf__bits_to_f32(rf__f32_to_bits((float)rest * 0x1p-24f) | sign); /* subnormal */
-    return rf__bits_to_f32(sign | ((rest << 13) + (112u << 23)));
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, magnitude = half & 0x7fffu;
+    if (magnitude >= 0x7c00u) return rf__bits_to_f32(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    if (magnitude < 0x400u)
+        return rf__bits_to_f32(rf__f32_to_bits((float)magnitude * 0x1p-24f) | sign); /* subnormal */
+    return rf__bits_to_f32(sign | ((magnitude << 13) + (112u << 23)));
 }
 
 /* Rounds to nearest even. */
 static inline uint16_t rf__f32_to_f16(float value) {
-    uint32_t bits = rf__f32_to_bits(value), sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
-    if (rest > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (rest >> 13 & 0x3ffu));
-    if (rest >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
-    if (rest < 0x38800000u) { /* subnormal: the addition rounds at the right bit */
-        return (uint16_t)(sign | (rf__f32_to_bits(rf__bits_to_f32(rest) + 0.5f) - 0x3f000000u));
+    uint32_t bits = rf__f32_to_bits(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
+    if (magnitude < 0x38800000u) { /* subnormal: the addition rounds at the right bit */
+        return (uint16_t)(sign | (rf__f32_to_bits(rf__bits_to_f32(magnitude) + 0.5f) - 0x3f000000u));
     }
-    return (uint16_t)(sign | (rest - (112u << 23) + 0xfffu + (rest >> 13 & 1u)) >> 13);
+    return (uint16_t)(sign | (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
 }
 
 /* Rounds to nearest even; keeps NaN. */

@@ -14,7 +14,7 @@
 enum {
     HUGE_PAGE = 2 << 20,
     COLLAPSE = 25,            /* MADV_COLLAPSE, which older headers lack */
-    WORTH_ASKING = 4 << 20,   /* bytes */
+    LEAST_BYTES = 4 << 20,   /* bytes */
 };
 
 #ifdef MADV_HUGEPAGE
@@ -30,7 +30,7 @@ static bool pages_inside(const void *data, int64_t bytes, uintptr_t *first, uint
 void rf__huge_pages_ask(void *data, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
     uintptr_t first, end;
-    if (bytes >= WORTH_ASKING && pages_inside(data, bytes, &first, &end))
+    if (bytes >= LEAST_BYTES && pages_inside(data, bytes, &first, &end))
         (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
 #else
     (void)data, (void)bytes;

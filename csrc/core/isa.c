@@ -38,11 +38,11 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const rf__isa *in_use;
 
 static void choose(void) {
-    const char *asked = getenv("RECFUSE_CPU_ISA");
+    const char *requested = getenv("RECFUSE_CPU_ISA");
     for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
         if (!isas[i].present()) continue;
         if (in_use == NULL) in_use = &isas[i];
-        if (asked != NULL && strcmp(asked, isas[i].name) == 0) in_use = &isas[i];
+        if (requested != NULL && strcmp(requested, isas[i].name) == 0) in_use = &isas[i];
     }
 }
 

@@ -13,7 +13,7 @@ typedef struct task_queue {
 } task_queue;
 
 /* A range may hold several workers, but the first takes all remaining tasks. */
-static void work(int64_t from, int64_t to, void *context) {
+static void run_tasks(int64_t from, int64_t to, void *context) {
     task_queue *queue = context;
     (void)from, (void)to;
     for (;;) {
@@ -29,8 +29,8 @@ rf_status rf__tasks_run(const char *operator_name, int64_t count, int64_t worker
     task_queue queue = {0, count, run, context};
     if (workers > count) workers = count;
     if (workers <= 1 || executor == NULL) {
-        work(0, 1, &queue);
-    } else if (executor->parallel_for(0, workers, 1, work, &queue) != 0) {
+        run_tasks(0, 1, &queue);
+    } else if (executor->parallel_for(0, workers, 1, run_tasks, &queue) != 0) {
         return rf__fail(RF_ERR_INTERNAL, "recfuse.%s: the thread pool failed", operator_name);
     }
     return RF_OK;

@@ -2,9 +2,10 @@
 
 #include <stddef.h>
 
-rf_status rf__check_call(const char *operator_name, int64_t lookups, int64_t bags, rf_int_type index_type,
-                         rf_int_type offset_type, int32_t prefetch_distance, const void *indices,
-                         const void *offsets) {
+rf_status rf__check_lookups(const char *operator_name, const rf__lookup_arrays *arrays,
+                            int32_t prefetch_distance) {
+    const int64_t lookups = arrays->lookups, bags = arrays->bags;
+    const rf_int_type index_type = arrays->index_type, offset_type = arrays->offset_type;
     RF__REFUSE_IF(lookups < 0 || bags < 0, RF_ERR_VALUE,
                   "lookups is " RF__I64 " and bags " RF__I64 "; expected 0 or more", lookups, bags);
     RF__REFUSE_IF((index_type != RF_INT32 && index_type != RF_INT64) ||
@@ -14,8 +15,9 @@ rf_status rf__check_call(const char *operator_name, int64_t lookups, int64_t bag
     RF__REFUSE_IF(prefetch_distance < -1, RF_ERR_VALUE,
                   "prefetch_distance is %d; expected 0 (none) or more lookups, or -1 (the default)",
                   (int)prefetch_distance);
-    RF__REFUSE_IF((indices == NULL && lookups > 0) || offsets == NULL, RF_ERR_VALUE,
-                  "%s is NULL; expected a pointer to its elements", offsets == NULL ? "offsets" : "indices");
+    RF__REFUSE_IF((arrays->indices == NULL && lookups > 0) || arrays->offsets == NULL, RF_ERR_VALUE,
+                  "%s is NULL; expected a pointer to its elements",
+                  arrays->offsets == NULL ? "offsets" : "indices");
     return RF_OK;
 }
 

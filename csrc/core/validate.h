@@ -42,10 +42,18 @@ static inline void rf__offsets_copy(const void *offsets, rf_int_type type, int64
     .bags = (params)->bags, .index_type = (params)->index_type, .offset_type = (params)->offset_type, \
     .sample_weights = (params)->sample_weights
 
-/* `indices` and `offsets` may be NULL only if they are empty. */
-rf_status rf__check_call(const char *operator_name, int64_t lookups, int64_t bags, rf_int_type index_type,
-                         rf_int_type offset_type, int32_t prefetch_distance, const void *indices,
-                         const void *offsets);
+/* The lookups of a call: RF__LOOKUPS_OF its params. */
+typedef struct rf__lookup_arrays {
+    const void *indices; /* [lookups]; may be NULL if empty */
+    const void *offsets; /* [bags] or [bags + 1] */
+    const float *sample_weights; /* [lookups], may be NULL */
+    int64_t lookups, bags;
+    rf_int_type index_type, offset_type;
+} rf__lookup_arrays;
+
+/* Checks sizes, types and pointers of a call's lookups, and its prefetch_distance. */
+rf_status rf__check_lookups(const char *operator_name, const rf__lookup_arrays *arrays,
+                            int32_t prefetch_distance);
 rf_status rf__check_dtype(const char *operator_name, const char *argument, rf_dtype dtype);
 /* The table of `features[at]` lies within its buffer. */
 rf_status rf__check_table(const char *operator_name, const rf_feature *feature, int64_t at,

@@ -87,9 +87,9 @@ static RF__INLINE RF__N(vec) RF__N(load_part)(const char *from, int64_t n, rf_dt
 #if RF__W == 8 && defined(__AVX2__)
     if (dtype == RF_FLOAT32) return (vec8)_mm256_maskload_ps((const float *)from, rf__first_lanes(n));
 #endif
-    char part[4 * RF__W] = {0};
-    memcpy(part, from, (size_t)rf__elements_bytes(dtype, n));
-    return RF__N(load)(part, dtype);
+    char elements[4 * RF__W] = {0};
+    memcpy(elements, from, (size_t)rf__elements_bytes(dtype, n));
+    return RF__N(load)(elements, dtype);
 #endif
 }
 
@@ -126,6 +126,6 @@ static RF__INLINE RF__N(vec) RF__N(square_root)(RF__N(vec) value) {
 
 /* Returns the larger, or the older value if either is NaN: torch's maximum pooling. */
 static RF__INLINE RF__N(vec) RF__N(larger)(RF__N(vec) candidate, RF__N(vec) older) {
-    RF__N(ivec) take = (RF__N(ivec))(candidate > older);
-    return (RF__N(vec))(((RF__N(ivec))candidate & take) | ((RF__N(ivec))older & ~take));
+    RF__N(ivec) replace = (RF__N(ivec))(candidate > older);
+    return (RF__N(vec))(((RF__N(ivec))candidate & replace) | ((RF__N(ivec))older & ~replace));
 }

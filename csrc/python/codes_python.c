@@ -2,7 +2,7 @@
 #include "python/methods.h"
 
 /* The lists that belong to no family. */
-#define OWN_CODES(X)              \
+#define CORE_CODES(X)             \
     X(dtype, RF_DTYPE_LIST)       \
     X(int_type, RF_INT_TYPE_LIST) \
     X(pooling, RF_POOLING_LIST)
@@ -11,7 +11,7 @@
 #define FIELD(type, name) #name,
 #define RF__CODES(name, list) static const char *const name##_texts[] = {list(TEXT) NULL};
 #define RF__RECORD(name, list) static const char *const name##_texts[] = {list(FIELD) NULL};
-OWN_CODES(RF__CODES)
+CORE_CODES(RF__CODES)
 #include "families.h"
 
 typedef struct text_list {
@@ -22,7 +22,7 @@ typedef struct text_list {
 #define ENTRY(name, list) {#name, name##_texts},
 static const text_list codes[] = {
 #define RF__CODES ENTRY
-    OWN_CODES(ENTRY)
+    CORE_CODES(ENTRY)
 #include "families.h"
 };
 static const text_list records[] = {
@@ -44,13 +44,14 @@ static PyObject *texts_tuple(const char *const *texts) {
 
 /* A new dict of tuples; NULL with an exception. */
 static PyObject *lists_dict(const text_list *lists, size_t count) {
-    PyObject *all = PyDict_New();
-    for (size_t i = 0; all != NULL && i < count; i++) {
+    PyObject *texts_by_list = PyDict_New();
+    for (size_t i = 0; texts_by_list != NULL && i < count; i++) {
         PyObject *texts = texts_tuple(lists[i].texts);
-        if (texts == NULL || PyDict_SetItemString(all, lists[i].name, texts) != 0) Py_CLEAR(all);
+        if (texts == NULL || PyDict_SetItemString(texts_by_list, lists[i].name, texts) != 0)
+            Py_CLEAR(texts_by_list);
         Py_XDECREF(texts);
     }
-    return all;
+    return texts_by_list;
 }
 
 RF__PY_METHOD(codes,

@@ -26,31 +26,31 @@ PyArrayObject *rf__py_new(int type, npy_intp rows, npy_intp columns) {
 PyArrayObject *rf__py_array(PyObject *object, int type, int dimensions, const char *function,
                             const char *argument) {
     PyArrayObject *array = NULL;
-    PyArrayObject *given = (PyArrayObject *)PyArray_FromAny(object, NULL, 0, 0, 0, NULL);
-    if (given == NULL) return NULL;
+    PyArrayObject *input = (PyArrayObject *)PyArray_FromAny(object, NULL, 0, 0, 0, NULL);
+    if (input == NULL) return NULL;
     PyArray_Descr *descr = PyArray_DescrFromType(type);
     if (descr == NULL) goto out;
-    RF__PY_REFUSE_IF(!PyArray_CanCastSafely(PyArray_TYPE(given), type), PyExc_TypeError,
+    RF__PY_REFUSE_IF(!PyArray_CanCastSafely(PyArray_TYPE(input), type), PyExc_TypeError,
                      "%s: %s is of %S, which cannot be converted safely to %S", function, argument,
-                     PyArray_DESCR(given), descr);
-    RF__PY_REFUSE_IF(PyArray_NDIM(given) != dimensions, PyExc_ValueError,
+                     PyArray_DESCR(input), descr);
+    RF__PY_REFUSE_IF(PyArray_NDIM(input) != dimensions, PyExc_ValueError,
                      "%s: %s has %d dimensions; expected an array of %d", function, argument,
-                     PyArray_NDIM(given), dimensions);
+                     PyArray_NDIM(input), dimensions);
     Py_INCREF(descr); /* PyArray_FromArray takes a reference */
-    array = (PyArrayObject *)PyArray_FromArray(given, descr, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
+    array = (PyArrayObject *)PyArray_FromArray(input, descr, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
 out:
     Py_XDECREF(descr);
-    Py_DECREF(given);
+    Py_DECREF(input);
     return array;
 }
 
-PyObject *rf__py_kernel(const rf__kernel_info *info, PyObject *more) {
+PyObject *rf__py_kernel(const rf__kernel_info *info, PyObject *details) {
     PyObject *kernel = Py_BuildValue("{s:i,s:i,s:i,s:L,s:d,s:O,s:N}", "registers", info->registers,
                                      "spill_bytes", info->spill_bytes, "stack_bytes", info->stack_bytes,
                                      "cubin_bytes", (long long)info->cubin_bytes, "seconds", info->seconds,
                                      "cached", info->cached ? Py_True : Py_False, "path",
                                      PyUnicode_DecodeFSDefault(info->path)); /* need not be valid text */
-    if (kernel != NULL && (more == NULL || PyDict_Update(kernel, more) != 0)) Py_CLEAR(kernel);
-    Py_XDECREF(more);
+    if (kernel != NULL && (details == NULL || PyDict_Update(kernel, details) != 0)) Py_CLEAR(kernel);
+    Py_XDECREF(details);
     return kernel;
 }

@@ -130,7 +130,7 @@ RF__PY_METHOD(kernel_compile,
     rf__kernel_options options = {0};
     const char *arch, *defines;
     int cached_only = 0;
-    bool there = true;
+    bool is_cached = true;
     rf__kernel_info info = {0};
     rf_status status = RF_OK;
     if (!PyArg_ParseTuple(arguments, "ssss|p:kernel_compile", &arch, &source.file, &source.entry, &defines,
@@ -143,11 +143,11 @@ RF__PY_METHOD(kernel_compile,
                             source.file, strlen(defines), sizeof options.defines);
     memcpy(options.defines, defines, strlen(defines) + 1);
     if (cached_only)
-        RF__PY_UNLOCKED(there = rf__jit_is_cached(&source, &options, arch, &info));
+        RF__PY_UNLOCKED(is_cached = rf__jit_is_cached(&source, &options, arch, &info));
     else
         RF__PY_UNLOCKED(status = rf__jit_compile(&source, &options, arch, NULL, NULL, &info));
     if (status != RF_OK) return rf__py_result(NULL, status, "kernel_compile");
-    if (!there) Py_RETURN_NONE;
+    if (!is_cached) Py_RETURN_NONE;
     return rf__py_kernel(&info, Py_BuildValue("{s:i}", "shared_bytes", info.shared_bytes));
 }
 

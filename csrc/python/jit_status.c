@@ -23,9 +23,9 @@ RF__PY_METHOD(jit_status,
     rf__cache_file *files = NULL;
     long long entries = 0, bytes = 0, ignored = 0;
     if (!PyArg_ParseTuple(arguments, ":jit_status")) return NULL;
-    const bool found = rf__nvrtc_find(&library) == RF_OK;
-    const bool used = rf__cache_folder(folder) && rf__cache_folder_trusted(folder, refused);
-    const size_t count = used ? rf__cache_list(folder, NULL, &files) : 0;
+    const bool has_nvrtc = rf__nvrtc_find(&library) == RF_OK;
+    const bool has_folder = rf__cache_folder(folder) && rf__cache_folder_trusted(folder, refused);
+    const size_t count = has_folder ? rf__cache_list(folder, NULL, &files) : 0;
     for (size_t i = 0; i < count; i++) {
         if (files[i].temporary) continue;
         if (!files[i].trusted) {
@@ -36,10 +36,10 @@ RF__PY_METHOD(jit_status,
         bytes += files[i].bytes;
     }
     free(files);
-    return Py_BuildValue("{sNsNsisisNsNsLsLsNsNsL}", "nvrtc", text_or_none(found ? library->path : NULL),
-                         "builtins", text_or_none(found ? library->builtins : NULL), "major",
-                         found ? (int)library->major : 0, "minor", found ? (int)library->minor : 0, "missing",
-                         text_or_none(found ? NULL : rf_last_error()), "folder",
+    return Py_BuildValue("{sNsNsisisNsNsLsLsNsNsL}", "nvrtc", text_or_none(has_nvrtc ? library->path : NULL),
+                         "builtins", text_or_none(has_nvrtc ? library->builtins : NULL), "major",
+                         has_nvrtc ? (int)library->major : 0, "minor", has_nvrtc ? (int)library->minor : 0,
+                         "missing", text_or_none(has_nvrtc ? NULL : rf_last_error()), "folder",
                          text_or_none(folder[0] != '\0' ? folder : NULL), "entries", entries, "bytes", bytes,
                          "allowed", PyBool_FromLong(rf__jit_allowed()), "refused",
                          text_or_none(refused[0] != '\0' ? refused : NULL), "ignored", ignored);

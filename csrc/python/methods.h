@@ -90,9 +90,9 @@ PyArrayObject *rf__py_new(int type, npy_intp rows, npy_intp columns);
 /* Converts an address on a GPU, or 0. */
 static inline void *rf__py_pointer(unsigned long long address) { return (void *)(uintptr_t)address; }
 
-/* Returns a dict of `info` and `more`, and steals the reference to `more`; NULL with an exception, also if
- * `more` is NULL. */
-PyObject *rf__py_kernel(const rf__kernel_info *info, PyObject *more);
+/* Returns a dict of `info` and `details`, and steals the reference to `details`; NULL with an exception, also if
+ * `details` is NULL. */
+PyObject *rf__py_kernel(const rf__kernel_info *info, PyObject *details);
 
 /* Appends a dict of each launch to a list; -1 with an exception. */
 int rf__py_launches(const rf__gpu *gpu, const rf__launches *launches, PyObject *list);

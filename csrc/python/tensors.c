@@ -16,8 +16,8 @@ RF__PY_METHOD(tensor_cell,
     if (!PyArg_ParseTuple(arguments, "OKn:tensor_cell", &tensor, &implementation, &size)) return NULL;
     const unsigned long long *words = (const unsigned long long *)tensor;
     while ((at + 1) * (Py_ssize_t)sizeof *words <= size && words[at] != implementation) at++;
-    const bool found = (at + 1) * (Py_ssize_t)sizeof *words <= size;
-    return PyLong_FromSsize_t(found ? at * (Py_ssize_t)sizeof *words : -1);
+    const bool read_integers = (at + 1) * (Py_ssize_t)sizeof *words <= size;
+    return PyLong_FromSsize_t(read_integers ? at * (Py_ssize_t)sizeof *words : -1);
 }
 
 RF__PY_METHOD(
@@ -53,8 +53,8 @@ static bool integers_read(PyObject *type, Py_ssize_t cell, PyObject *object, int
 static int64_t lookups_of(PyObject *type, Py_ssize_t cell, PyObject *indices, Py_ssize_t table) {
     PyObject *object =
         PyList_CheckExact(indices) ? PyList_GetItem(indices, table) : PyTuple_GetItem(indices, table);
-    rf__integers found;
-    return integers_read(type, cell, object, 1, &found) ? found.sizes[0] : -1;
+    rf__integers read_integers;
+    return integers_read(type, cell, object, 1, &read_integers) ? read_integers.sizes[0] : -1;
 }
 
 /* Writes the offsets of a table with `first` added to each. False: they do not begin with 0. */
@@ -74,20 +74,20 @@ RF__PY_METHOD(join_offsets,
               "no memory, or another shape, or offsets of a table do not begin with 0") {
     PyObject *type, *offsets, *indices, *joined;
     Py_ssize_t cell;
-    rf__integers from, whole, to;
+    rf__integers from, index_rows, to;
     if (!PyArg_ParseTuple(arguments, "OnOOO:join_offsets", &type, &cell, &offsets, &indices, &joined))
         return NULL;
     const bool is_list = PyList_CheckExact(indices) || PyTuple_CheckExact(indices);
     if (!integers_read(type, cell, offsets, 2, &from) || !integers_read(type, cell, joined, 1, &to) ||
-        (!is_list && !integers_read(type, cell, indices, 2, &whole)))
+        (!is_list && !integers_read(type, cell, indices, 2, &index_rows)))
         Py_RETURN_FALSE;
     const int64_t tables = from.sizes[0], bags = from.sizes[1];
-    if ((is_list ? PyObject_Size(indices) : whole.sizes[0]) != tables || to.type != RF_INT64 ||
+    if ((is_list ? PyObject_Size(indices) : index_rows.sizes[0]) != tables || to.type != RF_INT64 ||
         to.strides[0] != 1 || to.sizes[0] != tables * bags + 1)
         Py_RETURN_FALSE;
     int64_t first = 0, *out = to.data;
     for (int64_t table = 0; table < tables; table++) {
-        const int64_t lookups = is_list ? lookups_of(type, cell, indices, table) : whole.sizes[1];
+        const int64_t lookups = is_list ? lookups_of(type, cell, indices, table) : index_rows.sizes[1];
         if (lookups < 0 || !offsets_join(&from, table, first, out + table * bags)) Py_RETURN_FALSE;
         first += lookups;
     }

@@ -34,11 +34,13 @@ RF__PY_METHOD(trace_times, "trace_times(counts: int64 [rows], length: float, bur
     static const char function[] = "trace_times";
     PyObject *object;
     PyArrayObject *array = NULL, *times = NULL;
-    double length, burst, median, sigma;
+    rf__trace_bursts bursts;
     unsigned long long seed;
     rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "OddddK:trace_times", &object, &length, &burst, &median, &sigma, &seed))
+    if (!PyArg_ParseTuple(arguments, "OddddK:trace_times", &object, &bursts.length, &bursts.burst,
+                          &bursts.median, &bursts.sigma, &seed))
         return NULL;
+    bursts.seed = seed;
     if ((array = rf__py_array(object, NPY_INT64, 1, function, "counts")) == NULL) return NULL;
     const int64_t *counts = PyArray_DATA(array);
     const npy_intp n_rows = PyArray_DIM(array, 0);
@@ -50,8 +52,7 @@ RF__PY_METHOD(trace_times, "trace_times(counts: int64 [rows], length: float, bur
         total += (npy_intp)counts[row];
     }
     if ((times = rf__py_new(NPY_DOUBLE, total, -1)) == NULL) goto out;
-    RF__PY_UNLOCKED(
-        status = rf__trace_times(counts, n_rows, length, burst, median, sigma, seed, PyArray_DATA(times)));
+    RF__PY_UNLOCKED(status = rf__trace_times(counts, n_rows, &bursts, PyArray_DATA(times)));
 out:
     Py_DECREF(array);
     return rf__py_result(times, status, function);

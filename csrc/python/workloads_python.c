@@ -62,9 +62,13 @@ RF__PY_METHOD(workload_indices,
                      "%s: lengths do not add up to a number of lookups in [0, 2^40)", function);
     const npy_intp lookups = (npy_intp)total;
     if ((indices = rf__py_new(wide ? NPY_INT64 : NPY_INT32, lookups, -1)) == NULL) goto out;
-    RF__PY_UNLOCKED(status =
-                        rf__workload_indices(groups, n_groups, batch, lengths, skew, model_seed, seed,
-                                             wide ? RF_INT64 : RF_INT32, lookups, PyArray_DATA(indices)));
+    const rf__workload_draw draw = {.skew = skew,
+                                    .model_seed = model_seed,
+                                    .seed = seed,
+                                    .index_type = wide ? RF_INT64 : RF_INT32,
+                                    .lookups = lookups,
+                                    .indices = PyArray_DATA(indices)};
+    RF__PY_UNLOCKED(status = rf__workload_indices(groups, n_groups, batch, lengths, &draw));
 out:
     Py_XDECREF(length_array);
     Py_XDECREF(group_array);

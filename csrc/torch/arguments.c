@@ -61,7 +61,7 @@ rf_status rf__call_output(rf__call *call, int output, int64_t dim, const int64_t
                           void **data) {
     rf__value *value = &call->outputs[output];
     const rf_status status = rf__call_new(call, dim, sizes, dtype, &value->tensor, data);
-    value->given = value->tensor != NULL;
+    value->is_present = value->tensor != NULL;
     return status;
 }
 
@@ -71,7 +71,7 @@ rf_status rf__call_output_text(rf__call *call, int output, const char *text) {
     rf__value *value = &call->outputs[output];
     RF_FAIL_IF(torch_new_string_handle(text, strlen(text), &value->string) != 0, RF_ERR_MEMORY,
                "no memory for a string");
-    value->given = true;
+    value->is_present = true;
     return RF_OK;
 }
 
@@ -171,7 +171,7 @@ rf_status rf__call_sample_weights(rf__call *call, int argument, int64_t lookups,
     rf__tensor tensor;
     rf_dtype dtype;
     *weights = NULL;
-    if (!call->values[argument].given) return RF_OK;
+    if (!call->values[argument].is_present) return RF_OK;
     RF_CHECK(rf__call_tensor(call, argument, 1, &tensor));
     RF_CHECK(rf__tensor_dtype(&tensor, &dtype));
     RF_FAIL_IF(tensor.sizes[0] != lookups, RF_ERR_VALUE,

@@ -79,15 +79,15 @@ bool rf__signature_read(const char *schema, rf__signature *signature) {
 /* Returns the longest operator's name with which a private operator's name begins after its underscore; its
  * own name without any. */
 static const char *public_name(const rf__registered *operators, size_t count, const char *name) {
-    const char *found = name;
-    size_t most = 0;
+    const char *match = name;
+    size_t longest = 0;
     for (size_t i = 0; name[0] == '_' && i < count; i++) {
         const size_t length = strlen(operators[i].name);
-        if (length <= most || strncmp(name + 1, operators[i].name, length) != 0) continue;
-        found = operators[i].name;
-        most = length;
+        if (length <= longest || strncmp(name + 1, operators[i].name, length) != 0) continue;
+        match = operators[i].name;
+        longest = length;
     }
-    return found;
+    return match;
 }
 
 /* A call that fails has been logged by libtorch, and nothing can be raised while a library is loaded. */
@@ -122,22 +122,22 @@ static rf_status run(rf__call *call, StableIValue *stack) {
     const rf__signature *signature = &call->registered->signature;
     RF_CHECK(call->registered->definition->run(call));
     for (int32_t i = 0; i < signature->n_outputs; i++)
-        RF_FAIL_IF(!signature->outputs[i].optional && !call->outputs[i].given, RF_ERR_INTERNAL,
+        RF_FAIL_IF(!signature->outputs[i].optional && !call->outputs[i].is_present, RF_ERR_INTERNAL,
                    "output %d was not made", (int)i);
     for (int32_t i = 0; i < signature->n_outputs; i++) {
-        RF_CHECK(rf__value_give(signature->outputs[i], &call->outputs[i], &stack[i]));
-        call->outputs[i].given = false; /* the stack's now */
+        RF_CHECK(rf__value_release(signature->outputs[i], &call->outputs[i], &stack[i]));
+        call->outputs[i].is_present = false; /* the stack's now */
     }
     return RF_OK;
 }
 
 /* For a call that failed inside libtorch: None for a tensor gets that far. */
-static rf_status none_refuse(const rf__call *call, rf_status status) {
+static rf_status null_refuse(const rf__call *call, rf_status status) {
     const rf__signature *signature = &call->registered->signature;
     for (int32_t i = 0; i < signature->n_arguments && status == RF_ERR_INTERNAL; i++) {
         const rf__type type = signature->arguments[i];
         bool is_defined = true;
-        if (type.kind == RF__TENSOR && !type.list && call->values[i].given)
+        if (type.kind == RF__TENSOR && !type.list && call->values[i].is_present)
             aoti_torch_is_defined(call->values[i].tensor, &is_defined);
         RF_FAIL_IF(!is_defined, RF_ERR_TYPE, "%s is None; expected a tensor", signature->names[i]);
     }
@@ -152,7 +152,7 @@ void rf__call_run(const rf__registered *registered, StableIValue *stack) {
     char message[4096 + 256]; /* the longest of rf_last_error, and its prefix */
     for (int32_t i = 0; i < signature->n_arguments; i++)
         call.values[i] = rf__value_take(signature->arguments[i], stack[i]);
-    const rf_status status = none_refuse(&call, run(&call, stack));
+    const rf_status status = null_refuse(&call, run(&call, stack));
     for (int32_t i = call.n_temporaries - 1; i >= 0; i--) rf__tensor_free(call.temporaries[i]);
     free(call.scratch);
     free(call.offsets);

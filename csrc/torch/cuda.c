@@ -18,33 +18,34 @@ typedef struct torch_cuda {
     aoti_torch_cuda__efficient_attention_forward_type *efficient_attention; /* NULL if absent */
 } torch_cuda;
 
-/* Written under the lock, and read only after `found` is set. */
+/* Written under the lock, and read only after `is_loaded` is set. */
 static torch_cuda functions;
-static atomic_bool found; /* atomic */
+static atomic_bool is_loaded; /* atomic */
 static pthread_mutex_t finding =
     PTHREAD_MUTEX_INITIALIZER; /* the lock; a child finds it free, since no one forks in it */
 
 static rf_status torch_cuda_get(const torch_cuda **cuda) {
     *cuda = &functions;
-    if (atomic_load_explicit(&found, memory_order_acquire)) return RF_OK;
-    torch_cuda all = {NULL, NULL, NULL, NULL};
+    if (atomic_load_explicit(&is_loaded, memory_order_acquire)) return RF_OK;
+    torch_cuda loaded = {NULL, NULL, NULL, NULL};
     /* A tensor on a GPU exists, so torch has loaded it. */
     void *library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
     if (library != NULL) {
-        *(void **)&all.current_stream = dlsym(library, "aoti_torch_get_current_cuda_stream");
-        *(void **)&all.create_stream_guard = dlsym(library, "aoti_torch_create_cuda_stream_guard");
-        *(void **)&all.delete_stream_guard = dlsym(library, "aoti_torch_delete_cuda_stream_guard");
-        *(void **)&all.efficient_attention = dlsym(library, "aoti_torch_cuda__efficient_attention_forward");
+        *(void **)&loaded.current_stream = dlsym(library, "aoti_torch_get_current_cuda_stream");
+        *(void **)&loaded.create_stream_guard = dlsym(library, "aoti_torch_create_cuda_stream_guard");
+        *(void **)&loaded.delete_stream_guard = dlsym(library, "aoti_torch_delete_cuda_stream_guard");
+        *(void **)&loaded.efficient_attention =
+            dlsym(library, "aoti_torch_cuda__efficient_attention_forward");
     }
-    RF_FAIL_IF(all.current_stream == NULL || all.create_stream_guard == NULL ||
-                   all.delete_stream_guard == NULL,
+    RF_FAIL_IF(loaded.current_stream == NULL || loaded.create_stream_guard == NULL ||
+                   loaded.delete_stream_guard == NULL,
                RF_ERR_UNSUPPORTED,
                "this torch has no CUDA streams that recfuse can find (libtorch_cuda.so with "
                "aoti_torch_get_current_cuda_stream). Install a CUDA build of torch 2.11 or newer, or move "
                "the tensors to the CPU.");
     pthread_mutex_lock(&finding);
-    if (!atomic_load_explicit(&found, memory_order_relaxed)) functions = all;
-    atomic_store_explicit(&found, true, memory_order_release);
+    if (!atomic_load_explicit(&is_loaded, memory_order_relaxed)) functions = loaded;
+    atomic_store_explicit(&is_loaded, true, memory_order_release);
     pthread_mutex_unlock(&finding);
     return RF_OK;
 }
@@ -91,12 +92,12 @@ typedef struct allocation {
     char error[1024]; /* messages are a thread's own */
 } allocation;
 
-static rf_status allocate_bytes(allocation *asked) {
-    return rf__tensor_new(1, &asked->bytes, aoti_torch_dtype_uint8(), asked->device, &asked->tensor,
-                          &asked->memory);
+static rf_status allocate_bytes(allocation *request) {
+    return rf__tensor_new(1, &request->bytes, aoti_torch_dtype_uint8(), request->device, &request->tensor,
+                          &request->memory);
 }
 
-static rf_status allocate_on_stream(allocation *asked) {
+static rf_status allocate_on_stream(allocation *request) {
     const torch_cuda *cuda = NULL;
     const rf__cuda_driver *driver = NULL;
     stream_guard guard = NULL;
@@ -104,16 +105,16 @@ static rf_status allocate_on_stream(allocation *asked) {
     RF_CHECK(rf__cuda_driver_get(&driver));
     /* Other threads may be capturing streams. */
     (void)rf__cuda_capture_mode(driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
-    RF__TORCH_CHECK(cuda->create_stream_guard(asked->stream, asked->device.index, &guard));
-    const rf_status status = allocate_bytes(asked);
+    RF__TORCH_CHECK(cuda->create_stream_guard(request->stream, request->device.index, &guard));
+    const rf_status status = allocate_bytes(request);
     (void)cuda->delete_stream_guard(guard);
     return status;
 }
 
 static void *allocate_on_thread(void *context) {
-    allocation *asked = context;
-    asked->status = allocate_on_stream(asked);
-    if (asked->status != RF_OK) snprintf(asked->error, sizeof asked->error, "%s", rf_last_error());
+    allocation *request = context;
+    request->status = allocate_on_stream(request);
+    if (request->status != RF_OK) snprintf(request->error, sizeof request->error, "%s", rf_last_error());
     return NULL;
 }
 
@@ -121,22 +122,22 @@ static void *allocate_on_thread(void *context) {
  * torch.compile(mode="reduce-overhead"), which raises if memory stays in its pool). Memory that outlives the
  * call must not come from there, so another thread allocates it for the same stream. This is rare, and takes
  * about 50 us. */
-static rf_status allocate_lasting(allocation *asked) {
+static rf_status allocate_lasting(allocation *request) {
     pthread_t thread;
-    RF_FAIL_IF(pthread_create(&thread, NULL, allocate_on_thread, asked) != 0, RF_ERR_MEMORY,
-               "no thread to allocate %lld bytes", (long long)asked->bytes);
+    RF_FAIL_IF(pthread_create(&thread, NULL, allocate_on_thread, request) != 0, RF_ERR_MEMORY,
+               "no thread to allocate %lld bytes", (long long)request->bytes);
     pthread_join(thread, NULL);
-    return asked->status == RF_OK ? RF_OK : rf__fail(asked->status, "%s", asked->error);
+    return request->status == RF_OK ? RF_OK : rf__fail(request->status, "%s", request->error);
 }
 
 static rf_status allocate(void *context, int64_t bytes, bool lasts, const rf_cuda_stream *stream,
                           void **memory, void **block) {
-    allocation asked = {
+    allocation request = {
         .device = {(int32_t)(intptr_t)context, stream->device}, .bytes = bytes, .stream = stream->stream};
-    const rf_status status = lasts ? allocate_lasting(&asked) : allocate_bytes(&asked);
-    if (status != RF_OK) rf__tensor_free(asked.tensor);
-    *memory = asked.memory;
-    *block = asked.tensor;
+    const rf_status status = lasts ? allocate_lasting(&request) : allocate_bytes(&request);
+    if (status != RF_OK) rf__tensor_free(request.tensor);
+    *memory = request.memory;
+    *block = request.tensor;
     return status;
 }
 

@@ -12,42 +12,42 @@ static void pass(rf__dispatch *dispatch, rf__type type, rf__value value) {
 }
 
 void rf__pass_tensor(rf__dispatch *dispatch, AtenTensorHandle tensor) {
-    pass(dispatch, (rf__type){.kind = RF__TENSOR}, (rf__value){.given = true, .tensor = tensor});
+    pass(dispatch, (rf__type){.kind = RF__TENSOR}, (rf__value){.is_present = true, .tensor = tensor});
 }
 
 void rf__pass_integer(rf__dispatch *dispatch, int64_t integer) {
-    pass(dispatch, (rf__type){.kind = RF__INTEGER}, (rf__value){.given = true, .integer = integer});
+    pass(dispatch, (rf__type){.kind = RF__INTEGER}, (rf__value){.is_present = true, .integer = integer});
 }
 
 void rf__pass_number(rf__dispatch *dispatch, double number) {
-    pass(dispatch, (rf__type){.kind = RF__FLOAT}, (rf__value){.given = true, .number = number});
+    pass(dispatch, (rf__type){.kind = RF__FLOAT}, (rf__value){.is_present = true, .number = number});
 }
 
 void rf__pass_boolean(rf__dispatch *dispatch, bool boolean) {
-    pass(dispatch, (rf__type){.kind = RF__BOOLEAN}, (rf__value){.given = true, .bits = boolean});
+    pass(dispatch, (rf__type){.kind = RF__BOOLEAN}, (rf__value){.is_present = true, .bits = boolean});
 }
 
 void rf__pass_optional_tensor(rf__dispatch *dispatch, AtenTensorHandle tensor) {
     pass(dispatch, (rf__type){.kind = RF__TENSOR, .optional = true},
-         (rf__value){.given = tensor != NULL, .tensor = tensor});
+         (rf__value){.is_present = tensor != NULL, .tensor = tensor});
 }
 
 void rf__pass_optional_number(rf__dispatch *dispatch, double number) {
     pass(dispatch, (rf__type){.kind = RF__FLOAT, .optional = true},
-         (rf__value){.given = true, .number = number});
+         (rf__value){.is_present = true, .number = number});
 }
 
 void rf__pass_optional_boolean(rf__dispatch *dispatch, bool boolean) {
     pass(dispatch, (rf__type){.kind = RF__BOOLEAN, .optional = true},
-         (rf__value){.given = true, .bits = boolean});
+         (rf__value){.is_present = true, .bits = boolean});
 }
 
-void rf__pass_none(rf__dispatch *dispatch) {
-    pass(dispatch, (rf__type){.kind = RF__INTEGER, .optional = true}, (rf__value){.given = false});
+void rf__pass_null(rf__dispatch *dispatch) {
+    pass(dispatch, (rf__type){.kind = RF__INTEGER, .optional = true}, (rf__value){.is_present = false});
 }
 
 rf_status rf__pass_integers(rf__dispatch *dispatch, const int64_t *integers, int64_t count) {
-    rf__value list = {.given = true};
+    rf__value list = {.is_present = true};
     RF__TORCH_CHECK(torch_new_list_reserve_size((size_t)count, &list.list));
     pass(dispatch, (rf__type){.kind = RF__INTEGER, .list = true}, list);
     for (int64_t i = 0; i < count; i++) {
@@ -60,7 +60,7 @@ rf_status rf__pass_integers(rf__dispatch *dispatch, const int64_t *integers, int
 rf_status rf__dispatch_run(rf__dispatch *dispatch, int32_t n_results) {
     StableIValue stack[RF__DISPATCH_STACK] = {0}; /* zeros are None */
     for (int32_t i = 0; i < dispatch->n_arguments; i++) {
-        const rf_status status = rf__value_give(dispatch->types[i], &dispatch->values[i], &stack[i]);
+        const rf_status status = rf__value_release(dispatch->types[i], &dispatch->values[i], &stack[i]);
         if (status != RF_OK) { /* takes arguments back from the stack */
             for (int32_t j = 0; j < i; j++)
                 dispatch->values[j] = rf__value_take(dispatch->types[j], stack[j]);

@@ -26,7 +26,7 @@ void rf__pass_boolean(rf__dispatch *dispatch, bool boolean);
 void rf__pass_optional_tensor(rf__dispatch *dispatch, AtenTensorHandle tensor);
 void rf__pass_optional_number(rf__dispatch *dispatch, double number);
 void rf__pass_optional_boolean(rf__dispatch *dispatch, bool boolean);
-void rf__pass_none(rf__dispatch *dispatch);
+void rf__pass_null(rf__dispatch *dispatch);
 /* Passes a list; RF_ERR_INTERNAL: it could not be created. */
 rf_status rf__pass_integers(rf__dispatch *dispatch, const int64_t *integers, int64_t count);
 

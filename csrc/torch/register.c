@@ -31,7 +31,7 @@ static void refuse_second_copy(void) {
     const char *first = "another file";
     char text[2 * RF__PATH_BYTES + 512];
     if (torch_call_dispatcher("recfuse::library_path", "", &path.bits, RF__TORCH_BUILD_VERSION) == 0) {
-        path.given = true;
+        path.is_present = true;
         if (torch_string_c_str(path.string, &first) != 0) first = "another file";
     }
     snprintf(text, sizeof text,

@@ -11,9 +11,9 @@
 
 rf__value rf__value_take(rf__type type, StableIValue bits) {
     StableIValue *box = (StableIValue *)(uintptr_t)bits;
-    if (!type.optional) return (rf__value){.given = true, .bits = bits};
+    if (!type.optional) return (rf__value){.is_present = true, .bits = bits};
     if (box == NULL) return (rf__value){0};
-    const rf__value value = {.given = true, .bits = *box};
+    const rf__value value = {.is_present = true, .bits = *box};
     if (torch_delete_stable_ivalue != NULL) {
         torch_delete_stable_ivalue(box);
     } else {
@@ -22,10 +22,10 @@ rf__value rf__value_take(rf__type type, StableIValue bits) {
     return value;
 }
 
-rf_status rf__value_give(rf__type type, const rf__value *value, StableIValue *bits) {
+rf_status rf__value_release(rf__type type, const rf__value *value, StableIValue *bits) {
     StableIValue *box = NULL;
     *bits = type.optional ? 0 : value->bits;
-    if (!type.optional || !value->given) return RF_OK;
+    if (!type.optional || !value->is_present) return RF_OK;
     if (torch_new_stable_ivalue != NULL) {
         RF__TORCH_CHECK(torch_new_stable_ivalue(&box));
     } else {
@@ -37,12 +37,12 @@ rf_status rf__value_give(rf__type type, const rf__value *value, StableIValue *bi
 }
 
 void rf__value_free(rf__type type, const rf__value *value) {
-    if (!value->given) return;
+    if (!value->is_present) return;
     if (type.list) { /* torch_delete_list frees only the list: its elements are handed out one by one */
         size_t size = 0;
         torch_list_size(value->list, &size);
         for (size_t i = 0; i < size && (type.kind == RF__TENSOR || type.kind == RF__STRING); i++) {
-            rf__value item = {.given = true};
+            rf__value item = {.is_present = true};
             torch_list_get_item(value->list, i, &item.bits);
             rf__value_free((rf__type){.kind = type.kind}, &item);
         }
@@ -99,19 +99,19 @@ rf__torch_device rf__device_cpu(void) { return (rf__torch_device){aoti_torch_dev
 
 /* The storage of a tensor can be freed or shrunk: untyped_storage().resize_(0). */
 static rf_status memory_check(const rf__tensor *tensor, bool has_data) {
-    int64_t last = 0, first = 0, has = 0, needs = 0;
+    int64_t last = 0, first = 0, available = 0, required = 0;
     for (int64_t d = 0; d < tensor->dim; d++) {
         if (tensor->sizes[d] == 0) return RF_OK;
         last += (tensor->sizes[d] - 1) * tensor->strides[d];
     }
-    if (aoti_torch_get_storage_size(tensor->handle, &has) != 0 ||
+    if (aoti_torch_get_storage_size(tensor->handle, &available) != 0 ||
         aoti_torch_get_storage_offset(tensor->handle, &first) != 0)
         return RF_OK; /* not strided */
-    needs = (first + last + 1) * (int64_t)aoti_torch_dtype_element_size(tensor->dtype);
-    RF_FAIL_IF(!has_data || needs > has, RF_ERR_VALUE,
+    required = (first + last + 1) * (int64_t)aoti_torch_dtype_element_size(tensor->dtype);
+    RF_FAIL_IF(!has_data || required > available, RF_ERR_VALUE,
                "%s has no memory for its elements, which need %lld bytes of its storage, but it has %lld. "
                "Keep the storage until the call, and do not resize it.",
-               tensor->argument, (long long)needs, (long long)has);
+               tensor->argument, (long long)required, (long long)available);
     return RF_OK;
 }
 

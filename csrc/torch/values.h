@@ -14,7 +14,7 @@ typedef struct rf__type {
 } rf__type;
 
 typedef struct rf__value {
-    bool given; /* false: an optional value that is None; all other fields are 0 then */
+    bool is_present; /* false: an optional value that is None; all other fields are 0 then */
     union {
         StableIValue bits;
         AtenTensorHandle tensor;
@@ -31,7 +31,7 @@ _Static_assert(sizeof(void *) == 8 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 /* Takes a value from the stack and frees the box of an optional one. Cannot fail. */
 rf__value rf__value_take(rf__type type, StableIValue bits);
 /* Puts a value on the stack, which then owns it. RF_ERR_MEMORY: no box for an optional one. */
-rf_status rf__value_give(rf__type type, const rf__value *value, StableIValue *bits);
+rf_status rf__value_release(rf__type type, const rf__value *value, StableIValue *bits);
 /* Frees a value and, of a list, its elements. */
 void rf__value_free(rf__type type, const rf__value *value);
 

@@ -47,7 +47,7 @@ def build(kind: str) -> Path:
 
 
 def sources() -> list[Path]:
-    patterns = ("tests/c/*.c", "tests/c/cpu/**/*.c", "csrc/core/[!fk]*.c", "csrc/core/threads/*.c")
+    patterns = ("tests/c/*.c", "tests/c/cpu/**/*.c", "csrc/core/[!bf]*.c", "csrc/core/threads/*.c")
     families = ("**/cpu/*.c", "*/*_cpu.c", "**/check_*.c", "embedding_columns/program/*.c")
     patterns += tuple(f"csrc/families/{files}" for files in families)
     return [source for pattern in patterns for source in ROOT.glob(pattern)]

@@ -1,4 +1,4 @@
-"""Memory of large sparse gradients on the CPU, which later gradients reuse (csrc/core/kept.c)."""
+"""Memory of large sparse gradients on the CPU, which later gradients reuse (csrc/core/buffer_cache.c)."""
 
 from __future__ import annotations
 

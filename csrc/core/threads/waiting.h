@@ -16,19 +16,19 @@ typedef struct rf__waiting {
 } rf__waiting;
 
 /* Resets to no threads. */
-void rf__waiting_reset(rf__waiting *of);
+void rf__waiting_reset(rf__waiting *waiting);
 /* Wakes up to this many waiting threads. The caller must have written the data for them before. */
-void rf__waiting_wake(rf__waiting *of, int32_t threads);
+void rf__waiting_wake(rf__waiting *waiting, int32_t threads);
 
 /* A thread announces by rf__waiting_begin_... that it waits, checks its condition once more, and then waits,
  * or ends the wait if the condition holds. One thread at a time watches: it polls its flag until it is woken
  * or until the time `until`, of rf__waiting_now. Others sleep. */
-void rf__waiting_begin_watch(rf__waiting *of);
-void rf__waiting_watch(rf__waiting *of, int64_t until);
-void rf__waiting_end_watch(rf__waiting *of);
-void rf__waiting_begin_sleep(rf__waiting *of);
-void rf__waiting_sleep(rf__waiting *of);
-void rf__waiting_end_sleep(rf__waiting *of);
+void rf__waiting_begin_watch(rf__waiting *waiting);
+void rf__waiting_watch(rf__waiting *waiting, int64_t until);
+void rf__waiting_end_watch(rf__waiting *waiting);
+void rf__waiting_begin_sleep(rf__waiting *waiting);
+void rf__waiting_sleep(rf__waiting *waiting);
+void rf__waiting_end_sleep(rf__waiting *waiting);
 
 /* ns, from some time on. */
 int64_t rf__waiting_now(void);

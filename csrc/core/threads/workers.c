@@ -72,12 +72,12 @@ static void jobs_list(crew *of) {
 
 /* Returns the number of additional threads that jobs can use, up to a few: threads that begin wake others in
  * turn; under the lock. */
-static int32_t room_of(const crew *of) {
-    enum { FEW = 2 };
-    int32_t room = 0;
-    for (const rf__job *job = of->first; job != NULL && room < FEW; job = job->next)
-        room += job->most_threads - job->threads;
-    return room < FEW ? room : FEW;
+static int32_t useful_threads(const crew *of) {
+    enum { MOST = 2 };
+    int32_t useful = 0;
+    for (const rf__job *job = of->first; job != NULL && useful < MOST; job = job->next)
+        useful += job->most_threads - job->threads;
+    return useful < MOST ? useful : MOST;
 }
 
 /* The first job that has work for one thread more; under the lock. */
@@ -129,15 +129,15 @@ static void job_watch(crew *of) {
 
 /* Linux often wakes a thread on its waker's core and runs it there at once, which would stop the submitter of
  * a job. A thread of the batch class preempts no other when it wakes. A failure has no effect. */
-static void be_modest(void) {
-    const struct sched_param none = {0};
-    (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);
+static void thread_make_batch(void) {
+    const struct sched_param priority = {0};
+    (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &priority);
 }
 
 static void *work(void *context) {
     crew *of = context;
     bool has_worked = false;
-    be_modest();
+    thread_make_batch();
     pthread_mutex_lock(&of->lock);
     for (;;) {
         rf__job *job = job_find(of);
@@ -149,9 +149,9 @@ static void *work(void *context) {
         }
         has_worked = true;
         job->threads++;
-        const int32_t room = room_of(of);
+        const int32_t useful = useful_threads(of);
         pthread_mutex_unlock(&of->lock);
-        rf__waiting_wake(&of->waiting, room); /* slow: not under the lock */
+        rf__waiting_wake(&of->waiting, useful); /* slow: not under the lock */
         for (;;) {
             const int64_t task = __atomic_fetch_add(&job->next_task, 1, __ATOMIC_RELAXED);
             if (task >= job->count) break;

@@ -14,11 +14,11 @@ double rf__exp(double value) {
     const double ln2_high = 0x1.62e42feep-1, ln2_low = 0x1.a39ef35793c76p-33;
     if (value < -700) return 0;
     if (value > 700) value = 700;
-    /* value = power * ln 2 + rest, |rest| < 0.35; ln2_high has 32 bits, so its product is exact. */
+    /* value = power * ln 2 + reduced, |reduced| < 0.35; ln2_high has 32 bits, so its product is exact. */
     const double power = floor(value * 1.4426950408889634 + 0.5);
-    const double rest = (value - power * ln2_high) - power * ln2_low;
+    const double reduced = (value - power * ln2_high) - power * ln2_low;
     double sum = 1;
-    for (int term = 14; term > 0; term--) sum = 1 + sum * rest / term;
+    for (int term = 14; term > 0; term--) sum = 1 + sum * reduced / term;
     return ldexp(sum, (int)power);
 }
 
@@ -47,65 +47,65 @@ double rf__random_normal(rf__random *random) {
 
 void rf__random_permutation(rf__random *random, int64_t *order, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
-        const int64_t other = rf__random_below(random, i + 1);
-        order[i] = order[other];
-        order[other] = i;
+        const int64_t alternative = rf__random_below(random, i + 1);
+        order[i] = order[alternative];
+        order[alternative] = i;
     }
 }
 
 rf_status rf__alias_build(rf__alias *alias, const double *weights, int64_t count) {
     rf_status status = RF_OK;
-    double *share = malloc((size_t)count * sizeof *share);
+    double *scaled = malloc((size_t)count * sizeof *scaled);
     uint32_t *stack = malloc((size_t)count * sizeof *stack);
     rf__alias_free(alias);
-    alias->keep = malloc((size_t)count * sizeof *alias->keep);
-    alias->other = malloc((size_t)count * sizeof *alias->other);
-    if (share == NULL || stack == NULL || alias->keep == NULL || alias->other == NULL) {
+    alias->threshold = malloc((size_t)count * sizeof *alias->threshold);
+    alias->alternative = malloc((size_t)count * sizeof *alias->alternative);
+    if (scaled == NULL || stack == NULL || alias->threshold == NULL || alias->alternative == NULL) {
         status = rf__fail(RF_ERR_MEMORY, "no memory for a table of %lld weights", (long long)count);
         goto out;
     }
     double total = 0;
     for (int64_t i = 0; i < count; i++) total += weights[i];
 
-    /* One stack from both ends: slots with less than their share at the bottom, the others at the top. */
+    /* One stack from both ends: slots below 1 at the bottom, the others at the top. */
     int64_t small = 0, large = count;
     for (int64_t i = 0; i < count; i++) {
-        share[i] = weights[i] / total * (double)count;
-        if (share[i] < 1)
+        scaled[i] = weights[i] / total * (double)count;
+        if (scaled[i] < 1)
             stack[small++] = (uint32_t)i;
         else
             stack[--large] = (uint32_t)i;
     }
     while (small > 0 && large < count) {
         const uint32_t poor = stack[--small], rich = stack[large];
-        alias->keep[poor] = (uint32_t)(share[poor] * 4294967295.0);
-        alias->other[poor] = rich;
-        share[rich] -= 1 - share[poor];
-        if (share[rich] < 1) {
+        alias->threshold[poor] = (uint32_t)(scaled[poor] * 4294967295.0);
+        alias->alternative[poor] = rich;
+        scaled[rich] -= 1 - scaled[poor];
+        if (scaled[rich] < 1) {
             large++;
             stack[small++] = rich;
         }
     }
-    /* The remaining items have a share of 1 up to rounding. */
+    /* The remaining items are 1 up to rounding. */
     while (small > 0) {
         const uint32_t item = stack[--small];
-        alias->keep[item] = UINT32_MAX;
-        alias->other[item] = item;
+        alias->threshold[item] = UINT32_MAX;
+        alias->alternative[item] = item;
     }
     for (; large < count; large++) {
-        alias->keep[stack[large]] = UINT32_MAX;
-        alias->other[stack[large]] = stack[large];
+        alias->threshold[stack[large]] = UINT32_MAX;
+        alias->alternative[stack[large]] = stack[large];
     }
     alias->count = count;
 out:
     free(stack);
-    free(share);
+    free(scaled);
     if (status != RF_OK) rf__alias_free(alias);
     return status;
 }
 
 void rf__alias_free(rf__alias *alias) {
-    free(alias->other);
-    free(alias->keep);
+    free(alias->alternative);
+    free(alias->threshold);
     *alias = (rf__alias){0};
 }

@@ -70,8 +70,8 @@ double rf__log(double value);
 /* A table to draw from `count` weights in constant time (Walker's alias method, in Vose's order). */
 typedef struct rf__alias {
     int64_t count;
-    uint32_t *keep; /* [count]: a slot's own item is drawn when 32 random bits are below this */
-    uint32_t *other; /* [count]: the alternative item */
+    uint32_t *threshold; /* [count]: a slot's own item is drawn when 32 random bits are below this */
+    uint32_t *alternative; /* [count]: the alternative item */
 } rf__alias;
 
 /* Builds the table of weights [count], each >= 0 and finite, their sum > 0; 0 < count < 2^32. `alias` is
@@ -82,7 +82,7 @@ void rf__alias_free(rf__alias *alias);
 static inline uint32_t rf__alias_draw(const rf__alias *alias, rf__random *random) {
     const uint64_t bits = rf__random_next(random);
     const uint32_t slot = (uint32_t)(((bits >> 32) * (uint64_t)alias->count) >> 32);
-    return (uint32_t)bits < alias->keep[slot] ? slot : alias->other[slot];
+    return (uint32_t)bits < alias->threshold[slot] ? slot : alias->alternative[slot];
 }
 
 #endif

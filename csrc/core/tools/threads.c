@@ -10,8 +10,8 @@ typedef struct range {
 } range;
 
 static void *range_run(void *argument) {
-    const range *own = argument;
-    own->body(own->from, own->to, own->context);
+    const range *part = argument;
+    part->body(part->from, part->to, part->context);
     return NULL;
 }
 
@@ -21,10 +21,10 @@ static int32_t parallel_for(int64_t begin, int64_t end, int64_t grain,
     range ranges[RF__MOST_THREADS];
     pthread_t threads[RF__MOST_THREADS];
     int32_t count = 0, started = 0;
-    int64_t each = (end - begin) / RF__MOST_THREADS + 1;
-    if (each < grain) each = grain;
-    for (int64_t from = begin; from < end; from += each, count++)
-        ranges[count] = (range){from, end - from < each ? end : from + each, body, context};
+    int64_t chunk = (end - begin) / RF__MOST_THREADS + 1;
+    if (chunk < grain) chunk = grain;
+    for (int64_t from = begin; from < end; from += chunk, count++)
+        ranges[count] = (range){from, end - from < chunk ? end : from + chunk, body, context};
     while (started + 1 < count &&
            pthread_create(&threads[started], NULL, range_run, &ranges[started + 1]) == 0)
         started++;
@@ -35,6 +35,6 @@ static int32_t parallel_for(int64_t begin, int64_t end, int64_t grain,
 }
 
 rf_executor rf__threads_executor(int64_t threads) {
-    const int32_t most = RF__MOST_THREADS;
-    return (rf_executor){threads < 1 ? 1 : threads > most ? most : (int32_t)threads, parallel_for};
+    const int32_t limit = RF__MOST_THREADS;
+    return (rf_executor){threads < 1 ? 1 : threads > limit ? limit : (int32_t)threads, parallel_for};
 }

@@ -26,26 +26,28 @@ rf_status rf__trace_curve(const double *ranks, const double *counts, int64_t n_p
             values[i] = counts[next == 0 ? 0 : n_points - 1];
             continue;
         }
-        const double left = rf__log(counts[next - 1]), right = rf__log(counts[next]);
+        const double log_from = rf__log(counts[next - 1]), log_to = rf__log(counts[next]);
         const double from = rf__log(ranks[next - 1]), to = rf__log(ranks[next]);
-        values[i] = rf__exp(left + (right - left) * ((rf__log(positions[i]) - from) / (to - from)));
+        values[i] = rf__exp(log_from + (log_to - log_from) * ((rf__log(positions[i]) - from) / (to - from)));
     }
     return RF_OK;
 }
 
-rf_status rf__trace_times(const int64_t *counts, int64_t n_rows, double length, double burst, double median,
-                          double sigma, uint64_t seed, double *times) {
-    RF_FAIL_IF(!(length > 0 && burst >= 0 && burst <= 1 && median > 0 && sigma >= 0), RF_ERR_VALUE,
-               "length is %g, burst %g, median %g, sigma %g; expected > 0, [0, 1], > 0, >= 0", length, burst,
-               median, sigma);
-    const double log_median = rf__log(median);
+rf_status rf__trace_times(const int64_t *counts, int64_t n_rows, const rf__trace_bursts *bursts,
+                          double *times) {
+    const double length = bursts->length;
+    RF_FAIL_IF(
+        !(length > 0 && bursts->burst >= 0 && bursts->burst <= 1 && bursts->median > 0 && bursts->sigma >= 0),
+        RF_ERR_VALUE, "length is %g, burst %g, median %g, sigma %g; expected > 0, [0, 1], > 0, >= 0", length,
+        bursts->burst, bursts->median, bursts->sigma);
+    const double log_median = rf__log(bursts->median);
     int64_t at = 0;
     for (int64_t row = 0; row < n_rows; row++) {
-        rf__random random = rf__random_stream(seed, RF__FOR_TIMES, (uint64_t)row);
+        rf__random random = rf__random_stream(bursts->seed, RF__FOR_TIMES, (uint64_t)row);
         double time = length;
         for (int64_t event = 0; event < counts[row]; event++) {
-            if (event > 0 && rf__random_uniform(&random) < burst) {
-                time += rf__exp(log_median + sigma * rf__random_normal(&random));
+            if (event > 0 && rf__random_uniform(&random) < bursts->burst) {
+                time += rf__exp(log_median + bursts->sigma * rf__random_normal(&random));
             } else {
                 time = length;
             }
@@ -78,16 +80,16 @@ rf_status rf__trace_reuse(const int64_t *rows, int64_t lookups, int64_t n_rows, 
                               (long long)row, (long long)n_rows);
             goto out;
         }
-        const int64_t before = last[row];
-        if (before == 0) {
+        const int64_t previous = last[row];
+        if (previous == 0) {
             gaps[i] = distances[i] = -1;
             distinct++;
         } else {
             int64_t marks = 0;
-            for (int64_t node = before; node > 0; node -= node & -node) marks += tree[node];
-            gaps[i] = i + 1 - before;
+            for (int64_t node = previous; node > 0; node -= node & -node) marks += tree[node];
+            gaps[i] = i + 1 - previous;
             distances[i] = distinct - marks;
-            for (int64_t node = before; node <= lookups; node += node & -node) tree[node]--;
+            for (int64_t node = previous; node <= lookups; node += node & -node) tree[node]--;
         }
         last[row] = i + 1;
         for (int64_t node = i + 1; node <= lookups; node += node & -node) tree[node]++;

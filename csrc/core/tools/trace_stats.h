@@ -14,12 +14,18 @@
 rf_status rf__trace_curve(const double *ranks, const double *counts, int64_t n_points,
                           const double *positions, int64_t count, double *values);
 
-/* Fills times [sum of counts], all in [0, length): counts[r] times for each of n_rows rows, row after row.
- * The first time of a row is uniform; each later time, with probability `burst`, follows the previous one
- * after lognormal(log median, sigma) if that is before `length`; otherwise it is uniform again. Requires
- * counts >= 0, length > 0, burst in [0, 1], median > 0, sigma >= 0, else RF_ERR_VALUE. */
-rf_status rf__trace_times(const int64_t *counts, int64_t n_rows, double length, double burst, double median,
-                          double sigma, uint64_t seed, double *times);
+/* The times of a row's lookups, all in [0, length). The first time is uniform; each later time, with probability
+ * `burst`, follows the previous time after lognormal(log median, sigma) if that is before `length`; otherwise it
+ * is uniform again. */
+typedef struct rf__trace_bursts {
+    double length, burst, median, sigma; /* > 0; in [0, 1]; > 0; >= 0 */
+    uint64_t seed;
+} rf__trace_bursts;
+
+/* Fills times [sum of counts]: counts[r] >= 0 times for each of n_rows rows, row after row. RF_ERR_VALUE if a field
+ * of `bursts` is outside its range. */
+rf_status rf__trace_times(const int64_t *counts, int64_t n_rows, const rf__trace_bursts *bursts,
+                          double *times);
 
 /* For each lookup of rows [lookups], each in [0, n_rows): gaps, how many lookups ago the same row was read
  * (1: by the previous lookup), and distances, the number of different other rows read since; both -1 for a

@@ -14,7 +14,7 @@
 /* A truncated normal is drawn by rejection: this bounds the share of rejected draws. */
 #define MAX_DEVIATIONS_PER_LENGTH 64
 
-static bool whole_between(double value, double low, double high) {
+static bool is_integer_between(double value, double low, double high) {
     return value >= low && value <= high && value == floor(value);
 }
 
@@ -22,9 +22,9 @@ static rf_status check_groups(const rf__workload_group *groups, int64_t n_groups
     for (int64_t g = 0; g < n_groups; g++) {
         const rf__workload_group *group = &groups[g];
         const long long at = (long long)g;
-        RF_FAIL_IF(!whole_between(group->features, 1, INT32_MAX), RF_ERR_VALUE,
+        RF_FAIL_IF(!is_integer_between(group->features, 1, INT32_MAX), RF_ERR_VALUE,
                    "group %lld: features is %g; expected a whole number from 1", at, group->features);
-        RF_FAIL_IF(!whole_between(group->rows, 1, INT32_MAX), RF_ERR_VALUE,
+        RF_FAIL_IF(!is_integer_between(group->rows, 1, INT32_MAX), RF_ERR_VALUE,
                    "group %lld: rows is %g; expected a whole number in [1, 2^31)", at, group->rows);
         RF_FAIL_IF(!(group->coverage >= 0 && group->coverage <= 1), RF_ERR_VALUE,
                    "group %lld: coverage is %g; expected [0, 1]", at, group->coverage);
@@ -79,71 +79,75 @@ static void fill_weights(double *weights, int64_t *scratch, int64_t rows, double
     }
 }
 
-rf_status rf__workload_indices(const rf__workload_group *groups, int64_t n_groups, int64_t batch,
-                               const int32_t *lengths, double skew, uint64_t model_seed, uint64_t seed,
-                               rf_int_type index_type, int64_t lookups, void *indices) {
+/* Sets *lookups of each feature of group `g`, from its lengths [batch]. The indices of the group begin at `at`. */
+static rf_status count_lookups(const rf__workload_group *group, int64_t g, const int32_t *lengths,
+                               int64_t batch, int64_t at, int64_t all_lookups, int64_t *lookups) {
+    const int64_t features = (int64_t)group->features;
+    *lookups = 0;
+    for (int64_t b = 0; b < batch; b++) {
+        RF_FAIL_IF(lengths[b] < 0, RF_ERR_VALUE, "lengths[%lld, %lld] is %d; expected >= 0", (long long)g,
+                   (long long)b, lengths[b]);
+        *lookups += lengths[b];
+    }
+    RF_FAIL_IF(*lookups > (all_lookups - at) / features, RF_ERR_VALUE,
+               "lookups is %lld, group %lld alone has %lld for each of %lld features", (long long)all_lookups,
+               (long long)g, (long long)*lookups, (long long)features);
+    return RF_OK;
+}
+
+/* Builds the table of the row weights of group `g`. */
+static rf_status weights_build(const rf__workload_draw *draw, int64_t g, int64_t rows, rf__alias *alias) {
     rf_status status = RF_OK;
-    double *weights = NULL;
-    int64_t *scratch = NULL;
-    rf__alias alias = {0};
-    if (!(skew >= 0 && skew <= 16)) {
-        status = rf__fail(RF_ERR_VALUE, "skew is %g; expected [0, 16]", skew);
+    double *weights = malloc((size_t)rows * sizeof *weights);
+    int64_t *scratch = malloc((size_t)rows * sizeof *scratch);
+    if (weights == NULL || scratch == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory for the weights of %lld rows", (long long)rows);
         goto out;
     }
-    RF_TRY(check_groups(groups, n_groups));
+    rf__random random = rf__random_stream(draw->model_seed, RF__FOR_WEIGHTS, (uint64_t)g);
+    fill_weights(weights, scratch, rows, draw->skew, &random);
+    status = rf__alias_build(alias, weights, rows);
+out:
+    free(scratch);
+    free(weights);
+    return status;
+}
 
-    const uint64_t draw_seed = rf__random_mix(model_seed ^ rf__random_mix(seed + 1));
+static void draw_rows(const rf__alias *alias, rf__random *random, rf_int_type type, void *indices,
+                      int64_t begin, int64_t end) {
+    if (type == RF_INT32) {
+        for (int64_t i = begin; i < end; i++)
+            ((int32_t *)indices)[i] = (int32_t)rf__alias_draw(alias, random);
+    } else {
+        for (int64_t i = begin; i < end; i++)
+            ((int64_t *)indices)[i] = (int64_t)rf__alias_draw(alias, random);
+    }
+}
+
+rf_status rf__workload_indices(const rf__workload_group *groups, int64_t n_groups, int64_t batch,
+                               const int32_t *lengths, const rf__workload_draw *draw) {
+    rf_status status = RF_OK;
+    rf__alias alias = {0};
+    RF_FAIL_IF(!(draw->skew >= 0 && draw->skew <= 16), RF_ERR_VALUE, "skew is %g; expected [0, 16]",
+               draw->skew);
+    RF_CHECK(check_groups(groups, n_groups));
+    const uint64_t draw_seed = rf__random_mix(draw->model_seed ^ rf__random_mix(draw->seed + 1));
     int64_t at = 0;
     uint64_t feature = 0;
     for (int64_t g = 0; g < n_groups; g++) {
-        const int64_t rows = (int64_t)groups[g].rows, features = (int64_t)groups[g].features;
-        int64_t group_lookups = 0;
-        for (int64_t b = 0; b < batch; b++) {
-            const int32_t length = lengths[g * batch + b];
-            if (length < 0) {
-                status = rf__fail(RF_ERR_VALUE, "lengths[%lld, %lld] is %d; expected >= 0", (long long)g,
-                                  (long long)b, length);
-                goto out;
-            }
-            group_lookups += length;
-        }
-        if (group_lookups > (lookups - at) / features) {
-            status =
-                rf__fail(RF_ERR_VALUE, "lookups is %lld, group %lld alone has %lld for each of %lld features",
-                         (long long)lookups, (long long)g, (long long)group_lookups, (long long)features);
-            goto out;
-        }
-        free(scratch);
-        free(weights);
-        scratch = NULL;
-        weights = malloc((size_t)rows * sizeof *weights);
-        scratch = malloc((size_t)rows * sizeof *scratch);
-        if (weights == NULL || scratch == NULL) {
-            status = rf__fail(RF_ERR_MEMORY, "no memory for the weights of %lld rows", (long long)rows);
-            goto out;
-        }
-        rf__random random = rf__random_stream(model_seed, RF__FOR_WEIGHTS, (uint64_t)g);
-        fill_weights(weights, scratch, rows, skew, &random);
-        RF_TRY(rf__alias_build(&alias, weights, rows));
-
-        for (int64_t f = 0; f < features; f++) {
-            random = rf__random_stream(draw_seed, RF__FOR_INDICES, feature++);
-            const int64_t end = at + group_lookups;
-            if (index_type == RF_INT32) {
-                for (; at < end; at++) ((int32_t *)indices)[at] = (int32_t)rf__alias_draw(&alias, &random);
-            } else {
-                for (; at < end; at++) ((int64_t *)indices)[at] = (int64_t)rf__alias_draw(&alias, &random);
-            }
+        int64_t lookups;
+        RF_TRY(count_lookups(&groups[g], g, lengths + g * batch, batch, at, draw->lookups, &lookups));
+        RF_TRY(weights_build(draw, g, (int64_t)groups[g].rows, &alias));
+        for (int64_t f = 0; f < (int64_t)groups[g].features; f++, at += lookups) {
+            rf__random random = rf__random_stream(draw_seed, RF__FOR_INDICES, feature++);
+            draw_rows(&alias, &random, draw->index_type, draw->indices, at, at + lookups);
         }
     }
-    if (at != lookups) {
-        status = rf__fail(RF_ERR_VALUE, "lookups is %lld, the lengths add up to %lld", (long long)lookups,
-                          (long long)at);
-    }
+    if (at != draw->lookups)
+        status = rf__fail(RF_ERR_VALUE, "lookups is %lld, the lengths add up to %lld",
+                          (long long)draw->lookups, (long long)at);
 out:
     rf__alias_free(&alias);
-    free(scratch);
-    free(weights);
     return status;
 }
 
@@ -158,9 +162,9 @@ rf_status rf__workload_batch_sizes(double median, double spread, int64_t maximum
         double request = floor(rf__exp(rf__log(median) + rf__log(spread) * rf__random_normal(&random)));
         request = fmin(fmax(request, 1), 1e15);
         const int64_t size = (int64_t)request, pieces = (size + maximum - 1) / maximum;
-        const int64_t rest = size - (pieces - 1) * maximum;
+        const int64_t remainder = size - (pieces - 1) * maximum;
         const bool last = rf__random_uniform(&random) * (double)pieces >= (double)(pieces - 1);
-        sizes[i] = last ? rest : maximum;
+        sizes[i] = last ? remainder : maximum;
     }
     return RF_OK;
 }

@@ -21,14 +21,21 @@ typedef struct rf__workload_group {
 rf_status rf__workload_lengths(const rf__workload_group *groups, int64_t n_groups, int64_t batch,
                                uint64_t seed, int32_t *lengths);
 
-/* Fills indices, feature-major: for each group, each of its features, each bag, lengths [n_groups, batch]
- * rows; `lookups` is their number. skew 0: nearly uniform, row i has the weight u^(1/3), u uniform (as
- * published). skew > 0: the r-th hottest row has the weight r^-skew; hot rows are chosen at random. Weights
- * depend on (model_seed, group), draws on (model_seed, seed, feature). RF_ERR_VALUE as above or if lengths
- * and lookups disagree; RF_ERR_MEMORY. */
+/* The indices of a batch. skew 0: nearly uniform, row i has the weight u^(1/3), u uniform (as published). skew > 0:
+ * the r-th hottest row has the weight r^-skew; hot rows are chosen at random. Weights depend on (model_seed,
+ * group), draws on (model_seed, seed, feature). */
+typedef struct rf__workload_draw {
+    double skew; /* in [0, 16] */
+    uint64_t model_seed, seed;
+    rf_int_type index_type;
+    int64_t lookups; /* the length of `indices` */
+    void *indices; /* [lookups] */
+} rf__workload_draw;
+
+/* Fills draw->indices, feature-major: for each group, each of its features, each bag, lengths [n_groups, batch]
+ * rows. RF_ERR_VALUE as above or if lengths and lookups disagree; RF_ERR_MEMORY. */
 rf_status rf__workload_indices(const rf__workload_group *groups, int64_t n_groups, int64_t batch,
-                               const int32_t *lengths, double skew, uint64_t model_seed, uint64_t seed,
-                               rf_int_type index_type, int64_t lookups, void *indices);
+                               const int32_t *lengths, const rf__workload_draw *draw);
 
 /* Fills sizes [count] of requests: floor of exp(normal(log median, log spread)), at least 1. A request above
  * `maximum` is served in parts of `maximum` and a rest, of which one is drawn. Requires median > 0, spread >=

@@ -68,14 +68,14 @@ static rf_status check_layout(const rf_fused_embedding_params *params, int64_t c
 
 /* The bytes of the output fit int64, and so do those of `rows`. */
 static rf_status check_bytes(const rf_fused_embedding_params *params) {
-    int64_t slots, all;
+    int64_t slots, total;
     const bool is_flat = params->sizes != NULL;
     if (params->layout != RF_HISTORY_PADDED)
         slots = params->lookups;
     else if (__builtin_mul_overflow(params->bags, params->length, &slots))
         slots = INT64_MAX;
     RF__REFUSE_IF(!rf__rows_fit(params->output_dtype, is_flat ? 1 : slots, params->output_dim) ||
-                      __builtin_mul_overflow(slots, params->n_features > 8 ? params->n_features : 8, &all),
+                      __builtin_mul_overflow(slots, params->n_features > 8 ? params->n_features : 8, &total),
                   RF_ERR_VALUE,
                   "the output has " RF__I64 " bags of length " RF__I64 " and " RF__I64
                   " columns; expected a product that fits int64",
@@ -91,8 +91,13 @@ rf_status rf__check_fused_embedding(const rf_fused_embedding_params *params) {
                   "n_features is " RF__I64 ", n_buffers " RF__I64 ", bags " RF__I64 " and output_dim " RF__I64
                   "; expected 0 or more, and a product that fits int64",
                   params->n_features, params->n_buffers, params->bags, params->output_dim);
-    RF_CHECK(rf__check_call(operator_name, params->lookups, params->bags, params->index_type,
-                            params->offset_type, -1, params->indices, params->offsets));
+    const rf__lookup_arrays arrays = {.indices = params->indices,
+                                      .offsets = params->offsets,
+                                      .lookups = params->lookups,
+                                      .bags = params->bags,
+                                      .index_type = params->index_type,
+                                      .offset_type = params->offset_type};
+    RF_CHECK(rf__check_lookups(operator_name, &arrays, -1));
     RF__REFUSE_IF(bags == 0 && params->lookups > 0, RF_ERR_VALUE,
                   "indices has " RF__I64 " elements, and there are no bags; expected 0", params->lookups);
     RF_CHECK(rf__check_dtype(operator_name, "output_dtype", params->output_dtype));

@@ -31,21 +31,22 @@ RF_INLINE rf_i64 offset_of(const args_t &args, rf_i64 at) { return (rf_i64)rf_lo
 
 /* Reports offset `at` if it is invalid. */
 RF_INLINE void offset_check(const args_t &args, rf_i64 at) {
-    const rf_i64 offset = offset_of(args, at), before = at > 0 ? offset_of(args, at - 1) : 0;
-    const rf_i64 ends = at > 0 ? at - 1 : 0, feature = at / args.bags; /* ends: the bag that ends there */
+    const rf_i64 offset = offset_of(args, at), previous = at > 0 ? offset_of(args, at - 1) : 0;
+    const rf_i64 previous_bag = at > 0 ? at - 1 : 0,
+                 feature = at / args.bags; /* ends: the bag that ends there */
     rf_i64 expected = offset;
     if (RF_LAYOUT == RF_HISTORY_JOINED) expected = feature * args.slots + offset_of(args, at % args.bags);
     if (RF_LAYOUT == RF_HISTORY_JAGGED && args.sized && at % args.bags == 0)
         expected = feature < args.n_features ? args.features[feature].first_lookup : args.lookups;
-    const bool is_bad = offset < before || offset > args.lookups || (at == 0 && offset != 0);
+    const bool is_bad = offset < previous || offset > args.lookups || (at == 0 && offset != 0);
     if (!is_bad && offset == expected) return;
-    const rf_offender found = {is_bad ? RF_ARGUMENT_offsets : RF_ARGUMENT_history_offsets,
-                               at,
-                               ends % args.bags,
-                               offset,
-                               is_bad ? before : expected,
-                               is_bad ? args.lookups : expected};
-    rf_report<RF_OPERATOR_fused_embedding>(args.errors, found, (int)(ends / args.bags));
+    const rf_offender offender = {is_bad ? RF_ARGUMENT_offsets : RF_ARGUMENT_history_offsets,
+                                  at,
+                                  previous_bag % args.bags,
+                                  offset,
+                                  is_bad ? previous : expected,
+                                  is_bad ? args.lookups : expected};
+    rf_report<RF_OPERATOR_fused_embedding>(args.errors, offender, (int)(previous_bag / args.bags));
 }
 
 /* Returns the last of [first, last] whose begin is at or before `position`, else the first. */
@@ -154,10 +155,10 @@ RF_INLINE void vectors_copy(const args_t &args, const rf_embedding_feature &tabl
 }
 
 RF_INLINE float number_load(const rf_u8 *row, int dtype, int at, bool has_row) {
-    const int there = has_row ? 0 : -1;
+    const int zero_mask = has_row ? 0 : -1;
     if (dtype == RF_FLOAT32)
-        return rf_element<RF_FLOAT32>::get(rf_load_if(there, (const rf_bytes<4> *)row + at), 0);
-    const rf_bytes<2> bits = rf_load_if(there, (const rf_bytes<2> *)row + at);
+        return rf_element<RF_FLOAT32>::get(rf_load_if(zero_mask, (const rf_bytes<4> *)row + at), 0);
+    const rf_bytes<2> bits = rf_load_if(zero_mask, (const rf_bytes<2> *)row + at);
     return dtype == RF_FLOAT16 ? rf_element<RF_FLOAT16>::get(bits, 0) : rf_element<RF_BFLOAT16>::get(bits, 0);
 }
 
@@ -218,12 +219,12 @@ extern "C" __global__ void __launch_bounds__(RF_EMBEDDING_BLOCK, 3)
         run.row = row_of(args, feature, run.slot);
     }
     /* Invalid offsets may give features in any order, so a run ends where the feature changes. */
-    for (rf_u32 left = __ballot_sync(RF_FULL_WARP, feature >= 0); left != 0;) {
-        run.first = __ffs(left) - 1;
+    for (rf_u32 pending_lanes = __ballot_sync(RF_FULL_WARP, feature >= 0); pending_lanes != 0;) {
+        run.first = __ffs(pending_lanes) - 1;
         const int number = __shfl_sync(RF_FULL_WARP, feature, run.first);
-        const rf_u32 after = __ballot_sync(RF_FULL_WARP, feature != number && lane > run.first);
-        run.end = after != 0 ? __ffs(after) - 1 : 32;
-        left = run.end < 32 ? left >> run.end << run.end : 0;
+        const rf_u32 lanes_after = __ballot_sync(RF_FULL_WARP, feature != number && lane > run.first);
+        run.end = lanes_after != 0 ? __ffs(lanes_after) - 1 : 32;
+        pending_lanes = run.end < 32 ? pending_lanes >> run.end << run.end : 0;
         rows_copy(args, number, run);
     }
 }

@@ -7,12 +7,17 @@
 #include "recfuse/fused_embedding_codes.h"
 
 /* Kernels have room for 16 features, for 55 (arguments of 4 KiB), or for 448 (32 KiB). */
-enum { RF_EMBEDDING_FEW = 16, RF_EMBEDDING_MANY = 55, RF_EMBEDDING_MOST = 448, RF_EMBEDDING_BLOCK = 256 };
+enum {
+    RF_EMBEDDING_SMALL = 16,
+    RF_EMBEDDING_MEDIUM = 55,
+    RF_EMBEDDING_LARGE = 448,
+    RF_EMBEDDING_BLOCK = 256
+};
 #ifndef RF_FEATURES
 #ifdef __CUDACC__
-#define RF_FEATURES RF_EMBEDDING_FEW
+#define RF_FEATURES RF_EMBEDDING_SMALL
 #else
-#define RF_FEATURES RF_EMBEDDING_MOST
+#define RF_FEATURES RF_EMBEDDING_LARGE
 #endif
 #endif
 

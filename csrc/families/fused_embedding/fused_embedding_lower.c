@@ -27,10 +27,10 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
     return RF_OK;
 }
 
-static int32_t room_for(int64_t features) {
-    return features <= RF_EMBEDDING_FEW    ? RF_EMBEDDING_FEW
-           : features <= RF_EMBEDDING_MANY ? RF_EMBEDDING_MANY
-                                           : RF_EMBEDDING_MOST;
+static int32_t capacity_for(int64_t features) {
+    return features <= RF_EMBEDDING_SMALL    ? RF_EMBEDDING_SMALL
+           : features <= RF_EMBEDDING_MEDIUM ? RF_EMBEDDING_MEDIUM
+                                             : RF_EMBEDDING_LARGE;
 }
 
 /* The widest vector that divides a row, and that all addresses of a feature are aligned to. */
@@ -104,12 +104,12 @@ rf_status rf__fused_embedding_lower(const rf_fused_embedding_params *params, rf_
     launches->shape = (uint64_t)params->n_features << 32 | (uint64_t)rf__history_columns(params);
     launches->checks = params->check_bounds;
     if (params->n_features == 0 || slots == 0) return RF_OK;
-    RF__REFUSE_IF(params->n_features > RF_EMBEDDING_MOST || blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
+    RF__REFUSE_IF(params->n_features > RF_EMBEDDING_LARGE || blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
                   "the call has " RF__I64 " features and " RF__I64
                   " slots of a feature; expected at most %d features and 2^39 slots on a GPU",
-                  params->n_features, slots, (int)RF_EMBEDDING_MOST);
+                  params->n_features, slots, (int)RF_EMBEDDING_LARGE);
     const embedding_variant variant = {(int32_t)params->layout, (int32_t)params->index_type,
-                                       (int32_t)params->offset_type, room_for(params->n_features)};
+                                       (int32_t)params->offset_type, capacity_for(params->n_features)};
     rf_fused_embedding_args args = {.indices = params->indices,
                                     .offsets = params->offsets,
                                     .output = params->output,

@@ -53,8 +53,8 @@ rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params) {
                   "n_features is " RF__I64 ", n_buffers " RF__I64 " and bags " RF__I64
                   "; expected 0 or more, and a product that fits int64",
                   params->n_features, params->n_buffers, params->bags);
-    return rf__check_call(operator_name, params->lookups, params->bags, params->index_type,
-                          params->offset_type, params->prefetch_distance, params->indices, params->offsets);
+    return rf__check_lookups(operator_name, &(rf__lookup_arrays){RF__LOOKUPS_OF(params)},
+                             params->prefetch_distance);
 }
 
 rf_status rf__check_fused_rows(const rf_fused_embedding_bag_params *params, const int64_t *columns) {

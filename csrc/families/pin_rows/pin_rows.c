@@ -10,7 +10,7 @@
 static const rf__kernel_source source = {"families/pin_rows/pin_rows.cu", "rf_pin_rows"};
 
 typedef struct pin_rows_variant {
-    int32_t index_type, keep;
+    int32_t index_type, pins;
 } pin_rows_variant;
 
 enum { BLOCK = 256 };
@@ -18,16 +18,16 @@ enum { BLOCK = 256 };
 static rf_status describe(const void *key, rf__kernel_options *options) {
     const pin_rows_variant *variant = key;
     snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_KEEP=%d",
-             rf__kernel_integer(variant->index_type), (int)variant->keep);
+             rf__kernel_integer(variant->index_type), (int)variant->pins);
     return RF_OK;
 }
 
-rf_status rf__pin_rows_lower(const rf_pin_rows_params *params, bool keep, rf__launches *launches) {
+rf_status rf__pin_rows_lower(const rf_pin_rows_params *params, bool pins, rf__launches *launches) {
     launches->owner = params->weight; /* errors are those of the table's own calls */
     launches->shape = (uint64_t)params->rows;
     launches->checks = true;
     if (params->n_hot_rows == 0 || params->row_bytes == 0) return RF_OK;
-    const pin_rows_variant variant = {(int32_t)params->index_type, keep};
+    const pin_rows_variant variant = {(int32_t)params->index_type, pins};
     /* A row that begins inside a line reaches into one more. */
     const bool aligned = ((uintptr_t)params->weight | (uint64_t)params->row_pitch) % RF_PIN_LINE_BYTES == 0;
     const int64_t lines = (params->row_bytes + RF_PIN_LINE_BYTES - 1) / RF_PIN_LINE_BYTES + !aligned;
@@ -54,7 +54,7 @@ rf_status rf__pin_rows_lower(const rf_pin_rows_params *params, bool keep, rf__la
     return RF_OK;
 }
 
-rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf_cuda_stream *stream) {
+rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool pins, const rf_cuda_stream *stream) {
     const rf__cuda_device *device = NULL;
     int64_t bytes = 0;
     RF_FAIL_IF(
@@ -71,7 +71,7 @@ rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     rf__launches launches;
     rf__launches_init(&launches, "pin_rows");
-    return rf__launches_finish(rf__pin_rows_lower(params, keep, &launches), device, &launches, NULL,
+    return rf__launches_finish(rf__pin_rows_lower(params, pins, &launches), device, &launches, NULL,
                                stream->stream);
 }
 

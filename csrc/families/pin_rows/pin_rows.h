@@ -5,6 +5,6 @@
 #include "gpu/launches/launches.h"
 
 /* Lowers a call with checked params. */
-rf_status rf__pin_rows_lower(const rf_pin_rows_params *params, bool keep, rf__launches *launches);
+rf_status rf__pin_rows_lower(const rf_pin_rows_params *params, bool pins, rf__launches *launches);
 
 #endif

@@ -52,34 +52,34 @@ RF_INLINE rf_bytes<16> rf_load(const rf_bytes<16> *from) {
     return to;
 }
 
-/* As rf_load if `there` is not negative, otherwise zeros, by one predicated instruction. For a branch around
+/* As rf_load if `condition` is not negative, otherwise zeros, by one predicated instruction. For a branch around
  * rf_load the compiler copies to other registers, which waits for the load before the next load begins. */
-RF_INLINE rf_bytes<2> rf_load_if(int there, const rf_bytes<2> *from) {
+RF_INLINE rf_bytes<2> rf_load_if(int condition, const rf_bytes<2> *from) {
     rf_bytes<2> to = {};
     asm volatile("{ .reg .pred p; setp.ge.s32 p, %2, 0; @p ld.global.nc.u16 %0, [%1]; }"
                  : "+h"(to.word[0])
-                 : "l"(from), "r"(there));
+                 : "l"(from), "r"(condition));
     return to;
 }
-RF_INLINE rf_bytes<4> rf_load_if(int there, const rf_bytes<4> *from) {
+RF_INLINE rf_bytes<4> rf_load_if(int condition, const rf_bytes<4> *from) {
     rf_bytes<4> to = {};
     asm volatile("{ .reg .pred p; setp.ge.s32 p, %2, 0; @p ld.global.nc.u32 %0, [%1]; }"
                  : "+r"(to.word[0])
-                 : "l"(from), "r"(there));
+                 : "l"(from), "r"(condition));
     return to;
 }
-RF_INLINE rf_bytes<8> rf_load_if(int there, const rf_bytes<8> *from) {
+RF_INLINE rf_bytes<8> rf_load_if(int condition, const rf_bytes<8> *from) {
     rf_bytes<8> to = {};
     asm volatile("{ .reg .pred p; setp.ge.s32 p, %3, 0; @p ld.global.nc.v2.u32 {%0, %1}, [%2]; }"
                  : "+r"(to.word[0]), "+r"(to.word[1])
-                 : "l"(from), "r"(there));
+                 : "l"(from), "r"(condition));
     return to;
 }
-RF_INLINE rf_bytes<16> rf_load_if(int there, const rf_bytes<16> *from) {
+RF_INLINE rf_bytes<16> rf_load_if(int condition, const rf_bytes<16> *from) {
     rf_bytes<16> to = {};
     asm volatile("{ .reg .pred p; setp.ge.s32 p, %5, 0; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
                  : "+r"(to.word[0]), "+r"(to.word[1]), "+r"(to.word[2]), "+r"(to.word[3])
-                 : "l"(from), "r"(there));
+                 : "l"(from), "r"(condition));
     return to;
 }
 
@@ -175,18 +175,18 @@ struct rf_offender {
 
 /* In line, because a call would cost the caller registers on its hot path. */
 template <rf_operator OPERATOR>
-RF_INLINE void rf_report(const rf_error_word &errors, const rf_offender &found, int feature = -1) {
+RF_INLINE void rf_report(const rf_error_word &errors, const rf_offender &offender, int feature = -1) {
     volatile rf_error_record *record = errors.record;
     const rf_u32 raised = record->raised;
     if (atomicCAS(errors.claimed, raised, raised + 1u) != raised) return;
-    record->argument = found.argument;
+    record->argument = offender.argument;
     record->operator_number = OPERATOR;
     record->feature = feature;
-    record->position = found.position;
-    record->bag = found.bag;
-    record->value = found.value;
-    record->limit = found.limit;
-    record->lookups = found.lookups;
+    record->position = offender.position;
+    record->bag = offender.bag;
+    record->value = offender.value;
+    record->limit = offender.limit;
+    record->lookups = offender.lookups;
     __threadfence_system();
     record->ready = RF_ERROR_READY;
 }

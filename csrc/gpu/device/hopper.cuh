@@ -23,11 +23,11 @@ RF_INLINE void rf_barrier_init(rf_u32 barrier, rf_u32 arrivals) {
 RF_INLINE void rf_barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 RF_INLINE void rf_barrier_wait(rf_u32 barrier, rf_u32 parity) {
-    rf_u32 done = 0;
-    while (!done) {
+    rf_u32 arrived = 0;
+    while (!arrived) {
         asm volatile(
             "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-            : "=r"(done)
+            : "=r"(arrived)
             : "r"(barrier), "r"(parity)
             : "memory");
     }
@@ -144,9 +144,9 @@ RF_INLINE void rf_count_up(rf_u32 *count) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
 }
 RF_INLINE rf_u32 rf_count(const rf_u32 *count) {
-    rf_u32 found;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
-    return found;
+    rf_u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(count) : "memory");
+    return value;
 }
 RF_INLINE void rf_count_wait(const rf_u32 *count, rf_u32 least) {
     while (rf_count(count) < least) continue;

@@ -57,16 +57,16 @@ RF_ROUNDING rf_u16 rf_round_bf16(float value, rf_u32 random) {
 }
 
 RF_ROUNDING rf_u16 rf_round_f16(float value, rf_u32 random) {
-    const rf_u32 word = rf_rounding_word(value), sign = word >> 16 & 0x8000u, rest = word & 0x7fffffffu;
-    if (rest > 0x7f800000u) return (rf_u16)(sign | 0x7e00u);
-    if (rest >= 0x47800000u) return (rf_u16)(sign | 0x7c00u); /* 2^16 and more */
-    if (rest < 0x38800000u) { /* below 2^-14, where the spacing is 2^-24 */
+    const rf_u32 word = rf_rounding_word(value), sign = word >> 16 & 0x8000u, magnitude = word & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (rf_u16)(sign | 0x7e00u);
+    if (magnitude >= 0x47800000u) return (rf_u16)(sign | 0x7c00u); /* 2^16 and more */
+    if (magnitude < 0x38800000u) { /* below 2^-14, where the spacing is 2^-24 */
         const float units = (value < 0 ? -value : value) * 16777216.0f;
-        const rf_u32 whole = (rf_u32)units;
-        const rf_u32 part = (rf_u32)((units - (float)whole) * 16777216.0f);
-        return (rf_u16)(sign | (whole + ((random & 0xffffffu) < part ? 1u : 0u)));
+        const rf_u32 lower = (rf_u32)units;
+        const rf_u32 fraction = (rf_u32)((units - (float)lower) * 16777216.0f);
+        return (rf_u16)(sign | (lower + ((random & 0xffffffu) < fraction ? 1u : 0u)));
     }
-    return (rf_u16)(sign | (rest - 0x38000000u + (random & 0x1fffu)) >> 13);
+    return (rf_u16)(sign | (magnitude - 0x38000000u + (random & 0x1fffu)) >> 13);
 }
 
 #endif

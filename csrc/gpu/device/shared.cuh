@@ -6,10 +6,10 @@
 
 #include "gpu/device/common.cuh"
 
-RF_INLINE rf_u32 rf_shared_kept(const void *address) {
-    rf_u32 kept = (rf_u32)__cvta_generic_to_shared(address);
-    asm volatile("" : "+r"(kept));
-    return kept;
+RF_INLINE rf_u32 rf_shared_pinned(const void *address) {
+    rf_u32 shared_address = (rf_u32)__cvta_generic_to_shared(address);
+    asm volatile("" : "+r"(shared_address));
+    return shared_address;
 }
 
 /* Loads 16 and 2 bytes that no thread writes at the same time. */
@@ -31,12 +31,12 @@ RF_INLINE void rf_shared_store_2(rf_u32 to, rf_u32 value) {
 }
 
 /* Atomically adds; the second returns the old value. */
-RF_INLINE void rf_shared_add(rf_u32 at, rf_u32 more) {
-    asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(at), "r"(more) : "memory");
+RF_INLINE void rf_shared_add(rf_u32 at, rf_u32 increment) {
+    asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(at), "r"(increment) : "memory");
 }
-RF_INLINE rf_u32 rf_shared_add_from(rf_u32 at, rf_u32 more) {
+RF_INLINE rf_u32 rf_shared_add_from(rf_u32 at, rf_u32 increment) {
     rf_u32 was;
-    asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(was) : "r"(at), "r"(more) : "memory");
+    asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(was) : "r"(at), "r"(increment) : "memory");
     return was;
 }
 
@@ -52,8 +52,8 @@ template <int BYTES> RF_INLINE void rf_shared_copy(rf_u32 to, const void *from) 
 }
 RF_INLINE void rf_shared_copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /* Waits until all of the thread's groups except the last LEFT have arrived. */
-template <int LEFT> RF_INLINE void rf_shared_copies_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+template <int PENDING> RF_INLINE void rf_shared_copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 #endif

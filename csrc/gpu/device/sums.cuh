@@ -14,27 +14,27 @@ template <typename T> RF_INLINE T rf_sum_of_lanes_to(T value) {
     return value;
 }
 
-/* `before` and the sums of the warps before `warp`, of_warps [WARPS]; to `all` those of all warps are
+/* `before` and the sums of the warps before `warp`, of_warps [WARPS]; to `total` those of all warps are
  * added. */
 template <int WARPS, typename T>
-RF_INLINE T rf_sum_of_warps_before(T before, const T *of_warps, int warp, T &all) {
+RF_INLINE T rf_sum_of_warps_before(T before, const T *of_warps, int warp, T &total) {
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
         before += w < warp ? of_warps[w] : 0;
-        all += of_warps[w];
+        total += of_warps[w];
     }
     return before;
 }
 
-/* Returns the exclusive prefix sum over the threads of a block of WARPS warps; `all`: the total. Calls with
+/* Returns the exclusive prefix sum over the threads of a block of WARPS warps; `total`: the total. Calls with
  * the same of_warps [WARPS], in shared memory, require a barrier between them. */
-template <int WARPS, typename T> RF_INLINE T rf_sum_of_block_before(T value, T *of_warps, T &all) {
+template <int WARPS, typename T> RF_INLINE T rf_sum_of_block_before(T value, T *of_warps, T &total) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const T upto = rf_sum_of_lanes_to(value);
     if (lane == 31) of_warps[warp] = upto;
     __syncthreads();
-    all = 0;
-    return rf_sum_of_warps_before<WARPS>(upto - value, of_warps, warp, all);
+    total = 0;
+    return rf_sum_of_warps_before<WARPS>(upto - value, of_warps, warp, total);
 }
 
 #endif

@@ -69,7 +69,7 @@ out:
     return status;
 }
 
-static rf_status device_open(const rf__cuda_driver *driver, int32_t ordinal, rf__cuda_device **opened) {
+static rf_status device_open(const rf__cuda_driver *driver, int32_t ordinal, rf__cuda_device **new_device) {
     rf_status status = RF_OK;
     rf__cu_device handle = 0;
     rf__cu_capture_mode mode = RF__CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -102,14 +102,14 @@ out:
         free(device);
         device = NULL;
     }
-    *opened = device;
+    *new_device = device;
     return status;
 }
 
 rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {
     rf_status status = RF_OK;
     const rf__cuda_driver *driver = NULL;
-    rf__cuda_device *opened = NULL;
+    rf__cuda_device *new_device = NULL;
     if (ordinal == RF__CUDA_DESCRIBED && is_described) {
         *device = &described;
         return RF_OK;
@@ -123,9 +123,9 @@ rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {
     pthread_mutex_lock(&opening[ordinal]);
     *device = atomic_load_explicit(&devices[ordinal], memory_order_relaxed);
     if (*device == NULL) {
-        status = device_open(driver, ordinal, &opened);
-        atomic_store_explicit(&devices[ordinal], opened, memory_order_release);
-        *device = opened;
+        status = device_open(driver, ordinal, &new_device);
+        atomic_store_explicit(&devices[ordinal], new_device, memory_order_release);
+        *device = new_device;
     }
     pthread_mutex_unlock(&opening[ordinal]);
     rf__fork_guard_end();

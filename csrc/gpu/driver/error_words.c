@@ -84,7 +84,7 @@ static rf_status raise_record(const rf_error_record *record) {
                "a GPU kernel reported an unknown error of argument %u of operator %u",
                (unsigned)record->argument, (unsigned)record->operator_number);
     const char *name = arguments[record->argument].name, *counted = arguments[record->argument].counted;
-    char bag[80] = "", list[16] = "", place[24] = "", found[256];
+    char bag[80] = "", list[16] = "", position_text[24] = "", value_text[256];
     const rf_owner owner = arguments[record->argument].owner;
     if (owner == RF_OWNER_COLUMN) {
         snprintf(bag, sizeof bag, ", of column %" PRId32 " and sample %" PRId64, record->feature,
@@ -96,25 +96,26 @@ static rf_status raise_record(const rf_error_record *record) {
     } else if (owner == RF_OWNER_LIST) {
         snprintf(list, sizeof list, "[%" PRId32 "]", record->feature);
     }
-    if (record->position >= 0) snprintf(place, sizeof place, "[%" PRId64 "]", record->position);
-    snprintf(found, sizeof found, "recfuse.%s: %s%s%s is %" PRId64, operators[record->operator_number], name,
-             list, place, record->value);
+    if (record->position >= 0)
+        snprintf(position_text, sizeof position_text, "[%" PRId64 "]", record->position);
+    snprintf(value_text, sizeof value_text, "recfuse.%s: %s%s%s is %" PRId64,
+             operators[record->operator_number], name, list, position_text, record->value);
     if (arguments[record->argument].rule == RF_RULE_INDEX) {
-        RF_FAIL_IF(record->limit <= 0, RF_ERR_INDEX, "%s%s, but %s, so no index is valid %s", found, bag,
+        RF_FAIL_IF(record->limit <= 0, RF_ERR_INDEX, "%s%s, but %s, so no index is valid %s", value_text, bag,
                    arguments[record->argument].none, when);
         return rf__fail(RF_ERR_INDEX, "%s%s; expected 0 to %" PRId64 ", less than the %" PRId64 " %s %s",
-                        found, bag, record->limit - 1, record->limit, counted, when);
+                        value_text, bag, record->limit - 1, record->limit, counted, when);
     }
     if (arguments[record->argument].rule == RF_RULE_RANGE)
-        return rf__fail(RF_ERR_VALUE, "%s; expected %" PRId64 " to %" PRId64 ", %s %s", found, record->limit,
-                        record->lookups, counted, when);
-    RF_FAIL_IF(record->position == 0, RF_ERR_OFFSET, "%s; expected 0, where the first bag begins %s", found,
-               when);
+        return rf__fail(RF_ERR_VALUE, "%s; expected %" PRId64 " to %" PRId64 ", %s %s", value_text,
+                        record->limit, record->lookups, counted, when);
+    RF_FAIL_IF(record->position == 0, RF_ERR_OFFSET, "%s; expected 0, where the first bag begins %s",
+               value_text, when);
     return rf__fail(RF_ERR_OFFSET,
                     "%s%s; expected %" PRId64
                     " (where the bag before begins, since %s never decrease) to %" PRId64
                     " (the number of indices) %s",
-                    found, bag, record->limit, name, record->lookups, when);
+                    value_text, bag, record->limit, name, record->lookups, when);
 }
 
 static bool is_ready(const rf_error_record *record) {
@@ -150,15 +151,15 @@ static bool is_note_of(const rf__cuda_note *note, const rf_error_record *records
 /* Returns the first note of one of these records [count], or NULL; the caller frees it. *more: there are
  * others. */
 static rf__cuda_note *note_take(const rf_error_record *records, int32_t count, int32_t *more) {
-    rf__cuda_note *taken = NULL;
+    rf__cuda_note *is_new = NULL;
     *more = 0;
     if (__atomic_load_n(&n_notes, __ATOMIC_ACQUIRE) == 0) return NULL;
     pthread_mutex_lock(&taking);
     for (rf__cuda_note **at = &notes; *at != NULL;) {
         rf__cuda_note *note = *at;
         const bool is_of = is_note_of(note, records, count);
-        if (is_of && taken == NULL) {
-            taken = note;
+        if (is_of && is_new == NULL) {
+            is_new = note;
             *at = note->next;
             __atomic_store_n(&n_notes, n_notes - 1, __ATOMIC_RELEASE);
             continue;
@@ -167,7 +168,7 @@ static rf__cuda_note *note_take(const rf_error_record *records, int32_t count, i
         at = &note->next;
     }
     pthread_mutex_unlock(&taking);
-    return taken;
+    return is_new;
 }
 
 static rf_status note_raise(rf__cuda_note *note) {
@@ -180,15 +181,15 @@ static rf_status note_raise(rf__cuda_note *note) {
 /* Copies a record and frees its word; false if another thread was first. */
 static bool record_take(rf_error_record *record, rf_error_record *copy) {
     pthread_mutex_lock(&taking);
-    const bool taken = is_ready(record);
-    if (taken) {
+    const bool is_new = is_ready(record);
+    if (is_new) {
         *copy = *record;
         /* In this order: the record is empty before a kernel may write the next one. */
         __atomic_store_n(&record->ready, RF_ERROR_NONE, __ATOMIC_RELEASE);
         __atomic_store_n(&record->raised, copy->raised + 1, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&taking);
-    return taken;
+    return is_new;
 }
 
 bool rf__cuda_error_is_left(rf__cuda_error_word word) {
@@ -216,10 +217,10 @@ rf_status rf__cuda_errors_raise(const rf__cuda_error_words *words) {
     rf_error_record record, *first = NULL;
     int32_t more = 0;
     for (int32_t i = 0; i < RF__CUDA_ERROR_WORDS; i++) {
-        rf_error_record *other = &words->records[i];
-        if (!is_ready(other)) continue;
+        rf_error_record *candidate = &words->records[i];
+        if (!is_ready(candidate)) continue;
         more += first != NULL;
-        if (first == NULL) first = other;
+        if (first == NULL) first = candidate;
     }
     rf_status status;
     if (first != NULL && record_take(first, &record)) {

@@ -73,29 +73,31 @@ const rf__gpu *rf__gpus(int32_t *count) {
 /* Reads "sm_90a", or "sm_90a:114:50" with SMs and MiB of L2, which are 0 if absent. */
 static bool arch_read(const char *text, rf__gpu *to) {
     enum {
-        LEAST = 80 /* kernels prefetch into L2 with an eviction priority, which older GPUs do not have */
+        OLDEST_ARCH =
+            80 /* kernels prefetch into L2 with an eviction priority, which older GPUs do not have */
     };
     int number = 0, sms = 0, mib = 0, end = 0;
-    const char *rest = text + 3;
-    if (strncmp(text, "sm_", 3) != 0 || strspn(rest, "0123456789") > 3) return false;
-    rest += strspn(rest, "0123456789");
-    if (*rest == 'a' || *rest == 'f') rest++;
+    const char *suffix = text + 3;
+    if (strncmp(text, "sm_", 3) != 0 || strspn(suffix, "0123456789") > 3) return false;
+    suffix += strspn(suffix, "0123456789");
+    if (*suffix == 'a' || *suffix == 'f') suffix++;
     number = atoi(text + 3);
-    if (number < LEAST) return false;
-    if (*rest != '\0' && (strspn(rest, ":0123456789") != strlen(rest) ||
-                          sscanf(rest, ":%9d:%9d%n", &sms, &mib, &end) != 2 || rest[end] != '\0' || sms < 1))
+    if (number < OLDEST_ARCH) return false;
+    if (*suffix != '\0' &&
+        (strspn(suffix, ":0123456789") != strlen(suffix) ||
+         sscanf(suffix, ":%9d:%9d%n", &sms, &mib, &end) != 2 || suffix[end] != '\0' || sms < 1))
         return false;
     *to = (rf__gpu){.cc_major = number / 10, .cc_minor = number % 10, .sms = sms, .l2_bytes = MIB(mib)};
-    memcpy(to->arch, text, (size_t)(rest - text));
+    memcpy(to->arch, text, (size_t)(suffix - text));
     return true;
 }
 
 /* Returns the typical known GPU of an architecture, or of the nearest previous architecture. */
-static const rf__gpu *nearest(const rf__gpu *wanted) {
+static const rf__gpu *nearest_gpu(const rf__gpu *requested) {
     const rf__gpu *best = &gpus[0];
     for (int32_t i = 0; i < COUNT; i++) {
         const int32_t number = 10 * gpus[i].cc_major + gpus[i].cc_minor;
-        if (number <= 10 * wanted->cc_major + wanted->cc_minor &&
+        if (number <= 10 * requested->cc_major + requested->cc_minor &&
             number > 10 * best->cc_major + best->cc_minor)
             best = &gpus[i];
     }
@@ -104,27 +106,27 @@ static const rf__gpu *nearest(const rf__gpu *wanted) {
 
 rf_status rf__gpu_find(const char *name, rf__gpu *gpu) {
     char names[512] = "";
-    rf__gpu wanted;
+    rf__gpu requested;
     for (int32_t i = 0; i < COUNT; i++) {
-        const size_t used = strlen(names);
+        const size_t length = strlen(names);
         if (strcasecmp(name, gpus[i].name) == 0) {
             *gpu = gpus[i];
             return RF_OK;
         }
-        snprintf(names + used, sizeof names - used, "%s%.24s", i == 0 ? "" : ", ", gpus[i].name);
+        snprintf(names + length, sizeof names - length, "%s%.24s", i == 0 ? "" : ", ", gpus[i].name);
     }
     RF_FAIL_IF(
-        !arch_read(name, &wanted), RF_ERR_VALUE,
+        !arch_read(name, &requested), RF_ERR_VALUE,
         "gpu is \"%.64s\"; expected one of %s, or an architecture from sm_80 on such as \"sm_90a\" for "
         "its typical GPU, or \"sm_90a:114:50\" for one with that many SMs and MiB of L2",
         name, names);
-    *gpu = *nearest(&wanted);
-    gpu->cc_major = wanted.cc_major;
-    gpu->cc_minor = wanted.cc_minor;
-    memcpy(gpu->arch, wanted.arch, sizeof gpu->arch);
-    if (wanted.sms == 0) return RF_OK;
-    gpu->sms = wanted.sms;
-    gpu->l2_bytes = wanted.l2_bytes;
+    *gpu = *nearest_gpu(&requested);
+    gpu->cc_major = requested.cc_major;
+    gpu->cc_minor = requested.cc_minor;
+    memcpy(gpu->arch, requested.arch, sizeof gpu->arch);
+    if (requested.sms == 0) return RF_OK;
+    gpu->sms = requested.sms;
+    gpu->l2_bytes = requested.l2_bytes;
     return RF_OK;
 }
 
@@ -133,11 +135,12 @@ void rf__gpu_add_rates(rf__gpu *gpu) {
     for (int32_t i = 0; i < COUNT; i++) {
         if (gpus[i].cc_major != gpu->cc_major || gpus[i].cc_minor != gpu->cc_minor) continue;
         const int64_t distance = gpus[i].sms > gpu->sms ? gpus[i].sms - gpu->sms : gpu->sms - gpus[i].sms;
-        const int64_t least = best == NULL           ? INT64_MAX
-                              : best->sms > gpu->sms ? best->sms - gpu->sms
-                                                     : gpu->sms - best->sms;
+        const int64_t least_distance = best == NULL           ? INT64_MAX
+                                       : best->sms > gpu->sms ? best->sms - gpu->sms
+                                                              : gpu->sms - best->sms;
         /* For GPUs with equal numbers of SMs the memory decides: the driver's name contains the table's. */
-        if (distance < least || (distance == least && strstr(gpu->name, gpus[i].name) != NULL))
+        if (distance < least_distance ||
+            (distance == least_distance && strstr(gpu->name, gpus[i].name) != NULL))
             best = &gpus[i];
     }
     if (best == NULL) return;

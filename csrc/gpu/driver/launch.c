@@ -6,7 +6,7 @@ enum { MOST_ATTRIBUTES = 3 };
 
 /* Converts a launch to the driver's form. `attributes` [MOST_ATTRIBUTES] must live as long as *all. */
 static rf_status config_of(const rf__cuda_device *device, const rf__launch_config *config,
-                           rf__cu_launch_attribute *attributes, rf__cu_launch_config *all) {
+                           rf__cu_launch_attribute *attributes, rf__cu_launch_config *cuda_config) {
     enum { HOPPER = 9 };
     const uint32_t *grid = config->grid, *block = config->block, *cluster = config->cluster;
     const bool clusters = (cluster[0] | cluster[1] | cluster[2]) != 0;
@@ -28,27 +28,28 @@ static rf_status config_of(const rf__cuda_device *device, const rf__launch_confi
             (rf__cu_launch_attribute){.id = RF__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                       .value.programmatic_stream_serialization = 1};
     }
-    *all = (rf__cu_launch_config){.grid = {grid[0], or_1(grid[1]), or_1(grid[2])},
-                                  .block = {block[0], or_1(block[1]), or_1(block[2])},
-                                  .shared_bytes = config->shared_bytes,
-                                  .stream = config->stream,
-                                  .attributes = count > 0 ? attributes : NULL,
-                                  .n_attributes = count};
+    *cuda_config = (rf__cu_launch_config){.grid = {grid[0], or_1(grid[1]), or_1(grid[2])},
+                                          .block = {block[0], or_1(block[1]), or_1(block[2])},
+                                          .shared_bytes = config->shared_bytes,
+                                          .stream = config->stream,
+                                          .attributes = count > 0 ? attributes : NULL,
+                                          .n_attributes = count};
     return RF_OK;
 }
 
 rf_status rf__launch(const rf__cuda_device *device, const rf__launch_config *config, const void *arguments) {
     rf__cu_launch_attribute attributes[MOST_ATTRIBUTES];
-    rf__cu_launch_config all;
+    rf__cu_launch_config cuda_config;
     void *parameters[] = {(void *)(uintptr_t)arguments};
-    RF_CHECK(config_of(device, config, attributes, &all));
-    return RF__CUDA_CALL(device->driver->cuLaunchKernelEx(&all, config->function, parameters, NULL));
+    RF_CHECK(config_of(device, config, attributes, &cuda_config));
+    return RF__CUDA_CALL(device->driver->cuLaunchKernelEx(&cuda_config, config->function, parameters, NULL));
 }
 
 rf_status rf__launch_clusters(const rf__cuda_device *device, const rf__launch_config *config,
                               int32_t *clusters) {
     rf__cu_launch_attribute attributes[MOST_ATTRIBUTES];
-    rf__cu_launch_config all;
-    RF_CHECK(config_of(device, config, attributes, &all));
-    return RF__CUDA_CALL(device->driver->cuOccupancyMaxActiveClusters(clusters, config->function, &all));
+    rf__cu_launch_config cuda_config;
+    RF_CHECK(config_of(device, config, attributes, &cuda_config));
+    return RF__CUDA_CALL(
+        device->driver->cuOccupancyMaxActiveClusters(clusters, config->function, &cuda_config));
 }

@@ -39,11 +39,11 @@ void rf__cuda_unlock(const rf__cuda_device *device) { pthread_mutex_unlock(&pool
 /* In the device's context. */
 static rf_status capturing_read(const rf__cuda_driver *driver, void *stream, bool *capturing) {
     rf_status status = RF_OK;
-    rf__cu_capture_status found = RF__CU_STREAM_CAPTURE_STATUS_NONE;
-    RF__CUDA_TRY(driver->cuStreamIsCapturing(stream, &found));
-    if (found == RF__CU_STREAM_CAPTURE_STATUS_INVALIDATED)
+    rf__cu_capture_status buffer = RF__CU_STREAM_CAPTURE_STATUS_NONE;
+    RF__CUDA_TRY(driver->cuStreamIsCapturing(stream, &buffer));
+    if (buffer == RF__CU_STREAM_CAPTURE_STATUS_INVALIDATED)
         status = rf__cuda_status(RF__CU_ERROR_STREAM_CAPTURE_INVALIDATED, "cuStreamIsCapturing");
-    *capturing = found != RF__CU_STREAM_CAPTURE_STATUS_NONE;
+    *capturing = buffer != RF__CU_STREAM_CAPTURE_STATUS_NONE;
 out:
     return status;
 }
@@ -93,20 +93,20 @@ rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const r
 
 /* Returns staging memory of at least this size whose last copy is done, or allocates it. In the device's
  * context. */
-static rf_status staging_take(const rf__cuda_device *device, size_t bytes, staging **taken) {
-    enum { LEAST = 1 << 16 };
+static rf_status staging_take(const rf__cuda_device *device, size_t bytes, staging **acquired) {
+    enum { LEAST_BYTES = 1 << 16 };
     const rf__cuda_driver *driver = device->driver;
     rf_status status = RF_OK;
     staging_pool *pool = &pools[device->ordinal];
-    staging *found = NULL, *idle, **end;
+    staging *buffer = NULL, *idle, **end;
     pthread_mutex_lock(&pool->lock);
     idle = pool->idle; /* all of it, because no driver call is made under the lock */
     pool->idle = NULL;
     pthread_mutex_unlock(&pool->lock);
     for (end = &idle; *end != NULL;) {
         staging *next = *end;
-        if (found == NULL && next->bytes >= bytes && driver->cuEventQuery(next->copied) == RF__CU_SUCCESS) {
-            found = next;
+        if (buffer == NULL && next->bytes >= bytes && driver->cuEventQuery(next->copied) == RF__CU_SUCCESS) {
+            buffer = next;
             *end = next->next;
         } else {
             end = &next->next;
@@ -118,42 +118,42 @@ static rf_status staging_take(const rf__cuda_device *device, size_t bytes, stagi
         pool->idle = idle;
         pthread_mutex_unlock(&pool->lock);
     }
-    if (found == NULL) {
-        found = calloc(1, sizeof *found);
-        RF_FAIL_IF(found == NULL, RF_ERR_MEMORY, "no memory to copy %zu bytes to the GPU", bytes);
-        for (found->bytes = LEAST; found->bytes < bytes;) found->bytes *= 2;
-        RF__CUDA_TRY(driver->cuEventCreate(&found->copied, RF__CU_EVENT_DISABLE_TIMING));
-        RF__CUDA_TRY(driver->cuMemHostAlloc(&found->memory, found->bytes,
+    if (buffer == NULL) {
+        buffer = calloc(1, sizeof *buffer);
+        RF_FAIL_IF(buffer == NULL, RF_ERR_MEMORY, "no memory to copy %zu bytes to the GPU", bytes);
+        for (buffer->bytes = LEAST_BYTES; buffer->bytes < bytes;) buffer->bytes *= 2;
+        RF__CUDA_TRY(driver->cuEventCreate(&buffer->copied, RF__CU_EVENT_DISABLE_TIMING));
+        RF__CUDA_TRY(driver->cuMemHostAlloc(&buffer->memory, buffer->bytes,
                                             RF__CU_MEMHOSTALLOC_PORTABLE | RF__CU_MEMHOSTALLOC_DEVICEMAP));
     }
-    *taken = found;
+    *acquired = buffer;
 out:
     if (status != RF_OK) {
-        if (found->copied != NULL) (void)driver->cuEventDestroy_v2(found->copied);
-        free(found);
+        if (buffer->copied != NULL) (void)driver->cuEventDestroy_v2(buffer->copied);
+        free(buffer);
     }
     return status;
 }
 
-static void staging_give_back(const rf__cuda_device *device, staging *used, bool lost) {
+static void staging_release(const rf__cuda_device *device, staging *buffer, bool lost) {
     staging_pool *pool = &pools[device->ordinal];
     staging **list = lost ? &pool->lost : &pool->idle;
     pthread_mutex_lock(&pool->lock);
-    used->next = *list;
-    *list = used;
+    buffer->next = *list;
+    *list = buffer;
     pthread_mutex_unlock(&pool->lock);
 }
 
 /* Copies on the stream, from memory that the caller need not keep. In the device's context. */
 static rf_status copy(const rf__cuda_store *store, const void *from, size_t bytes, rf__cu_pointer to) {
     const rf__cuda_driver *driver = store->device->driver;
-    staging *through = NULL;
-    RF_CHECK(staging_take(store->device, bytes, &through));
-    memcpy(through->memory, from, bytes);
-    rf_status status = RF__CUDA_CALL(driver->cuMemcpyHtoDAsync_v2(to, through->memory, bytes, store->stream));
+    staging *buffer = NULL;
+    RF_CHECK(staging_take(store->device, bytes, &buffer));
+    memcpy(buffer->memory, from, bytes);
+    rf_status status = RF__CUDA_CALL(driver->cuMemcpyHtoDAsync_v2(to, buffer->memory, bytes, store->stream));
     const bool begun = status == RF_OK;
-    if (begun) status = RF__CUDA_CALL(driver->cuEventRecord(through->copied, store->stream));
-    staging_give_back(store->device, through, begun && status != RF_OK);
+    if (begun) status = RF__CUDA_CALL(driver->cuEventRecord(buffer->copied, store->stream));
+    staging_release(store->device, buffer, begun && status != RF_OK);
     return status;
 }
 
@@ -242,25 +242,25 @@ rf_status rf__cuda_block_shared(const rf__cuda_store *store, const void *from, s
     const rf__cuda_device *device = store->device;
     *block = (rf__cuda_block){0};
     rf__cuda_lock(device);
-    const shared_bytes *found = shared_find(device, from, bytes);
+    const shared_bytes *buffer = shared_find(device, from, bytes);
     rf__cuda_unlock(device);
-    if (found == NULL) {
-        shared_bytes *own = malloc(sizeof *own + bytes);
-        RF_FAIL_IF(own == NULL, RF_ERR_MEMORY, "no memory for %zu bytes that a CUDA graph reads", bytes);
-        *own = (shared_bytes){.bytes = bytes};
-        memcpy(own->copy, from, bytes);
+    if (buffer == NULL) {
+        shared_bytes *created = malloc(sizeof *created + bytes);
+        RF_FAIL_IF(created == NULL, RF_ERR_MEMORY, "no memory for %zu bytes that a CUDA graph reads", bytes);
+        *created = (shared_bytes){.bytes = bytes};
+        memcpy(created->copy, from, bytes);
         const rf_status status = rf__cuda_block_new(store, from, bytes, true, block);
         if (status != RF_OK) {
-            free(own);
+            free(created);
             return status;
         }
-        own->memory = block->memory;
+        created->memory = block->memory;
         rf__cuda_lock(device);
-        own->next = pools[device->ordinal].shared;
-        pools[device->ordinal].shared = own;
+        created->next = pools[device->ordinal].shared;
+        pools[device->ordinal].shared = created;
         rf__cuda_unlock(device);
         return RF_OK;
     }
-    block->memory = found->memory;
+    block->memory = buffer->memory;
     return RF_OK;
 }

@@ -5,7 +5,7 @@
 
 #include "core/row_format.h"
 
-enum { GRAIN = 16, MOST_BOX = 256, KEPT = 16 };
+enum { GRAIN = 16, MOST_BOX = 256, CACHED_MAPS = 16 };
 
 /* This thread's last maps. A map is a function of its params only, and stays valid whatever happens to the
  * memory. So a cached map is never stale, and layers called again with the same memory avoid the driver's
@@ -13,8 +13,8 @@ enum { GRAIN = 16, MOST_BOX = 256, KEPT = 16 };
 static _Thread_local struct {
     rf__tensor_map_params params; /* data NULL: empty; without padding, so compared bytewise */
     rf__cu_tensor_map map;
-} kept[KEPT];
-static _Thread_local uint32_t kept_next; /* the oldest */
+} cached[CACHED_MAPS];
+static _Thread_local uint32_t oldest; /* the oldest */
 
 static rf_status dimension_check(const rf__tensor_map_params *params, int32_t i) {
     static const int64_t most_size = INT64_C(1) << 32, most_pitch = INT64_C(1) << 40;
@@ -46,14 +46,14 @@ static rf_status encode(const rf__cuda_driver *driver, const rf__tensor_map_para
                                        [RF__CU_TENSOR_MAP_SWIZZLE_32B] = 32,
                                        [RF__CU_TENSOR_MAP_SWIZZLE_64B] = 64,
                                        [RF__CU_TENSOR_MAP_SWIZZLE_128B] = 128};
-    enum { MOST = RF__TENSOR_MAP_MOST_DIMENSIONS, SWIZZLES = sizeof swizzles / sizeof swizzles[0] };
-    uint64_t sizes[MOST] = {0}, pitches[MOST] = {0};
-    uint32_t box[MOST] = {0}, steps[MOST] = {1, 1, 1, 1, 1};
+    enum { MOST_RANK = RF__TENSOR_MAP_MOST_DIMENSIONS, SWIZZLES = sizeof swizzles / sizeof swizzles[0] };
+    uint64_t sizes[MOST_RANK] = {0}, pitches[MOST_RANK] = {0};
+    uint32_t box[MOST_RANK] = {0}, steps[MOST_RANK] = {1, 1, 1, 1, 1};
     rf__cu_tensor_swizzle swizzle = 0;
     RF_FAIL_IF((uint32_t)params->dtype >= sizeof types / sizeof types[0], RF_ERR_TYPE,
                "tensor map: dtype is %d; expected RF_FLOAT32, RF_FLOAT16 or RF_BFLOAT16", (int)params->dtype);
-    RF_FAIL_IF(params->dimensions < 1 || params->dimensions > MOST, RF_ERR_VALUE,
-               "tensor map: rank is %d; expected 1 to %d", (int)params->dimensions, MOST);
+    RF_FAIL_IF(params->dimensions < 1 || params->dimensions > MOST_RANK, RF_ERR_VALUE,
+               "tensor map: rank is %d; expected 1 to %d", (int)params->dimensions, MOST_RANK);
     RF_FAIL_IF(params->data == NULL || (uintptr_t)params->data % GRAIN != 0, RF_ERR_VALUE,
                "tensor map: data is at %p; expected an address aligned to %d bytes", params->data, GRAIN);
     while (swizzle < SWIZZLES && swizzles[swizzle] != params->swizzle) swizzle++;
@@ -77,15 +77,15 @@ static rf_status encode(const rf__cuda_driver *driver, const rf__tensor_map_para
 
 rf_status rf__tensor_map_encode(const rf__cuda_driver *driver, const rf__tensor_map_params *params,
                                 rf__cu_tensor_map *map) {
-    for (uint32_t i = 0; i < KEPT && params->data != NULL; i++) {
-        if (kept[i].params.data != params->data || memcmp(&kept[i].params, params, sizeof *params) != 0)
+    for (uint32_t i = 0; i < CACHED_MAPS && params->data != NULL; i++) {
+        if (cached[i].params.data != params->data || memcmp(&cached[i].params, params, sizeof *params) != 0)
             continue;
-        *map = kept[i].map;
+        *map = cached[i].map;
         return RF_OK;
     }
     RF_CHECK(encode(driver, params, map));
-    kept[kept_next].params = *params;
-    kept[kept_next].map = *map;
-    kept_next = (kept_next + 1) % KEPT;
+    cached[oldest].params = *params;
+    cached[oldest].map = *map;
+    oldest = (oldest + 1) % CACHED_MAPS;
     return RF_OK;
 }

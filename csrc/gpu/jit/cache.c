@@ -16,8 +16,10 @@ static const char entry_ending[] = ".cubin";
 static const char temporary_ending[] = ".tmp"; /* after an entry's name; six random characters follow */
 
 bool rf__cache_folder(char *path) {
-    const char *own = getenv("RECFUSE_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (own != NULL && own[0] != '\0') return rf__path_set(path, "%s", own) && rf__path_make_absolute(path);
+    const char *configured = getenv("RECFUSE_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"),
+               *home = getenv("HOME");
+    if (configured != NULL && configured[0] != '\0')
+        return rf__path_set(path, "%s", configured) && rf__path_make_absolute(path);
     if (xdg != NULL && xdg[0] == '/') return rf__path_set(path, "%s/recfuse", xdg);
     if (home != NULL && home[0] == '/') return rf__path_set(path, "%s/.cache/recfuse", home);
     path[0] = '\0';
@@ -62,12 +64,12 @@ bool rf__cache_folder_trusted(const char *folder, char *reason) {
 }
 
 size_t rf__cache_list(const char *folder, const char *hash, rf__cache_file **files) {
-    size_t count = 0, room = 0;
+    size_t count = 0, capacity = 0;
     *files = NULL;
-    DIR *listing = opendir(folder);
-    if (listing == NULL) return 0;
+    DIR *directory = opendir(folder);
+    if (directory == NULL) return 0;
     const struct dirent *item;
-    while ((item = readdir(listing)) != NULL) {
+    while ((item = readdir(directory)) != NULL) {
         rf__cache_file file;
         struct stat about;
         char path[RF__PATH_BYTES];
@@ -80,15 +82,15 @@ size_t rf__cache_list(const char *folder, const char *hash, rf__cache_file **fil
         file.bytes = about.st_size;
         file.trusted = rf__file_trusted(&about);
         file.used = about.st_mtim;
-        if (count == room) {
-            room = room == 0 ? 64 : 2 * room;
-            rf__cache_file *more = realloc(*files, room * sizeof **files);
-            if (more == NULL) break;
-            *files = more;
+        if (count == capacity) {
+            capacity = capacity == 0 ? 64 : 2 * capacity;
+            rf__cache_file *grown = realloc(*files, capacity * sizeof **files);
+            if (grown == NULL) break;
+            *files = grown;
         }
         (*files)[count++] = file;
     }
-    closedir(listing);
+    closedir(directory);
     if (count > 1) qsort(*files, count, sizeof **files, newest_first);
     return count;
 }
@@ -100,12 +102,12 @@ void rf__cache_trim(const char *folder, int64_t most_bytes) {
     const time_t now = time(NULL);
     int64_t bytes = 0;
     for (size_t i = 0; i < count; i++) {
-        bool goes = now - files[i].used.tv_sec > STALE_SECONDS;
+        bool is_removed = now - files[i].used.tv_sec > STALE_SECONDS;
         if (!files[i].temporary) {
             bytes += files[i].bytes;
-            goes = bytes > most_bytes && i > 0;
+            is_removed = bytes > most_bytes && i > 0;
         }
-        if (goes && rf__path_set(path, "%s/%s", folder, files[i].name)) (void)unlink(path);
+        if (is_removed && rf__path_set(path, "%s/%s", folder, files[i].name)) (void)unlink(path);
     }
     free(files);
 }
@@ -241,18 +243,19 @@ bool rf__cache_write(const rf__cache_key *key, const char *compiler, const rf__c
     }
     make_folders(folder);
     const int file = mkostemp(temporary, O_CLOEXEC);
-    bool done = file >= 0;
-    if (done) {
-        done = rf__file_write(file, &head, sizeof head) && rf__file_write(file, key->text, key->bytes) &&
-               rf__file_write(file, entry->cubin, (size_t)entry->cubin_bytes);
+    bool is_written = file >= 0;
+    if (is_written) {
+        is_written = rf__file_write(file, &head, sizeof head) &&
+                     rf__file_write(file, key->text, key->bytes) &&
+                     rf__file_write(file, entry->cubin, (size_t)entry->cubin_bytes);
         (void)fchmod(file, 0644); /* a folder may be filled by one user and read by others */
-        done = close(file) == 0 && done; /* a full disk may first show here */
-        done = done && rename(temporary, path) == 0;
-        if (!done) (void)unlink(temporary);
+        is_written = close(file) == 0 && is_written; /* a full disk may first show here */
+        is_written = is_written && rename(temporary, path) == 0;
+        if (!is_written) (void)unlink(temporary);
     }
-    if (done)
+    if (is_written)
         rf__cache_trim(folder, RF__CACHE_MOST_BYTES);
     else
         path[0] = '\0';
-    return done;
+    return is_written;
 }

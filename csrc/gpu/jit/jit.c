@@ -37,37 +37,37 @@ typedef struct option_list {
 static rf_status options_set(option_list *list, const char *file, const char *arch, const char *defines) {
     const int length = snprintf(list->text, sizeof list->text,
                                 "-arch=%s --std=c++17 -default-device --ptxas-options=-v %s", arch, defines);
-    bool fits = length >= 0 && (size_t)length < sizeof list->text;
-    char *rest = NULL, *word = strtok_r(list->text, " ", &rest);
-    for (list->count = 0; fits && word != NULL; word = strtok_r(NULL, " ", &rest)) {
-        fits = list->count < RF__NVRTC_MOST_OPTIONS;
-        if (fits) list->options[list->count++] = word;
+    bool is_valid = length >= 0 && (size_t)length < sizeof list->text;
+    char *position = NULL, *word = strtok_r(list->text, " ", &position);
+    for (list->count = 0; is_valid && word != NULL; word = strtok_r(NULL, " ", &position)) {
+        is_valid = list->count < RF__NVRTC_MOST_OPTIONS;
+        if (is_valid) list->options[list->count++] = word;
     }
-    RF_FAIL_IF(!fits, RF_ERR_VALUE, "%s: too many options for the compiler: %s", file, defines);
+    RF_FAIL_IF(!is_valid, RF_ERR_VALUE, "%s: too many options for the compiler: %s", file, defines);
     return RF_OK;
 }
 
 /* All that the code depends on as one text: the parts, each with the zero at its end. */
 static rf_status key_new(const rf__kernel_source *kernel, const rf__source *source,
                          const option_list *options, rf__cache_key *key) {
-    const char *parts[3 + RF__NVRTC_MOST_OPTIONS + 2 * RF__MOST_HEADERS];
+    const char *texts[3 + RF__NVRTC_MOST_OPTIONS + 2 * RF__MOST_HEADERS];
     int32_t count = 0;
-    parts[count++] = kernel->file;
-    parts[count++] = kernel->entry;
-    for (int32_t i = 0; i < options->count; i++) parts[count++] = options->options[i];
+    texts[count++] = kernel->file;
+    texts[count++] = kernel->entry;
+    for (int32_t i = 0; i < options->count; i++) texts[count++] = options->options[i];
     for (int32_t i = 0; i < source->n_headers; i++) {
-        parts[count++] = source->header_names[i];
-        parts[count++] = source->headers[i];
+        texts[count++] = source->header_names[i];
+        texts[count++] = source->headers[i];
     }
-    parts[count++] = source->text;
+    texts[count++] = source->text;
     key->bytes = 0;
-    for (int32_t i = 0; i < count; i++) key->bytes += strlen(parts[i]) + 1;
+    for (int32_t i = 0; i < count; i++) key->bytes += strlen(texts[i]) + 1;
     char *text = malloc(key->bytes);
     RF_FAIL_IF(text == NULL, RF_ERR_MEMORY, "no memory for the source of %s", kernel->file);
     key->text = text;
     for (int32_t i = 0; i < count; i++) {
-        const size_t bytes = strlen(parts[i]) + 1;
-        memcpy(text, parts[i], bytes);
+        const size_t bytes = strlen(texts[i]) + 1;
+        memcpy(text, texts[i], bytes);
         text += bytes;
     }
     return RF_OK;

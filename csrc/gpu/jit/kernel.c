@@ -62,8 +62,8 @@ static loaded *find(loaded *from, const rf__cuda_device *device, const rf__kerne
 }
 
 /* In the device's context. The module is never unloaded once its kernel is in use. */
-static rf_status load_here(const rf__cuda_driver *driver, const char *entry, int32_t dynamic_shared,
-                           const void *cubin, rf__kernel *kernel) {
+static rf_status module_load(const rf__cuda_driver *driver, const char *entry, int32_t dynamic_shared,
+                             const void *cubin, rf__kernel *kernel) {
     rf_status status = RF_OK;
     rf__cu_module module = NULL;
     kernel->dynamic_shared = dynamic_shared;
@@ -88,7 +88,7 @@ static rf_status load(const rf__cuda_device *device, const rf__kernel_source *so
     rf_status status = rf__cuda_enter(device);
     if (status == RF_OK) {
         const rf__cu_capture_mode mode = rf__cuda_capture_mode(driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
-        status = load_here(driver, source->entry, options->dynamic_shared, cubin, kernel);
+        status = module_load(driver, source->entry, options->dynamic_shared, cubin, kernel);
         (void)rf__cuda_capture_mode(driver, mode);
         rf__cuda_leave();
     }
@@ -98,8 +98,8 @@ static rf_status load(const rf__cuda_device *device, const rf__kernel_source *so
     return RF_OK;
 }
 
-static rf_status make(const rf__cuda_device *device, const rf__kernel_source *source, const void *key,
-                      rf__kernel_describe describe, rf__kernel *kernel) {
+static rf_status kernel_make(const rf__cuda_device *device, const rf__kernel_source *source, const void *key,
+                             rf__kernel_describe describe, rf__kernel *kernel) {
     rf_status status = RF_OK;
     rf__kernel_options options = {0};
     void *cubin = NULL;
@@ -150,7 +150,7 @@ static rf_status make_or_wait(loaded *entry, rf__kernel_describe describe) {
         status = rf__fail(entry->status, "%s",
                           entry->message != NULL ? entry->message : rf_status_text(entry->status));
     } else if (!ready) {
-        status = make(entry->device, entry->source, entry->key, describe, &entry->kernel);
+        status = kernel_make(entry->device, entry->source, entry->key, describe, &entry->kernel);
         if (status == RF_OK)
             atomic_store_explicit(&entry->ready, true, memory_order_release);
         else
@@ -178,10 +178,10 @@ out:
 
 rf_status rf__kernel_clusters(const rf__cuda_device *device, const rf__kernel *kernel,
                               const rf__launch_config *config, int32_t *clusters) {
-    int32_t *known = (int32_t *)(uintptr_t)&kernel->clusters; /* atomic */
-    *clusters = __atomic_load_n(known, __ATOMIC_RELAXED);
+    int32_t *cached = (int32_t *)(uintptr_t)&kernel->clusters; /* atomic */
+    *clusters = __atomic_load_n(cached, __ATOMIC_RELAXED);
     if (*clusters > 0) return RF_OK;
     RF_CHECK(rf__launch_clusters(device, config, clusters));
-    __atomic_store_n(known, *clusters, __ATOMIC_RELAXED);
+    __atomic_store_n(cached, *clusters, __ATOMIC_RELAXED);
     return RF_OK;
 }

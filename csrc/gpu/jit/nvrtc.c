@@ -14,7 +14,7 @@ typedef struct nvrtc_functions {
 } nvrtc_functions;
 
 /* Each is filled once, under the lock below, and then read without it. */
-static rf__nvrtc_library found;
+static rf__nvrtc_library opened;
 static nvrtc_functions functions;
 static bool is_open; /* under the lock */
 static _Atomic(const rf__nvrtc_library *) in_use; /* atomic: &found, or NULL before */
@@ -29,12 +29,12 @@ rf_status rf__nvrtc_find(const rf__nvrtc_library **library) {
     rf__fork_guard_begin();
     pthread_mutex_lock(&opening);
     if (atomic_load_explicit(&in_use, memory_order_relaxed) == NULL) {
-        status = rf__nvrtc_search(&found);
-        if (status == RF_OK) atomic_store_explicit(&in_use, &found, memory_order_release);
+        status = rf__nvrtc_search(&opened);
+        if (status == RF_OK) atomic_store_explicit(&in_use, &opened, memory_order_release);
     }
     pthread_mutex_unlock(&opening);
     rf__fork_guard_end();
-    if (status == RF_OK) *library = &found;
+    if (status == RF_OK) *library = &opened;
     return status;
 }
 
@@ -89,7 +89,7 @@ static rf_status fail_compiling(const nvrtc_functions *nvrtc, rf__nvrtc_result r
     for (int32_t i = 0; i < n_options && used < sizeof text; i++)
         used += (size_t)snprintf(text + used, sizeof text - used, " %s", options[i]);
     return rf__fail(RF_ERR_COMPILE, "%s with%s does not compile (%s by NVRTC %d.%d, %s):\n%s", file, text,
-                    nvrtc->nvrtcGetErrorString(result), (int)found.major, (int)found.minor, found.path,
+                    nvrtc->nvrtcGetErrorString(result), (int)opened.major, (int)opened.minor, opened.path,
                     log != NULL ? log : "");
 }
 
@@ -100,7 +100,7 @@ static rf_status compile(const nvrtc_functions *nvrtc, const char *file, const r
     rf__nvrtc_result result = 0;
     size_t bytes = 0;
     /* Results of NVRTC's own cache, on machines with a GPU, lack the report on registers. */
-    const bool has_cache = found.major > 12 || (found.major == 12 && found.minor >= 9);
+    const bool has_cache = opened.major > 12 || (opened.major == 12 && opened.minor >= 9);
     const char *all_options[RF__NVRTC_MOST_OPTIONS + 1];
     RF_FAIL_IF(n_options > RF__NVRTC_MOST_OPTIONS, RF_ERR_VALUE,
                "%s: the compiler has %d options; expected at most %d", file, (int)n_options,

@@ -18,7 +18,7 @@ typedef struct rf__described_node {
     rf__description_make make;
     uint64_t parent;
     size_t bytes[RF__KEY_PARTS];
-    bool given[RF__KEY_PARTS];
+    bool is_present[RF__KEY_PARTS];
     unsigned char key[]; /* the parts, one after another */
 } node;
 
@@ -47,28 +47,28 @@ static bool part_is(const unsigned char *was, const rf__key_part *part) {
     return true;
 }
 
-static bool is_for(const node *one, const rf__cuda_store *store, const rf__description_key *key) {
-    const unsigned char *at = one->key;
-    if (one->make != key->make || one->parent != key->parent || one->store.stream_id != store->stream_id ||
-        one->store.allocator.allocate != store->allocator.allocate)
+static bool is_for(const node *item, const rf__cuda_store *store, const rf__description_key *key) {
+    const unsigned char *at = item->key;
+    if (item->make != key->make || item->parent != key->parent || item->store.stream_id != store->stream_id ||
+        item->store.allocator.allocate != store->allocator.allocate)
         return false;
     for (int i = 0; i < RF__KEY_PARTS; i++)
-        if (one->bytes[i] != key->parts[i].bytes || one->given[i] != (key->parts[i].data != NULL))
+        if (item->bytes[i] != key->parts[i].bytes || item->is_present[i] != (key->parts[i].data != NULL))
             return false;
     for (int i = 0; i < RF__KEY_PARTS; i++) {
         if (!part_is(at, &key->parts[i])) return false;
-        at += one->bytes[i];
+        at += item->bytes[i];
     }
     return true;
 }
 
 /* Frees a chain; NULL is fine. */
-static void nodes_free(node *one) {
-    for (node *next; one != NULL; one = next) {
-        next = one->next;
-        rf__cuda_block_free(&one->store, &one->block);
-        if (one->description.free_data != NULL) one->description.free_data(one->description.data);
-        free(one);
+static void nodes_free(node *item) {
+    for (node *next; item != NULL; item = next) {
+        next = item->next;
+        rf__cuda_block_free(&item->store, &item->block);
+        if (item->description.free_data != NULL) item->description.free_data(item->description.data);
+        free(item);
     }
 }
 
@@ -77,32 +77,32 @@ static rf_status node_new(const rf__cuda_store *store, const rf__description_key
     rf_status status = RF_OK;
     size_t bytes = 0;
     for (int i = 0; i < RF__KEY_PARTS; i++) bytes += key->parts[i].bytes;
-    node *one = calloc(1, sizeof *one + bytes);
-    RF_FAIL_IF(one == NULL, RF_ERR_MEMORY, "no memory for a call's description");
-    one->store = *store;
-    one->users = 1;
-    one->cached = cached;
-    one->number = __atomic_add_fetch(&numbers, 1, __ATOMIC_RELAXED);
-    one->make = key->make;
-    one->parent = key->parent;
-    unsigned char *at = one->key;
+    node *item = calloc(1, sizeof *item + bytes);
+    RF_FAIL_IF(item == NULL, RF_ERR_MEMORY, "no memory for a call's description");
+    item->store = *store;
+    item->users = 1;
+    item->cached = cached;
+    item->number = __atomic_add_fetch(&numbers, 1, __ATOMIC_RELAXED);
+    item->make = key->make;
+    item->parent = key->parent;
+    unsigned char *at = item->key;
     for (int i = 0; i < RF__KEY_PARTS; i++) {
-        one->bytes[i] = key->parts[i].bytes;
-        one->given[i] = key->parts[i].data != NULL;
-        if (one->bytes[i] > 0) memcpy(at, key->parts[i].data, one->bytes[i]);
-        at += one->bytes[i];
+        item->bytes[i] = key->parts[i].bytes;
+        item->is_present[i] = key->parts[i].data != NULL;
+        if (item->bytes[i] > 0) memcpy(at, key->parts[i].data, item->bytes[i]);
+        at += item->bytes[i];
     }
-    RF_TRY(key->make(&store->device->gpu, problem, &one->description));
-    RF_TRY(rf__cuda_block_new(store, one->description.upload, (size_t)one->description.upload_bytes, cached,
-                              &one->block));
+    RF_TRY(key->make(&store->device->gpu, problem, &item->description));
+    RF_TRY(rf__cuda_block_new(store, item->description.upload, (size_t)item->description.upload_bytes, cached,
+                              &item->block));
 out:
-    if (one->description.frees_upload) free((void *)(uintptr_t)one->description.upload);
-    one->description.upload = NULL;
+    if (item->description.frees_upload) free((void *)(uintptr_t)item->description.upload);
+    item->description.upload = NULL;
     if (status != RF_OK) {
-        nodes_free(one);
-        one = NULL;
+        nodes_free(item);
+        item = NULL;
     }
-    *new_node = one;
+    *new_node = item;
     return status;
 }
 
@@ -110,13 +110,13 @@ out:
 static node *node_find(const rf__cuda_store *store, const rf__description_key *key) {
     node **first = list_of(store);
     for (node **at = first; *at != NULL; at = &(*at)->next) {
-        node *found = *at;
-        if (!is_for(found, store, key)) continue;
-        *at = found->next;
-        found->next = *first;
-        *first = found;
-        found->users++;
-        return found;
+        node *item = *at;
+        if (!is_for(item, store, key)) continue;
+        *at = item->next;
+        item->next = *first;
+        *first = item;
+        item->users++;
+        return item;
     }
     return NULL;
 }
@@ -144,61 +144,61 @@ static void nodes_trim(node **first, node **unused) {
     }
 }
 
-static void give(node *one, rf__described *described) {
+static void describe_node(node *item, rf__described *described) {
     *described = (rf__described){
-        .data = one->description.data, .upload = one->block.memory, .number = one->number, .node = one};
+        .data = item->description.data, .upload = item->block.memory, .number = item->number, .node = item};
 }
 
 rf_status rf__description_acquire(const rf__cuda_store *store, const rf__description_key *key,
                                   const void *problem, rf__described *described) {
-    node *own = NULL, *unused = NULL, *found = NULL;
+    node *created = NULL, *unused = NULL, *item = NULL;
     memset(described, 0, sizeof *described);
     if (store->device->driver == NULL)
         return rf__description_make_uncached(store, key->make, problem, described);
     rf__cuda_lock(store->device);
-    found = node_find(store, key);
+    item = node_find(store, key);
     rf__cuda_unlock(store->device);
-    if (found == NULL) {
-        RF_CHECK(node_new(store, key, problem, true, &own));
+    if (item == NULL) {
+        RF_CHECK(node_new(store, key, problem, true, &created));
         rf__cuda_lock(store->device);
-        found = node_find(store, key);
-        if (found == NULL) {
+        item = node_find(store, key);
+        if (item == NULL) {
             node **first = list_of(store);
-            own->next = *first;
-            *first = found = own;
-            own = NULL;
+            created->next = *first;
+            *first = item = created;
+            created = NULL;
             if (!store->resident) nodes_trim(first, &unused);
         }
         rf__cuda_unlock(store->device);
         nodes_free(unused);
-        nodes_free(own);
+        nodes_free(created);
     }
-    give(found, described);
+    describe_node(item, described);
     return RF_OK;
 }
 
 rf_status rf__description_make_uncached(const rf__cuda_store *store, rf__description_make make,
                                         const void *problem, rf__described *described) {
     const rf__description_key key = {.make = make};
-    node *own = NULL;
+    node *created = NULL;
     memset(described, 0, sizeof *described);
-    RF_CHECK(node_new(store, &key, problem, false, &own));
-    give(own, described);
+    RF_CHECK(node_new(store, &key, problem, false, &created));
+    describe_node(created, described);
     return RF_OK;
 }
 
 void rf__description_release(rf__described *described) {
-    node *one = described->node;
+    node *item = described->node;
     memset(described, 0, sizeof *described);
-    if (one == NULL) return;
-    if (!one->cached) {
-        nodes_free(one);
+    if (item == NULL) return;
+    if (!item->cached) {
+        nodes_free(item);
         return;
     }
-    rf__cuda_lock(one->store.device);
-    const bool unused = --one->users == 0 && one->dropped;
-    rf__cuda_unlock(one->store.device);
-    if (unused) nodes_free(one);
+    rf__cuda_lock(item->store.device);
+    const bool unused = --item->users == 0 && item->dropped;
+    rf__cuda_unlock(item->store.device);
+    if (unused) nodes_free(item);
 }
 
 void rf__description_forget(const rf__cuda_store *store) {

@@ -8,19 +8,19 @@
 #include <string.h>
 
 /* The one record. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* the lock of the rest but `kept` */
-static atomic_bool kept; /* atomic: a look at it costs a call nothing */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* the lock of the rest but `is_recording` */
+static atomic_bool is_recording; /* atomic: a look at it costs a call nothing */
 static rf__explained *record; /* [capacity], under the lock */
 static int32_t count, capacity, calls; /* under the lock */
 
-bool rf__explains(void) { return atomic_load_explicit(&kept, memory_order_relaxed); }
+bool rf__explains(void) { return atomic_load_explicit(&is_recording, memory_order_relaxed); }
 
 rf_status rf__explain_begin(const rf__gpu *gpu) {
     pthread_mutex_lock(&lock);
     const bool free_to_begin = !rf__explains();
     if (free_to_begin) {
         count = calls = 0;
-        atomic_store_explicit(&kept, true, memory_order_relaxed);
+        atomic_store_explicit(&is_recording, true, memory_order_relaxed);
     }
     pthread_mutex_unlock(&lock);
     RF_FAIL_IF(
@@ -33,7 +33,7 @@ rf_status rf__explain_begin(const rf__gpu *gpu) {
 void rf__explain_end(rf__explained **launches, int32_t *n) {
     rf__cuda_device_describe(NULL);
     pthread_mutex_lock(&lock);
-    atomic_store_explicit(&kept, false, memory_order_relaxed);
+    atomic_store_explicit(&is_recording, false, memory_order_relaxed);
     *launches = record;
     *n = count;
     record = NULL;
@@ -47,13 +47,13 @@ void rf__explained_free(rf__explained *launches, int32_t n) {
 }
 
 /* Under the lock. */
-static rf_status record_grow(int32_t more) {
-    if (count + more <= capacity) return RF_OK;
-    const int32_t wanted = 2 * (count + more);
-    rf__explained *grown = realloc(record, (size_t)wanted * sizeof *grown);
-    RF_FAIL_IF(grown == NULL, RF_ERR_MEMORY, "explain: no memory for %d launches", (int)wanted);
+static rf_status record_grow(int32_t added) {
+    if (count + added <= capacity) return RF_OK;
+    const int32_t new_capacity = 2 * (count + added);
+    rf__explained *grown = realloc(record, (size_t)new_capacity * sizeof *grown);
+    RF_FAIL_IF(grown == NULL, RF_ERR_MEMORY, "explain: no memory for %d launches", (int)new_capacity);
     record = grown;
-    capacity = wanted;
+    capacity = new_capacity;
     return RF_OK;
 }
 
@@ -76,12 +76,14 @@ static rf_status launch_explain(const rf__gpu *gpu, const rf__launches *launches
 
 rf_status rf__explained_of(const rf__gpu *gpu, const rf__launches *launches, rf__explained **explained) {
     rf_status status = RF_OK;
-    rf__explained *all = calloc((size_t)launches->count + 1, sizeof *all);
-    RF_FAIL_IF(all == NULL, RF_ERR_MEMORY, "explain: no memory for %d launches", (int)launches->count);
-    for (int32_t i = 0; i < launches->count; i++) RF_TRY(launch_explain(gpu, launches, i, 0, &all[i]));
+    rf__explained *explanations = calloc((size_t)launches->count + 1, sizeof *explanations);
+    RF_FAIL_IF(explanations == NULL, RF_ERR_MEMORY, "explain: no memory for %d launches",
+               (int)launches->count);
+    for (int32_t i = 0; i < launches->count; i++)
+        RF_TRY(launch_explain(gpu, launches, i, 0, &explanations[i]));
 out:
-    if (status != RF_OK) rf__explained_free(all, launches->count);
-    *explained = status == RF_OK ? all : NULL;
+    if (status != RF_OK) rf__explained_free(explanations, launches->count);
+    *explained = status == RF_OK ? explanations : NULL;
     return status;
 }
 

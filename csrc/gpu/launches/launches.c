@@ -23,10 +23,10 @@ void rf__launches_free(rf__launches *launches) {
     launches->bytes = launches->inline_bytes;
 }
 
-static rf_status bytes_reserve(rf__launches *launches, size_t more) {
+static rf_status bytes_reserve(rf__launches *launches, size_t extra) {
     uint32_t capacity = launches->capacity;
-    if (more <= capacity - launches->n_bytes) return RF_OK;
-    while (capacity - launches->n_bytes < more) capacity *= 2;
+    if (extra <= capacity - launches->n_bytes) return RF_OK;
+    while (capacity - launches->n_bytes < extra) capacity *= 2;
     unsigned char *bytes = aligned_alloc(RF__ARGUMENTS_ALIGNMENT, capacity);
     RF_FAIL_IF(bytes == NULL, RF_ERR_MEMORY, "%s: no memory for the arguments of %d kernels", launches->name,
                (int)launches->count + 1);
@@ -76,11 +76,11 @@ rf_status rf__launches_add_alike(rf__launches *launches, const rf__kernel_launch
 }
 
 /* Bindings beyond the most are counted, and refused when the launches run. */
-static void bind(rf__launches *launches, int32_t what, size_t at) {
+static void bind(rf__launches *launches, int32_t bound, size_t at) {
     const uint32_t arguments = launches->launches[launches->count - 1].arguments;
     if (launches->n_bindings < RF__MOST_BINDINGS)
         launches->bindings[launches->n_bindings] =
-            (rf__binding){.at = arguments + (uint32_t)at, .what = (uint16_t)what};
+            (rf__binding){.at = arguments + (uint32_t)at, .bound = (uint16_t)bound};
     launches->n_bindings++;
 }
 

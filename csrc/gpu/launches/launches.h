@@ -58,7 +58,7 @@ typedef struct rf__kernel_launch {
 typedef enum rf__bound { RF__BOUND_WORKSPACE, RF__BOUND_ERRORS, RF__BOUND_UPLOAD } rf__bound;
 typedef struct rf__binding {
     uint32_t at; /* byte of `bytes` */
-    uint16_t what; /* rf__bound; of uploads the first, then their numbers */
+    uint16_t bound; /* rf__bound; of uploads the first, then their numbers */
 } rf__binding;
 
 typedef struct rf__map_binding {

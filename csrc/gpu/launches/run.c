@@ -18,8 +18,8 @@ static rf_status bind_all(const rf__cuda_device *device, rf__launches *launches,
     bool has_word = false;
     for (int32_t i = 0; i < launches->n_bindings; i++) {
         unsigned char *at = launches->bytes + launches->bindings[i].at;
-        const int32_t what = launches->bindings[i].what;
-        if (what == RF__BOUND_ERRORS) {
+        const int32_t bound = launches->bindings[i].bound;
+        if (bound == RF__BOUND_ERRORS) {
             if (!has_word)
                 word = rf__cuda_error_word_of(&device->errors, launches->owner, launches->shape).on_device;
             has_word = true;
@@ -28,7 +28,7 @@ static rf_status bind_all(const rf__cuda_device *device, rf__launches *launches,
         }
         uint64_t address;
         memcpy(&address, at, sizeof address);
-        address += what == RF__BOUND_WORKSPACE ? workspace : uploads[what - RF__BOUND_UPLOAD];
+        address += bound == RF__BOUND_WORKSPACE ? workspace : uploads[bound - RF__BOUND_UPLOAD];
         memcpy(at, &address, sizeof address);
     }
     for (int32_t i = 0; i < launches->n_maps; i++) {
@@ -67,8 +67,8 @@ static rf_status grid_cut(const rf__cuda_device *device, const char *name, const
     RF_FAIL_IF(clusters < 1, RF_ERR_UNSUPPORTED,
                "%s: this GPU runs no cluster of %d blocks with %d bytes of shared memory each", name,
                (int)config->cluster[0], (int)config->shared_bytes);
-    const uint32_t most = (uint32_t)clusters * config->cluster[0];
-    if (config->grid[0] > most) config->grid[0] = most;
+    const uint32_t resident_blocks = (uint32_t)clusters * config->cluster[0];
+    if (config->grid[0] > resident_blocks) config->grid[0] = resident_blocks;
     return RF_OK;
 }
 
@@ -152,12 +152,12 @@ rf_status rf__launches_pending(const rf__cuda_device *device, const rf__launches
 
 rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,
                            const rf_cuda_allocator *allocator, void *stream) {
-    const bool takes = device->driver != NULL && launches->workspace_bytes > 0;
+    const bool has_workspace = device->driver != NULL && launches->workspace_bytes > 0;
     rf_status status = RF_OK;
     rf__cuda_store store;
     rf__cuda_block workspace = {0};
     if (launches->checks) RF_CHECK(rf__launches_pending(device, launches, stream));
-    if (takes) {
+    if (has_workspace) {
         if (allocator != NULL) /* the allocator knows of captures, so no driver call is needed */
             store = (rf__cuda_store){.device = device, .stream = stream, .allocator = *allocator};
         else
@@ -165,7 +165,7 @@ rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches
         RF_CHECK(rf__cuda_room_new(&store, (size_t)launches->workspace_bytes, &workspace));
     }
     status = rf__launches_run_in(device, launches, uploads, workspace.memory, stream);
-    if (takes) rf__cuda_room_free(&store, &workspace);
+    if (has_workspace) rf__cuda_room_free(&store, &workspace);
     return status;
 }
 

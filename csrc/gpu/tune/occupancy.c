@@ -17,8 +17,9 @@ int64_t rf__occupancy(const rf__gpu *gpu, int32_t registers, int32_t threads, in
 }
 
 int32_t rf__occupancy_limit(const rf__gpu *gpu, int32_t blocks, int32_t shared_bytes) {
-    const int64_t keeps_out =
+    const int64_t least_excluding =
         gpu->shared_per_sm / (blocks + 1) - gpu->reserved_shared_per_block + SHARED_GRAIN;
-    const int64_t wanted = smaller(keeps_out, gpu->shared_per_block_optin) / SHARED_GRAIN * SHARED_GRAIN;
-    return wanted > shared_bytes ? (int32_t)wanted : shared_bytes;
+    const int64_t requested =
+        smaller(least_excluding, gpu->shared_per_block_optin) / SHARED_GRAIN * SHARED_GRAIN;
+    return requested > shared_bytes ? (int32_t)requested : shared_bytes;
 }

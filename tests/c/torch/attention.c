@@ -54,7 +54,7 @@ rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches
     (void)device, (void)uploads, (void)allocator, (void)stream;
     if (launches->checks) RF_CHECK(check());
     for (int32_t i = 0; i < launches->n_bindings; i++) {
-        RF_FAIL_IF(launches->bindings[i].what != RF__BOUND_ERRORS, RF_ERR_INTERNAL, "another binding");
+        RF_FAIL_IF(launches->bindings[i].bound != RF__BOUND_ERRORS, RF_ERR_INTERNAL, "another binding");
         memcpy(launches->bytes + launches->bindings[i].at, &word, sizeof word);
     }
     for (int32_t i = 0; i < launches->count; i++) {

@@ -21,14 +21,14 @@ static rf_status describe(rf__call *call) {
     RF_CHECK(rf__call_device(call, X));
     RF_CHECK(rf__call_tensor(call, X, RF__ANY_DIM, &x));
     RF_CHECK(rf__call_choice(call, MODE, modes, &mode));
-    if (values[MAYBE_TEXT].given) RF_CHECK(rf__call_text(call, MAYBE_TEXT, &text));
+    if (values[MAYBE_TEXT].is_present) RF_CHECK(rf__call_text(call, MAYBE_TEXT, &text));
     RF__TORCH_CHECK(torch_list_size(values[LIST].list, &elements));
     snprintf(line, sizeof line, "%d %g %d %lld [%zu] %g %s %s %d", (int)x.dim, values[SCALE].number,
              values[FLAG].boolean, (long long)values[N].integer, elements,
-             values[MAYBE_SCALE].given ? values[MAYBE_SCALE].number : -1.0,
-             !values[MAYBE_FLAG].given    ? "None"
-             : values[MAYBE_FLAG].boolean ? "True"
-                                          : "False",
+             values[MAYBE_SCALE].is_present ? values[MAYBE_SCALE].number : -1.0,
+             !values[MAYBE_FLAG].is_present ? "None"
+             : values[MAYBE_FLAG].boolean   ? "True"
+                                            : "False",
              text, mode);
     return rf__call_output_text(call, 0, line);
 }

@@ -43,8 +43,7 @@ rf_status rf__check_backward_sizes(const char *operator_name, const rf_fused_bac
                   " columns of grad and a weight of " RF__I64 " x " RF__I64
                   "; expected sizes of 0 or more, and products that fit int64",
                   params->n_features, params->bags, params->output_dim, params->rows, params->dim);
-    RF_CHECK(rf__check_call(operator_name, params->lookups, params->bags, params->index_type,
-                            params->offset_type, 0, params->indices, params->offsets));
+    RF_CHECK(rf__check_lookups(operator_name, &(rf__lookup_arrays){RF__LOOKUPS_OF(params)}, 0));
     RF_CHECK(rf__check_dtype(operator_name, "grad_dtype", params->grad_dtype));
     RF_CHECK(rf__check_dtype(operator_name, "dtype", params->dtype));
     RF__REFUSE_IF(params->grad == NULL && params->bags > 0 && params->output_dim > 0, RF_ERR_VALUE,

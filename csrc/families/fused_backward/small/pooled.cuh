@@ -152,7 +152,7 @@ RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit, c
 #pragma unroll
             for (int v = 0; v < VECTORS; v++) {
                 const float *from = parts + 4 * ((other * VECTORS + v) * place.lanes + place.lane);
-                const four_t part = sums_kept(rf_shared_kept(from));
+                const four_t part = sums_kept(rf_shared_pinned(from));
 #pragma unroll
                 for (int i = 0; i < 4; i++) sums.of[v].of[i] += part.of[i];
             }

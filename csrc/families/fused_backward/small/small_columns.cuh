@@ -59,7 +59,7 @@ RF_INLINE place_t place_of(const rf_small_args &args, const rf_small_task &task,
         place.rows[v] = rf_emit_rows(matrix, task.row, place.column[v]);
         place.grad[v] = args.grad + (rf_i64)(task.output_column + task.column + read) * GRAD_BYTES;
         if (!RF_STAGED) rf_keep(place.grad[v]);
-        place.staged[v] = RF_STAGED ? rf_shared_kept(staged + read) : 0;
+        place.staged[v] = RF_STAGED ? rf_shared_pinned(staged + read) : 0;
     }
     return place;
 }

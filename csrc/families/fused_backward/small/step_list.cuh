@@ -65,11 +65,11 @@ RF_INLINE void part_list_by_steps(const feature_t &feature, const steps_t &steps
     if (warp >= steps.parts) return;
     const rf_u32 cells = counts_of<BITS>(steps, warp);
     const rf_u32 one = counters_t<BITS>::one(warp), taken = counters_t<BITS>::taken(warp);
-    const rf_u32 unread = rf_shared_kept(steps.counts - 32 + lane);
+    const rf_u32 unread = rf_shared_pinned(steps.counts - 32 + lane);
     /* The begin of a row is at `begins` + half of the address of its counter; for the unread counter this is
      * some address of the counters. */
-    const rf_u32 begins = rf_shared_kept(steps.begins) - cells / 2;
-    const rf_u32 bags_at = rf_shared_kept(steps.bags + lane), behind = quad_of(steps, warp + 1);
+    const rf_u32 begins = rf_shared_pinned(steps.begins) - cells / 2;
+    const rf_u32 bags_at = rf_shared_pinned(steps.bags + lane), behind = quad_of(steps, warp + 1);
     const rf_u8 *indices = (const rf_u8 *)(feature.indices + lane);
     rf_keep(indices);
     rf_u32 quad = quad_of(steps, warp);
@@ -105,7 +105,7 @@ template <int BITS>
 RF_INLINE void steps_list(const feature_t &feature, const steps_t &steps, const block_t &block, rf_u32 all,
                           rf_u16 *list) {
     rf_u16 *const window = steps.window + (rf_u64)list % 16 / 2;
-    const rf_u32 to = rf_shared_kept(window), near = min(all, steps.window_size);
+    const rf_u32 to = rf_shared_pinned(window), near = min(all, steps.window_size);
     if (!steps.long_bags) {
         part_list_by_steps<BITS, false, true>(feature, steps, block, to, near, list);
     } else if (near < all) {

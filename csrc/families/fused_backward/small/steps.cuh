@@ -148,7 +148,7 @@ RF_INLINE rf_u32 lookup_of(const feature_t &feature, const steps_t &steps, rf_u3
 
 /* Returns the address of a part's counter of row 0. */
 template <int BITS> RF_INLINE rf_u32 counts_of(const steps_t &steps, rf_u32 part) {
-    return rf_shared_kept(steps.counts + part / counters_t<BITS>::OF_WORD * steps.stride);
+    return rf_shared_pinned(steps.counts + part / counters_t<BITS>::OF_WORD * steps.stride);
 }
 
 /* Counts the lookups of the block's rows. Returns the number of this thread. MORE: also counts lookups of
@@ -162,7 +162,7 @@ RF_INLINE rf_u32 steps_count(const feature_t &feature, const steps_t &steps, con
     rf_u32 seen = 0;
     if (warp >= steps.parts) return 0;
     const rf_u32 cells = counts_of<BITS>(steps, warp), one = counters_t<BITS>::one(warp);
-    const rf_u32 unread = rf_shared_kept(steps.counts - 32 + lane);
+    const rf_u32 unread = rf_shared_pinned(steps.counts - 32 + lane);
     rf_u32 at = lookup_of(feature, steps, quad_of(steps, warp));
     feature_t part = feature;
     part.count = lookup_of(feature, steps, quad_of(steps, warp + 1));

@@ -94,8 +94,8 @@ static rf_status sparse_run(rf__call *call) {
     RF_CHECK(params_read(call, &params));
     const rf_status status = sparse_compute(call, &params, &output);
     /* The call's now, which frees them if it has failed. */
-    call->outputs[0] = (rf__value){.given = found.rows != NULL, .tensor = found.rows};
-    call->outputs[1] = (rf__value){.given = found.values != NULL, .tensor = found.values};
+    call->outputs[0] = (rf__value){.is_present = found.rows != NULL, .tensor = found.rows};
+    call->outputs[1] = (rf__value){.is_present = found.values != NULL, .tensor = found.values};
     return status;
 }
 
@@ -125,7 +125,7 @@ static rf_status several_compute(rf__call *call, const rf_fused_backward_params 
 static rf_status list_give(rf__call *call, rf__gradient_list *found, size_t n) {
     rf__value *output = &call->outputs[0];
     RF__TORCH_CHECK(torch_new_list_reserve_size(2 * n, &output->list));
-    output->given = true;
+    output->is_present = true;
     for (size_t i = 0; i < n; i++) {
         AtenTensorHandle *const tensors[2] = {&found[i].rows, &found[i].values};
         for (int which = 0; which < 2; which++) {

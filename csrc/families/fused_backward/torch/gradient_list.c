@@ -1,12 +1,12 @@
 /* rf__gradient_list_new, rf__gradient_list_free. */
 #include "families/fused_backward/torch/gradient_list.h"
 
-#include "core/kept.h"
+#include "core/buffer_cache.h"
 #include "core/validate.h"
 
 static void give_back(void *data, void *context) {
     (void)data; /* that of the block */
-    rf__kept_give(context);
+    rf__cached_block_release(context);
 }
 
 /* Creates a tensor for the values of a sparse gradient, [count, dim]. On the CPU the memory of large ones is
@@ -17,9 +17,9 @@ static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_
     const int32_t dtype = rf__torch_dtype(params->dtype);
     const size_t bytes = (size_t)rf__elements_bytes(params->dtype, count * params->dim);
     const rf__torch_device device = call->device;
-    if (!rf__call_on_cpu(call) || bytes < RF__KEPT_LEAST)
+    if (!rf__call_on_cpu(call) || bytes < RF__CACHED_BLOCK_LEAST)
         return rf__call_new(call, 2, sizes, dtype, tensor, values);
-    rf__kept *block = rf__kept_take(bytes);
+    rf__cached_block *block = rf__cached_block_take(bytes);
     RF_FAIL_IF(block == NULL, RF_ERR_MEMORY, "no memory for a gradient of %zu bytes", bytes);
     *values = block->data;
     /* On failure the block is lost, because torch may or may not have released it. */

@@ -65,7 +65,7 @@ static rf_status lookups_read(rf__call *call, const int64_t **columns, rf_fused_
 static rf_status numbers_read(rf__call *call, const int64_t *columns, bool with_rows,
                               rf_fused_embedding_params *params) {
     size_t n_sizes = 0;
-    if (call->values[SIZES].given) RF__TORCH_CHECK(torch_list_size(call->values[SIZES].list, &n_sizes));
+    if (call->values[SIZES].is_present) RF__TORCH_CHECK(torch_list_size(call->values[SIZES].list, &n_sizes));
     RF_FAIL_IF(n_sizes != 0 && n_sizes != (size_t)params->n_features, RF_ERR_VALUE,
                "sizes has %zu elements; expected %lld, as many as features, or 0", n_sizes,
                (long long)params->n_features);
@@ -98,7 +98,7 @@ static rf_status numbers_read(rf__call *call, const int64_t *columns, bool with_
 /* fill: [output_dim] of any float type, converted to that of the output. */
 static rf_status fill_read(rf__call *call, rf_fused_embedding_params *params) {
     rf__tensor fill;
-    if (!call->values[FILL].given) return RF_OK;
+    if (!call->values[FILL].is_present) return RF_OK;
     RF_CHECK(rf__call_tensor(call, FILL, 1, &fill));
     RF_FAIL_IF(fill.sizes[0] != params->output_dim, RF_ERR_VALUE,
                "fill has %lld elements; expected %lld, the columns of all features", (long long)fill.sizes[0],

@@ -93,7 +93,7 @@ rf_status rf__fused_grad_read(rf__call *call, int argument, int64_t bags, rf__te
 rf_status rf__call_winners(rf__call *call, int argument, const rf__tensor *grad, const int64_t **winners) {
     rf__tensor tensor;
     *winners = NULL;
-    if (!call->values[argument].given) return RF_OK;
+    if (!call->values[argument].is_present) return RF_OK;
     RF_CHECK(rf__call_tensor(call, argument, 2, &tensor));
     if (tensor.dtype != aoti_torch_dtype_int64() || tensor.sizes[0] != grad->sizes[0] ||
         tensor.sizes[1] != grad->sizes[1])

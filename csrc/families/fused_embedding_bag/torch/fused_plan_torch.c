@@ -8,7 +8,7 @@
 static rf_status schedules_read(rf__call *call, int argument, int64_t n_features, rf_fused_plan *plan) {
     enum { FIELDS = sizeof(rf_fused_schedule) / sizeof(int32_t) };
     rf__tensor schedules;
-    if (!call->values[argument].given) return RF_OK;
+    if (!call->values[argument].is_present) return RF_OK;
     RF_CHECK(rf__call_host_tensor(call, argument, 2, &schedules));
     if (schedules.dtype != aoti_torch_dtype_int32() || schedules.sizes[0] != n_features ||
         schedules.sizes[1] != FIELDS)
@@ -33,7 +33,7 @@ static rf_status mapping_read(rf__call *call, int argument, int64_t bags, const 
     AtenTensorHandle on_device = NULL;
     void *data = NULL;
     bool captured = false;
-    if (!call->values[argument].given) return RF_OK;
+    if (!call->values[argument].is_present) return RF_OK;
     RF_CHECK(rf__call_host_tensor(call, argument, 2, &mapping));
     if (mapping.dtype != aoti_torch_dtype_int32() || mapping.sizes[1] != FIELDS ||
         (mapping.sizes[0] == 0 && bags > 0))

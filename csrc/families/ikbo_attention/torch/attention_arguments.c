@@ -77,8 +77,8 @@ static rf_status maps_read(rf__call *call, int cand_to_user, int lengths, int of
     RF_FAIL_IF(count != params->candidates.count, RF_ERR_VALUE,
                "cand_to_user has %lld elements; expected an element for each of the %lld candidates of q",
                (long long)count, (long long)params->candidates.count);
-    if (call->values[offsets].given) {
-        RF_FAIL_IF(call->values[lengths].given, RF_ERR_VALUE,
+    if (call->values[offsets].is_present) {
+        RF_FAIL_IF(call->values[lengths].is_present, RF_ERR_VALUE,
                    "kv_lengths and kv_offsets are both given; expected one of them, since the offsets of "
                    "jagged keys state their lengths");
         RF_CHECK(rf__call_integers(call, offsets, &params->kv_offsets, &count, &params->kv_offsets_type));
@@ -86,7 +86,7 @@ static rf_status maps_read(rf__call *call, int cand_to_user, int lengths, int of
                    "kv_offsets has no elements; expected one more than there are users");
         params->n_users = count - 1;
     }
-    if (call->values[lengths].given) {
+    if (call->values[lengths].is_present) {
         RF_CHECK(rf__call_integers(call, lengths, &params->kv_lengths, &count, &params->kv_lengths_type));
         RF_FAIL_IF(count != params->n_users, RF_ERR_VALUE,
                    "kv_lengths has %lld elements; expected a length for each of the %lld users of k",
@@ -97,7 +97,7 @@ static rf_status maps_read(rf__call *call, int cand_to_user, int lengths, int of
 }
 
 static double scale_of(const rf__value *scale, int64_t dim) {
-    if (scale->given) return scale->number;
+    if (scale->is_present) return scale->number;
     return dim > 0 ? 1 / sqrt((double)dim) : 1; /* all scores are 0 */
 }
 
@@ -112,7 +112,7 @@ rf_status rf__attention_read(rf__call *call, bool self, rf__attention *attention
     rf_ikbo_attention_params *params = &attention->params;
     RF_CHECK(rf__call_device(call, first + Q));
     RF_CHECK(queries_read(call, first + Q, attention, &attention->q, &params->candidates));
-    RF_CHECK(keys_read(call, first + K, call->values[first + KV_OFFSETS].given, attention));
+    RF_CHECK(keys_read(call, first + K, call->values[first + KV_OFFSETS].is_present, attention));
     RF_CHECK(maps_read(call, first + CAND_TO_USER, first + KV_LENGTHS, first + KV_OFFSETS, params));
     if (self) {
         RF_CHECK(queries_read(call, 0, attention, &attention->q_user, &params->users));

@@ -172,7 +172,7 @@ static rf_status user_attend(const rf__attention *attention, user_part *part, rf
     RF_TRY(keys_pass(&call, params, &attention->v, params->v_pitch, part->user, keys));
     rf__pass_number(&call, 0); /* dropout_p */
     rf__pass_boolean(&call, false); /* is_causal */
-    rf__pass_none(&call); /* attn_mask */
+    rf__pass_null(&call); /* attn_mask */
     rf__pass_optional_number(&call, params->scale);
     RF_TRY(rf__dispatch_run(&call, 2));
     RF_TRY(results_read(&call, part));

@@ -52,8 +52,8 @@ static rf_status run_flash(const rf__attention_sequences *of, operands *views, r
     rf__pass_boolean(call, false); /* is_causal */
     rf__pass_boolean(call, false); /* return_debug_mask */
     rf__pass_optional_number(call, of->scale);
-    rf__pass_none(call); /* window_size_left */
-    rf__pass_none(call); /* window_size_right */
+    rf__pass_null(call); /* window_size_left */
+    rf__pass_null(call); /* window_size_right */
     rf__pass_optional_tensor(call, views->lengths);
     *views = (operands){NULL, NULL, NULL, NULL, NULL, NULL};
     return rf__dispatch_run(call, 5);

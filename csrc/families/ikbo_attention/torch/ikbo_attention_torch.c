@@ -57,7 +57,7 @@ static rf_status tell_path(rf__call *call, bool self) {
     RF_CHECK(rf__attention_read(call, self, &attention));
     RF_CHECK(path_choose(call, &attention));
     call->outputs[0].integer = attention.path;
-    call->outputs[0].given = true;
+    call->outputs[0].is_present = true;
     return RF_OK;
 }
 

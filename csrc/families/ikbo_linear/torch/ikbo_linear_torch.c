@@ -300,7 +300,7 @@ static rf_status tell_path(rf__call *call, bool chain) {
     RF_CHECK(rf__ikbo_layer_read(call, chain, &layer));
     RF_CHECK(path_choose(call, &layer, &shape));
     call->outputs[0].integer = layer.path;
-    call->outputs[0].given = true;
+    call->outputs[0].is_present = true;
     return RF_OK;
 }
 

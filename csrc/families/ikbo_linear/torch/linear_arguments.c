@@ -100,7 +100,7 @@ static rf_status level_read(rf__call *call, const level_names *names, const leve
 
 static rf_status bias_read(rf__call *call, int argument, rf__ikbo_layer *layer) {
     rf__tensor bias;
-    if (!call->values[argument].given) return RF_OK;
+    if (!call->values[argument].is_present) return RF_OK;
     RF_CHECK(rf__call_tensor(call, argument, 1, &bias));
     RF_CHECK(rf__dtype_read(&bias, false, "the first weight is", &layer->dtype));
     RF_FAIL_IF(bias.sizes[0] != layer->m, RF_ERR_VALUE,

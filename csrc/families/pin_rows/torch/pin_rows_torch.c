@@ -4,7 +4,7 @@
 
 enum { WEIGHT, ROWS };
 
-static rf_status pin(rf__call *call, bool keep) {
+static rf_status pin(rf__call *call, bool pins) {
     rf_pin_rows_params params = {0};
     rf__tensor weight;
     rf_cuda_stream stream;
@@ -23,13 +23,13 @@ static rf_status pin(rf__call *call, bool keep) {
     params.row_bytes = row.bytes;
     params.row_pitch = row.pitch;
     RF_CHECK(rf__call_stream(call, &stream));
-    return rf_pin_rows_cuda(&params, keep, &stream);
+    return rf_pin_rows_cuda(&params, pins, &stream);
 }
 
 static rf_status pin_rows(rf__call *call) { return pin(call, true); }
 
 static rf_status unpin(rf__call *call) {
-    if (call->values[ROWS].given) return pin(call, false);
+    if (call->values[ROWS].is_present) return pin(call, false);
     RF_CHECK(rf__call_device(call, WEIGHT));
     if (!rf__device_is_cpu(call->device)) RF_CHECK(rf_unpin_all_cuda(call->device.index));
     return RF_OK;

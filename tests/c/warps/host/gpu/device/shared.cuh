@@ -7,7 +7,7 @@
 
 extern thread_local rf_u8 memory[];
 
-inline rf_u32 rf_shared_kept(const void *address) {
+inline rf_u32 rf_shared_pinned(const void *address) {
     return (rf_u32)(rf_i32)((const rf_u8 *)address - memory);
 }
 inline rf_bytes<16> rf_shared_load(rf_u32 from) {
