@@ -30,8 +30,14 @@ static scalars scalars_of(const rf_fused_embedding_bag_params *params) {
 }
 
 static int32_t shape_code(const rf__fused_geometry *shape) {
-    return rf_fused_shape_code((int32_t)shape->row.dtype, shape->align, shape->store, shape->lanes,
-                               shape->vectors, rf__fused_is_whole(shape), shape->pooling, shape->is_padded);
+    return rf_fused_shape_code((rf_fused_properties){.dtype = (int32_t)shape->row.dtype,
+                                                     .align = shape->align,
+                                                     .store = shape->store,
+                                                     .lanes = shape->lanes,
+                                                     .vectors = shape->vectors,
+                                                     .whole = rf__fused_is_whole(shape),
+                                                     .pooling = shape->pooling,
+                                                     .padded = shape->is_padded});
 }
 
 static rf_fused_descriptor descriptor_of(const rf_fused_embedding_bag_params *params, int64_t number,

@@ -51,10 +51,12 @@ RF_FUSED_FUNCTION int rf_fused_bucket(rf_fused_number mean) {
 }
 
 /* The properties of a feature that a schedule must match. */
-RF_FUSED_FUNCTION int rf_fused_shape_code(int dtype, int align, int store, int lanes, int vectors, int whole,
-                                          int pooling, int padded) {
-    return dtype | align << 3 | store << 8 | lanes << 13 | vectors << 19 | whole << 21 | pooling << 22 |
-           padded << 24;
+typedef struct rf_fused_properties {
+    int dtype, align, store, lanes, vectors, whole, pooling, padded;
+} rf_fused_properties;
+RF_FUSED_FUNCTION int rf_fused_shape_code(rf_fused_properties shape) {
+    return shape.dtype | shape.align << 3 | shape.store << 8 | shape.lanes << 13 | shape.vectors << 19 |
+           shape.whole << 21 | shape.pooling << 22 | shape.padded << 24;
 }
 enum { RF_FUSED_COLUMN_CODE = (1 << 13) - 1 }; /* the bits of it that matter to columns */
 

@@ -166,19 +166,23 @@ static void features_add(rf__fused_cut *cut, double all, double blocks) {
 static rf_status cut_all(rf__fused_cut *cut, const rf__fused_batch *batch, int32_t sms,
                          int32_t blocks_per_sm) {
     rf_status status = RF_OK;
-    const rf__fused_feature *features = cut->what.features;
     const int64_t n_features = cut->what.n_features;
     RF_TRY(memory_new(cut));
     RF_TRY(count_lookups(cut, batch));
-    cut->n_staged = rf__fused_stage(features, n_features, cut->lookups, batch, sms, cut->staged);
+    const rf__fused_staging_problem staging = {.features = cut->what.features,
+                                               .n_features = n_features,
+                                               .lookups = cut->lookups,
+                                               .batch = batch,
+                                               .sms = sms,
+                                               .staged = cut->staged};
+    cut->n_staged = rf__fused_stage(&staging);
     const double all = rf__fused_estimate_all(cut), blocks = (double)sms * blocks_per_sm;
     cut->target = rf__fused_target(all, blocks);
     rf__fused_order(cut);
     features_add(cut, all, blocks);
     tiles_cut(cut);
     if (cut->n_staged > 0)
-        RF_TRY(rf__fused_staged_lists(features, n_features, cut->lookups, cut->staged, cut->n_staged, sms,
-                                      batch, &cut->lists, &cut->list_rows));
+        RF_TRY(rf__fused_staged_lists(&staging, cut->n_staged, &cut->lists, &cut->list_rows));
     cut->rows = rf__fused_rows_of(cut->n_tasks, cut->n_tiles) + cut->list_rows;
     if (cut->rows > INT32_MAX || cut->n_partials > INT32_MAX) {
         status = rf__fail(RF_ERR_UNSUPPORTED,

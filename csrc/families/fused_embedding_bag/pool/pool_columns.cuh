@@ -21,7 +21,7 @@ template <int DTYPE, int ALIGN_, int STORE_, int POOLING_> struct rf_columns_sha
     typedef rf_bytes<ALIGN_> vector;
     static constexpr int ALIGN = ALIGN_, STORE = STORE_, POOLING = POOLING_;
     static constexpr int ELEMENTS = ALIGN_ / element::BYTES;
-    static constexpr int SHAPE = rf_fused_shape_code(DTYPE, ALIGN_, STORE_, 0, 0, 0, 0, 0);
+    static constexpr int SHAPE = rf_fused_shape_code({DTYPE, ALIGN_, STORE_, 0, 0, 0, 0, 0});
     /* Rows in flight of a lane, one a bag, and the same for longer bags. Larger values take more registers
      * than schedule "pool" does, so fewer warps run. */
     static constexpr int BATCH = ALIGN_ > 8 ? 4 : 8, LOG_BATCH = ALIGN_ > 8 ? 2 : 3;

@@ -24,7 +24,7 @@ struct rf_fused_shape {
     static constexpr int APART = CHUNK * SLOTS; /* lookups between two loads */
     static constexpr int STRIDE = BATCH * SLOTS * WARPS; /* lookups between two batches */
     static constexpr int SHAPE =
-        rf_fused_shape_code(DTYPE, ALIGN_, STORE_, LANES_, VECTORS_, WHOLE_, POOLING_, PADDED_);
+        rf_fused_shape_code({DTYPE, ALIGN_, STORE_, LANES_, VECTORS_, WHOLE_, POOLING_, PADDED_});
     static constexpr int KEPT =
         ELEMENTS > SLOTS ? ELEMENTS / SLOTS : 1; /* elements of a sum that a lane keeps */
     /* Returns the index of a chunk that this lane loads; surplus lanes load an index again. */

@@ -40,15 +40,15 @@ out:
     return rf__py_result(list, status, function);
 }
 
-/* Lowers batches of these params, by the classes of some sets of schedules. */
-static rf_status lower(const rf__gpu *gpu, const rf_fused_embedding_bag_params *params,
-                       const rf_fused_schedule *schedules, int64_t sets, rf__fused_classes *classes,
+/* Lowers batches of problem->params, by the classes of sets of schedules [sets, features, 5]. */
+static rf_status lower(const rf__gpu *gpu, PyArrayObject *schedules, rf__fused_classes *classes,
                        rf__fused_feature *features, rf__fused_problem *problem, rf__launches *launches) {
+    const rf_fused_embedding_bag_params *params = problem->params;
     rf__fused_traffic traffic;
-    RF_CHECK(rf__fused_features(params, schedules, sets, classes, features));
+    RF_CHECK(
+        rf__fused_features(params, PyArray_DATA(schedules), PyArray_DIM(schedules, 0), classes, features));
     RF_CHECK(rf__fused_class_list_of(classes, &problem->classes));
     rf__fused_traffic_of(params, NULL, &traffic);
-    problem->params = params;
     problem->traffic = &traffic;
     for (int64_t f = 0; f < params->n_features; f++)
         problem->wide_rows |= params->features[f].rows > UINT32_MAX;
@@ -95,8 +95,9 @@ RF__PY_METHOD(fused_embedding_bag_lower,
         goto out;
     }
     if (huge) call.params.lookups = INT32_MAX;
-    RF_TRY(lower(&gpu, &call.params, PyArray_DATA(schedules), sets, classes, features,
-                 &(rf__fused_problem){.warps = warps, .callers_mapping = mapped, .cycles = timed},
+    RF_TRY(lower(&gpu, schedules, classes, features,
+                 &(rf__fused_problem){
+                     .params = &call.params, .warps = warps, .callers_mapping = mapped, .cycles = timed},
                  &launches));
     list = PyList_New(0);
     if (list != NULL && rf__py_launches(&gpu, &launches, list) != 0) Py_CLEAR(list);

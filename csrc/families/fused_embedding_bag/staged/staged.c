@@ -37,36 +37,40 @@ static int64_t tasks_of(const rf__fused_batch *batch) {
 /* Returns true if tables that may be staged are staged, all or none: together they must have so many lookups
  * that copying them pays, nearly all rows to gather, and a share for each SM. If other tables have much of
  * the work, the SMs are better left to those, because a staged table occupies an SM. */
-static bool pays(const rf__fused_feature *features, int64_t n_features, const double *lookups,
-                 const rf__fused_batch *batch, int32_t sms, const bool *staged) {
+static bool pays(const rf__fused_staging_problem *problem) {
+    const rf__fused_feature *features = problem->features;
+    const double *lookups = problem->lookups;
     double gathered = 0, gathered_staged = 0, read = 0, copied = 0;
     int64_t tasks = 0;
-    for (int64_t f = 0; f < n_features; f++) {
+    for (int64_t f = 0; f < problem->n_features; f++) {
         const double row_bytes = (double)features[f].shape.row.bytes;
         gathered += lookups[f] * row_bytes;
-        if (!staged[f]) continue;
+        if (!problem->staged[f]) continue;
         gathered_staged += lookups[f] * row_bytes;
         read += lookups[f];
         copied += (double)features[f].rows * (1 + row_bytes / COPY_ALIGNMENT);
-        tasks += tasks_of(batch);
+        tasks += tasks_of(problem->batch);
     }
-    return read >= copied && gathered_staged >= NEARLY_ALL * gathered && tasks >= (int64_t)TASKS_AN_SM * sms;
+    return read >= copied && gathered_staged >= NEARLY_ALL * gathered &&
+           tasks >= (int64_t)TASKS_AN_SM * problem->sms;
 }
 
-int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const double *lookups,
-                        const rf__fused_batch *batch, int32_t sms, bool *staged) {
-    double all = 0;
+int64_t rf__fused_stage(const rf__fused_staging_problem *problem) {
+    const rf__fused_feature *features = problem->features;
+    const int64_t n_features = problem->n_features;
+    bool *staged = problem->staged;
+    double total = 0;
     int64_t count = 0;
-    for (int64_t f = 0; f < n_features; f++) all += lookups[f];
-    const bool may = batch->may_stage && all <= MOST_LOOKUPS;
+    for (int64_t f = 0; f < n_features; f++) total += problem->lookups[f];
+    const bool may = problem->batch->may_stage && total <= MOST_LOOKUPS;
     for (int64_t f = 0; f < n_features; f++) {
         const rf__fused_staging staging = features[f].staging;
-        staged[f] = may && (staging == RF__STAGE_ALWAYS ||
-                            (staging == RF__STAGE_WHERE_IT_PAYS && lookups[f] >= (double)features[f].rows));
+        staged[f] = may && (staging == RF__STAGE_ALWAYS || (staging == RF__STAGE_WHERE_IT_PAYS &&
+                                                            problem->lookups[f] >= (double)features[f].rows));
     }
-    const bool all_of_them = may && pays(features, n_features, lookups, batch, sms, staged);
+    const bool pays_for_all = may && pays(problem);
     for (int64_t f = 0; f < n_features; f++) {
-        staged[f] = staged[f] && (all_of_them || features[f].staging == RF__STAGE_ALWAYS);
+        staged[f] = staged[f] && (pays_for_all || features[f].staging == RF__STAGE_ALWAYS);
         count += staged[f];
     }
     return count;
@@ -80,29 +84,29 @@ typedef struct job {
 } job;
 
 static int longer_first(const void *a, const void *b) {
-    const job *one = a, *other = b;
-    if (one->cycles != other->cycles) return one->cycles < other->cycles ? 1 : -1;
-    if (one->feature != other->feature) return one->feature < other->feature ? -1 : 1;
-    return one->first_bag < other->first_bag ? -1 : 1;
+    const job *lhs = a, *rhs = b;
+    if (lhs->cycles != rhs->cycles) return lhs->cycles < rhs->cycles ? 1 : -1;
+    if (lhs->feature != rhs->feature) return lhs->feature < rhs->feature ? -1 : 1;
+    return lhs->first_bag < rhs->first_bag ? -1 : 1;
 }
 
 /* Each feature in as few tasks as may be, of about equally many bags. */
-static job *jobs_new(const rf__fused_feature *features, int64_t n_features, const double *lookups,
-                     const bool *staged, int64_t n_staged, const rf__fused_batch *batch, int64_t *n_jobs) {
+static job *jobs_new(const rf__fused_staging_problem *problem, int64_t n_staged, int64_t *n_jobs) {
+    const rf__fused_batch *batch = problem->batch;
     const int64_t tasks = tasks_of(batch);
     job *jobs = malloc((size_t)(n_staged * tasks) * sizeof *jobs);
     if (jobs == NULL) return NULL;
     *n_jobs = 0;
-    for (int64_t f = 0; f < n_features; f++) {
-        if (!staged[f]) continue;
+    for (int64_t f = 0; f < problem->n_features; f++) {
+        if (!problem->staged[f]) continue;
         for (int64_t number = 0; number < tasks; number++) {
             const int64_t first = batch->bags * number / tasks, last = batch->bags * (number + 1) / tasks;
-            jobs[(*n_jobs)++] =
-                (job){.cycles = lookups[f] / (double)tasks * a_lookup + (double)(last - first) * a_bag +
-                                (double)features[f].table_bytes * a_byte + a_table,
-                      .feature = (int32_t)f,
-                      .first_bag = (int32_t)first,
-                      .last_bag = (int32_t)last};
+            jobs[(*n_jobs)++] = (job){.cycles = problem->lookups[f] / (double)tasks * a_lookup +
+                                                (double)(last - first) * a_bag +
+                                                (double)problem->features[f].table_bytes * a_byte + a_table,
+                                      .feature = (int32_t)f,
+                                      .first_bag = (int32_t)first,
+                                      .last_bag = (int32_t)last};
         }
     }
     qsort(jobs, (size_t)*n_jobs, sizeof *jobs, longer_first);
@@ -115,21 +119,21 @@ typedef struct load {
     int32_t list, depth;
 } load;
 
-static bool shorter(const load *one, const load *other) {
-    return one->cycles < other->cycles || (one->cycles == other->cycles && one->list < other->list);
+static bool shorter(const load *lhs, const load *rhs) {
+    return lhs->cycles < rhs->cycles || (lhs->cycles == rhs->cycles && lhs->list < rhs->list);
 }
 
 /* Moves the first element of a heap, otherwise ordered by shortest list, to its position. */
 static void sift(load *heap, int32_t count) {
-    const load moved = heap[0];
+    const load root = heap[0];
     int32_t at = 0;
     for (int32_t child = 1; child < count; child = 2 * at + 1) {
         if (child + 1 < count && shorter(&heap[child + 1], &heap[child])) child++;
-        if (!shorter(&heap[child], &moved)) break;
+        if (!shorter(&heap[child], &root)) break;
         heap[at] = heap[child];
         at = child;
     }
-    heap[at] = moved;
+    heap[at] = root;
 }
 
 /* The next job goes to the list that is shortest so far. */
@@ -143,14 +147,13 @@ static void deal(job *jobs, int64_t n_jobs, load *heap, int32_t lists) {
     }
 }
 
-rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_features, const double *lookups,
-                                 const bool *staged, int64_t n_staged, int32_t sms,
-                                 const rf__fused_batch *batch, rf__fused_staged **rows, int64_t *n_rows) {
+rf_status rf__fused_staged_lists(const rf__fused_staging_problem *problem, int64_t n_staged,
+                                 rf__fused_staged **rows, int64_t *n_rows) {
     rf_status status = RF_OK;
     int64_t n_jobs = 0;
     int32_t deepest = 0;
-    job *jobs = jobs_new(features, n_features, lookups, staged, n_staged, batch, &n_jobs);
-    const int32_t lists = n_jobs < sms ? (int32_t)n_jobs : sms;
+    job *jobs = jobs_new(problem, n_staged, &n_jobs);
+    const int32_t lists = n_jobs < problem->sms ? (int32_t)n_jobs : problem->sms;
     load *heap = malloc(((size_t)lists + 1) * sizeof *heap);
     *rows = NULL;
     if (jobs == NULL || heap == NULL) {
@@ -170,13 +173,14 @@ rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_fe
     rf_fused_task *tasks = (rf_fused_task *)(*rows + 1);
     for (int64_t i = 0; i < *n_rows - 1; i++) tasks[i].feature = -1;
     for (int64_t i = 0; i < n_jobs; i++) {
-        const job *one = &jobs[i];
-        tasks[(int64_t)one->turn * lists + one->list] =
-            (rf_fused_task){.feature = one->feature,
-                            .first_bag = one->first_bag,
-                            .last_bag = one->last_bag,
-                            .schedule = class_number(&features[one->feature], lookups[one->feature], batch),
-                            .share = RF_FUSED_WHOLE_BAGS};
+        const job *job = &jobs[i];
+        const int32_t f = job->feature;
+        tasks[(int64_t)job->turn * lists + job->list] = (rf_fused_task){
+            .feature = f,
+            .first_bag = job->first_bag,
+            .last_bag = job->last_bag,
+            .schedule = class_number(&problem->features[f], problem->lookups[f], problem->batch),
+            .share = RF_FUSED_WHOLE_BAGS};
     }
 out:
     free(heap);

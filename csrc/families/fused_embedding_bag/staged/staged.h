@@ -22,14 +22,21 @@ RF_SIZE_IS(rf__fused_staged, 32);
 bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows);
 /* Returns true if a GPU can stage tables for a call of this many lookups. */
 bool rf__fused_can_stage(const rf__gpu *gpu, int64_t lookups);
-/* Selects the features to stage, by their lookups in a batch: sets staged [n_features]; returns their
- * number. */
-int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const double *lookups,
-                        const rf__fused_batch *batch, int32_t sms, bool *staged);
-/* Computes lists of staged features, one per SM, about equally long: *rows [1 + depth * lists], which the
- * caller frees by free(). */
-rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_features, const double *lookups,
-                                 const bool *staged, int64_t n_staged, int32_t sms,
-                                 const rf__fused_batch *batch, rf__fused_staged **rows, int64_t *n_rows);
+/* The features of a batch on a GPU. All arrays are the caller's, [n_features]. */
+typedef struct rf__fused_staging_problem {
+    const rf__fused_feature *features;
+    int64_t n_features;
+    const double *lookups; /* of each feature in the batch */
+    const rf__fused_batch *batch;
+    int32_t sms;
+    bool *staged; /* set by rf__fused_stage */
+} rf__fused_staging_problem;
+
+/* Selects the features to stage, by their lookups in the batch; returns their number. */
+int64_t rf__fused_stage(const rf__fused_staging_problem *problem);
+/* Computes lists of the `n_staged` staged features, one per SM, about equally long: *rows [1 + depth * lists],
+ * which the caller frees by free(). */
+rf_status rf__fused_staged_lists(const rf__fused_staging_problem *problem, int64_t n_staged,
+                                 rf__fused_staged **rows, int64_t *n_rows);
 
 #endif
