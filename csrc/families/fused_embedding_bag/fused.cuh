@@ -80,14 +80,14 @@ RF_INLINE bool rf_is_feature(const rf_fused_args &args, int feature) {
 
 /* Returns the bag of two offsets. Invalid offsets are counted and give an empty bag. */
 RF_INLINE rf_bag rf_bag_of(const rf_fused_args &args, RF_OFFSET begin, RF_OFFSET end, int &bad) {
-    rf_bag found = {0, 0};
+    rf_bag bag_bounds = {0, 0};
     if (RF_CHECK && !rf_good_bag(args, begin, end)) {
         bad++;
-        return found;
+        return bag_bounds;
     }
-    found.begin = (RF_POSITION)begin + args.lead;
-    found.end = (RF_POSITION)end + args.lead;
-    return found;
+    bag_bounds.begin = (RF_POSITION)begin + args.lead;
+    bag_bounds.end = (RF_POSITION)end + args.lead;
+    return bag_bounds;
 }
 
 /* Returns bag `bag` of a feature, or an empty bag past the last. */
@@ -127,12 +127,14 @@ static __device__ __noinline__ void rf_report_bags(const rf_fused_args &args, in
                                                    int last_bag, int step) {
     const rf_i64 rows = rf_load(&args.features[number].rows), lookups = args.end - args.lead;
     for (; bag < last_bag; bag += step) {
-        const rf_i64 place = (rf_i64)number * args.bags + bag;
-        const RF_OFFSET begin = rf_load(args.offsets + place), end = rf_load(args.offsets + place + 1);
-        if (!rf_good_bag(args, begin, end) || (place == 0 && begin != 0)) {
-            const bool first = begin < 0 || begin > lookups || (place == 0 && begin != 0);
+        const rf_i64 first_offset = (rf_i64)number * args.bags + bag;
+        const RF_OFFSET begin = rf_load(args.offsets + first_offset),
+                        end = rf_load(args.offsets + first_offset + 1);
+        if (!rf_good_bag(args, begin, end) || (first_offset == 0 && begin != 0)) {
+            const bool first = begin < 0 || begin > lookups || (first_offset == 0 && begin != 0);
             rf_report<RF_OPERATOR_fused_embedding_bag>(args.errors,
-                                                       {RF_ARGUMENT_offsets, first ? place : place + 1, bag,
+                                                       {RF_ARGUMENT_offsets,
+                                                        first ? first_offset : first_offset + 1, bag,
                                                         first ? begin : end, first ? 0 : begin, lookups},
                                                        number);
             return;
@@ -160,9 +162,9 @@ static __device__ __noinline__ void rf_report_task(const rf_fused_args &args, bo
 RF_INLINE float rf_divide(float value, float divisor) {
     float inverse;
     asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
-    const float near = value * inverse, rest = fmaf(-near, divisor, value);
+    const float quotient = value * inverse, residual = fmaf(-quotient, divisor, value);
     /* if the quotient is inf or NaN, the remainder is NaN */
-    return rest == rest ? fmaf(rest, inverse, near) : near;
+    return residual == residual ? fmaf(residual, inverse, quotient) : quotient;
 }
 
 /* Waits before the first access to memory that a previous kernel may access. Repeated calls are allowed. */
@@ -178,17 +180,19 @@ template <int NUMBER> RF_INLINE rf_fused_task rf_load_task(const rf_fused_task *
                  : "=r"(task.feature), "=r"(task.first_bag), "=r"(task.last_bag), "=r"(task.schedule)
                  : "l"(at), "n"(NUMBER));
     asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4 + 16]; // schedule %5"
-                 : "=r"(task.slice), "=r"(task.share), "=r"(task.group), "=r"(task.partials)
+                 : "=r"(task.slice), "=r"(task.split), "=r"(task.group), "=r"(task.partials)
                  : "l"(at), "n"(NUMBER));
     return task;
 }
 
 /* Stores N elements to the output at `to`, which is aligned to STORE bytes. */
 template <int STORE, int N> RF_INLINE void rf_store(rf_u8 *to, const float *values) {
-    constexpr int BYTES = rf_element<RF_OUTPUT>::BYTES, EACH = N * BYTES < STORE ? N : STORE / BYTES;
+    constexpr int BYTES = rf_element<RF_OUTPUT>::BYTES,
+                  VALUES_A_STORE = N * BYTES < STORE ? N : STORE / BYTES;
 #pragma unroll
-    for (int at = 0; at < N; at += EACH)
-        *(rf_elements<RF_OUTPUT, EACH> *)(to + at * BYTES) = rf_elements_of<RF_OUTPUT, EACH>(values + at);
+    for (int at = 0; at < N; at += VALUES_A_STORE)
+        *(rf_elements<RF_OUTPUT, VALUES_A_STORE> *)(to + at * BYTES) =
+            rf_elements_of<RF_OUTPUT, VALUES_A_STORE>(values + at);
 }
 
 #endif

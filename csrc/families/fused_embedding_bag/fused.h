@@ -48,7 +48,7 @@ typedef struct rf__fused_measurement {
  * result [n_sets, n_features], clock cycles of the blocks that worked on a feature, over all rounds and
  * batches, by one kernel that has the schedules of all sets. An untimed round comes first. Waits for the
  * device. */
-RF__SHARED rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, double *result,
+RF__SHARED rf_status rf__fused_measure(const rf__fused_measurement *measurement, bool timed, double *result,
                                        const rf_cuda_stream *stream);
 
 #endif

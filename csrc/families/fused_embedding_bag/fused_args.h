@@ -84,14 +84,14 @@ typedef struct RF_FUSED_ALIGN(16) rf_fused_task {
     rf_i32 first_bag, last_bag;
     rf_i32 schedule; /* the number of its class */
     rf_i32 slice; /* of a row that is too wide for a warp; for a tile 1: its bags have more than one lookup */
-    rf_i32 share; /* of each bag, in the low half; the high half is the number of tasks that share them */
+    rf_i32 split; /* of each bag, in the low half; the high half is the number of tasks that share them */
     rf_i32 group; /* of the tasks that share bags */
     rf_i32 partials; /* position of the group's partial sums, in RF_FUSED_PARTIAL_FLOATS */
 } rf_fused_task;
 RF_SIZE_IS(rf_fused_task, 32);
-enum { RF_FUSED_SHARE_BITS = 16, RF_FUSED_WHOLE_BAGS = 1 << RF_FUSED_SHARE_BITS }; /* of `share` */
-RF_FUSED_FUNCTION int rf_fused_share_of(int share) { return share & (RF_FUSED_WHOLE_BAGS - 1); }
-RF_FUSED_FUNCTION int rf_fused_shares(int share) { return share >> RF_FUSED_SHARE_BITS; }
+enum { RF_FUSED_SPLIT_BITS = 16, RF_FUSED_WHOLE_BAGS = 1 << RF_FUSED_SPLIT_BITS }; /* of `split` */
+RF_FUSED_FUNCTION int rf_fused_split_part(int split) { return split & (RF_FUSED_WHOLE_BAGS - 1); }
+RF_FUSED_FUNCTION int rf_fused_splits(int split) { return split >> RF_FUSED_SPLIT_BITS; }
 
 /* A lane of a tile: one vector of a feature's rows. */
 typedef struct RF_FUSED_ALIGN(8) rf_fused_lane {
@@ -117,7 +117,7 @@ typedef struct rf_fused_args {
     RF_FUSED_ADDRESS(const int) n_tasks; /* NULL: as many as blocks */
     RF_FUSED_ADDRESS(const rf_fused_lane) lanes; /* [tiles][32] */
     RF_FUSED_ADDRESS(float) partials; /* of tasks that share bags: see rf_shared_bags in pool/pool.cuh */
-    RF_FUSED_ADDRESS(rf_u32) arrived; /* [groups], zero before and after */
+    RF_FUSED_ADDRESS(rf_u32) semaphores; /* [groups], zero before and after */
     RF_FUSED_ADDRESS(rf_u64) cycles; /* [features], with RF_TIMED */
     rf_error_word errors;
 } rf_fused_args;

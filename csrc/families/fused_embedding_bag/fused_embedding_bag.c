@@ -110,7 +110,7 @@ rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params
     RF_TRY(rf__check_fused_call(params));
     RF_TRY(check_plan(params, plan));
     RF_TRY(rf__fused_describe(params, plan != NULL ? plan->schedules : NULL, &described));
-    RF_TRY(rf__fused_map(&described->what, &batch, sms, RF__FUSED_BLOCKS, &rows_of_mapping, rows));
+    RF_TRY(rf__fused_map(&described->input, &batch, sms, RF__FUSED_BLOCKS, &rows_of_mapping, rows));
     *mapping = (int32_t *)rows_of_mapping;
 out:
     free(described);

@@ -62,9 +62,9 @@ RF_INLINE void run(const rf_fused_args &args, const rf_fused_task *at, const rf_
                                SPLIT>
             shape;
         static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_ROWS, "as fused_kernel.c counts them");
-        float *left = (float *)(shared + RF_BLOCK / 32 * RF_ROWS);
+        float *partial_sums = (float *)(shared + RF_BLOCK / 32 * RF_ROWS);
         rf_wait_for_inputs();
-        if (rf_can_pool<shape>(args, task)) rf_pool<shape>(args, task, numbers, left);
+        if (rf_can_pool<shape>(args, task)) rf_pool<shape>(args, task, numbers, partial_sums);
     } else {
         rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(args, task, guess,
                                                                         (rf_column_rows *)numbers);

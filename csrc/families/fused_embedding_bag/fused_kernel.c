@@ -48,20 +48,20 @@ rf_status rf__fused_class_list_of(const rf__fused_classes *classes, const rf__fu
     rf__fused_class_list *head = atomic_load_explicit(&lists, memory_order_acquire);
     *list = list_find(head, classes);
     if (*list != NULL) return RF_OK;
-    rf__fused_class_list *own = calloc(1, sizeof *own + bytes);
-    RF_FAIL_IF(own == NULL, RF_ERR_MEMORY, "no memory for %d classes of kernels", (int)classes->count);
-    own->count = classes->count;
-    memcpy(own->of, classes->of, bytes);
-    needs_count(own);
+    rf__fused_class_list *created = calloc(1, sizeof *created + bytes);
+    RF_FAIL_IF(created == NULL, RF_ERR_MEMORY, "no memory for %d classes of kernels", (int)classes->count);
+    created->count = classes->count;
+    memcpy(created->of, classes->of, bytes);
+    needs_count(created);
     do { /* another thread may have added the same since */
         *list = list_find(head, classes);
-        own->next = head;
-    } while (*list == NULL && !atomic_compare_exchange_weak_explicit(&lists, &head, own, memory_order_acq_rel,
-                                                                     memory_order_acquire));
+        created->next = head;
+    } while (*list == NULL && !atomic_compare_exchange_weak_explicit(
+                                  &lists, &head, created, memory_order_acq_rel, memory_order_acquire));
     if (*list == NULL)
-        *list = own;
+        *list = created;
     else
-        free(own);
+        free(created);
     return RF_OK;
 }
 
@@ -112,16 +112,16 @@ void rf__fused_kernel_choose(const rf__gpu *gpu, int32_t warps, rf__fused_varian
                              rf__kernel_launch *launch) {
     const int32_t blocks = (warps > 0 ? warps : RF__FUSED_DEFAULT_WARPS) * WARP / RF_FUSED_BLOCK;
     const int32_t row_bytes = variant->wide_rows ? sizeof(uint64_t) : sizeof(uint32_t);
-    const int32_t needed =
+    const int32_t required =
         variant->classes->sum_bytes + RF_FUSED_BLOCK / WARP * rows_of_warp(variant) * row_bytes;
     variant->min_blocks = blocks > 0 ? blocks : 1;
-    variant->dynamic_shared = needed;
+    variant->dynamic_shared = required;
     launch->source = &source;
     launch->describe = describe;
     launch->block[0] = RF_FUSED_BLOCK;
-    launch->shared_bytes = (uint32_t)needed;
+    launch->shared_bytes = (uint32_t)required;
     if (variant->with_staged || warps == 0 || variant->min_blocks >= gpu->blocks_per_sm) return;
-    variant->dynamic_shared = rf__occupancy_limit(gpu, variant->min_blocks, needed);
+    variant->dynamic_shared = rf__occupancy_limit(gpu, variant->min_blocks, required);
     launch->limiting_shared_bytes = (uint32_t)variant->dynamic_shared;
     launch->most_blocks = (uint32_t)variant->min_blocks;
 }

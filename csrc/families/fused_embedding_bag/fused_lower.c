@@ -55,22 +55,22 @@ static rf_status mapping_lower(const rf__fused_mapping *mapping, rf_fused_args *
     args->tiles_a_task = tiles_a_task(mapping);
     args->tasks = sizeof *mapping;
     args->lanes = args->tasks + (uint64_t)mapping->n_tasks * sizeof(rf_fused_task);
-    args->arrived = RF__FUSED_PARTIAL_BYTES * (uint64_t)mapping->partials;
+    args->semaphores = RF__FUSED_PARTIAL_BYTES * (uint64_t)mapping->partials;
     const int64_t counters = (int64_t)sizeof(uint32_t) * mapping->n_groups;
-    launches->workspace_bytes = (int64_t)args->arrived + counters;
-    return rf__launches_fill(launches, args->arrived, true, counters);
+    launches->workspace_bytes = (int64_t)args->semaphores + counters;
+    return rf__launches_fill(launches, args->semaphores, true, counters);
 }
 
 /* A kernel writes the mapping to the workspace. */
 static rf_status device_map_lower(const rf__gpu *gpu, const rf__fused_problem *problem, rf_fused_args *args,
                                   rf__launches *launches, int32_t *n_tasks) {
-    rf__fused_device_mapping places;
-    RF_CHECK(rf__fused_map_lower(gpu, problem->map_table, problem->params, launches, &places));
+    rf__fused_device_mapping device_mapping;
+    RF_CHECK(rf__fused_map_lower(gpu, problem->map_table, problem->params, launches, &device_mapping));
     args->limit = INT32_MAX;
-    args->n_tasks = places.n_tasks;
-    args->tasks = places.tasks;
-    args->lanes = places.lanes;
-    *n_tasks = places.most_tasks;
+    args->n_tasks = device_mapping.n_tasks;
+    args->tasks = device_mapping.tasks;
+    args->lanes = device_mapping.lanes;
+    *n_tasks = device_mapping.most_tasks;
     return RF_OK;
 }
 
@@ -78,7 +78,7 @@ static rf_status add(const rf__fused_problem *problem, const rf__kernel_launch *
                      const rf__fused_variant *variant, const rf_fused_args *args, rf__launches *launches) {
     const bool on_device = problem->map_table != NULL;
     static const size_t of_workspace[] = {offsetof(rf_fused_args, partials),
-                                          offsetof(rf_fused_args, arrived)};
+                                          offsetof(rf_fused_args, semaphores)};
     static const size_t of_mapping[] = {offsetof(rf_fused_args, tasks), offsetof(rf_fused_args, lanes)};
     RF_CHECK(rf__launches_add(launches, launch, variant, sizeof *variant, args, sizeof *args));
     rf__launches_bind_upload(launches, RF__FUSED_UPLOAD_FEATURES, offsetof(rf_fused_args, features));
@@ -105,8 +105,8 @@ static rf_status staged_lower(const rf__fused_problem *problem, rf_fused_args ar
     return add(problem, &launch, &variant, &args, launches);
 }
 
-static rf_status others_lower(const rf__gpu *gpu, const rf__fused_problem *problem, const rf_fused_args *args,
-                              int32_t n_tasks, rf__launches *launches) {
+static rf_status pool_lower(const rf__gpu *gpu, const rf__fused_problem *problem, const rf_fused_args *args,
+                            int32_t n_tasks, rf__launches *launches) {
     const bool with_staged = problem->staged.depth > 0;
     rf__fused_variant variant = variant_of(problem);
     /* No overlap if the cycles of its blocks are counted, because they would include the wait. */
@@ -134,7 +134,7 @@ rf_status rf__fused_lower(const rf__gpu *gpu, const rf__fused_problem *problem, 
     else
         RF_CHECK(mapping_lower(&problem->mapping, &args, launches));
     if (problem->staged.depth > 0) RF_CHECK(staged_lower(problem, args, launches));
-    return n_tasks > 0 ? others_lower(gpu, problem, &args, n_tasks, launches) : RF_OK;
+    return n_tasks > 0 ? pool_lower(gpu, problem, &args, n_tasks, launches) : RF_OK;
 }
 
 rf_status rf__fused_lower_any(const rf__gpu *gpu, const rf__fused_problem *problem, rf__launches *launches) {

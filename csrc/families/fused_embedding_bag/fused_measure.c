@@ -10,8 +10,8 @@
 #include "gpu/tune/timer.h"
 #include "families/fused_embedding_bag/check_fused.h"
 
-static const rf_fused_schedule *set_of(const rf__fused_measurement *work, int64_t set) {
-    return work->schedules + set * work->batches[0].n_features;
+static const rf_fused_schedule *set_of(const rf__fused_measurement *measurement, int64_t set) {
+    return measurement->schedules + set * measurement->batches[0].n_features;
 }
 
 /* Device memory that grows and loses its contents then. */
@@ -48,29 +48,29 @@ out:
 
 typedef struct set_run {
     const rf__cuda_store *store;
-    const rf__fused_measurement *work;
+    const rf__fused_measurement *measurement;
     scratch workspace;
 } set_run;
 
 /* Runs a set once on a batch, by the mapping that its expectations give. */
 static rf_status run_set(void *context, int64_t set, int64_t batch) {
     set_run *in = context;
-    const rf_fused_plan plan = {.schedules = set_of(in->work, set), .warps = in->work->warps};
+    const rf_fused_plan plan = {.schedules = set_of(in->measurement, set), .warps = in->measurement->warps};
     rf__fused_prepared prepared;
-    rf_status status = rf__fused_prepare(in->store, &in->work->batches[batch], &plan, &prepared);
+    rf_status status = rf__fused_prepare(in->store, &in->measurement->batches[batch], &plan, &prepared);
     if (status == RF_OK) status = run(in->store, &prepared.problem, prepared.uploads, &in->workspace);
     rf__fused_release(&prepared);
     return status;
 }
 
-static rf_status measure_sets(const rf__cuda_store *store, const rf__fused_measurement *work,
+static rf_status measure_sets(const rf__cuda_store *store, const rf__fused_measurement *measurement,
                               double *seconds) {
-    set_run context = {.store = store, .work = work};
+    set_run context = {.store = store, .measurement = measurement};
     const rf__timing timing = {.run = run_set,
                                .context = &context,
-                               .n_variants = work->n_sets,
-                               .n_batches = work->n_batches,
-                               .rounds = work->rounds,
+                               .n_variants = measurement->n_sets,
+                               .n_batches = measurement->n_batches,
+                               .rounds = measurement->rounds,
                                .seconds = seconds};
     const rf_status status = rf__time(store->device, store->stream, &timing);
     (void)store->device->driver->cuStreamSynchronize(store->stream);
@@ -91,24 +91,24 @@ typedef struct timed_sets {
     rf__fused_prepared common; /* the features that all of them pool */
     timed_batch *batches; /* [n_sets, n_batches] */
     scratch workspace, cycles; /* cycles: [n_sets, n_features] */
-    uint64_t *found; /* the same on the host */
+    uint64_t *host_cycles; /* the same on the host */
 } timed_sets;
 
-static rf_status set_prepare(const rf__cuda_device *device, const rf__fused_measurement *work, int64_t set,
-                             int64_t b, timed_sets *sets) {
+static rf_status set_prepare(const rf__cuda_device *device, const rf__fused_measurement *measurement,
+                             int64_t set, int64_t b, timed_sets *sets) {
     rf_status status = RF_OK;
-    const int64_t n_features = work->batches[0].n_features;
-    timed_batch *timed = &sets->batches[set * work->n_batches + b];
+    const int64_t n_features = measurement->batches[0].n_features;
+    timed_batch *timed = &sets->batches[set * measurement->n_batches + b];
     rf__fused_mapping *mapping = NULL;
     int64_t rows = 0;
-    const rf__fused_mappable what = {sets->features + set * n_features, n_features, &sets->classes, 0};
-    const rf__fused_batch batch = {.bags = work->batches[b].bags,
-                                   .offsets = work->host_offsets[b],
-                                   .offset_type = work->batches[b].offset_type};
+    const rf__fused_mappable input = {sets->features + set * n_features, n_features, &sets->classes, 0};
+    const rf__fused_batch batch = {.bags = measurement->batches[b].bags,
+                                   .offsets = measurement->host_offsets[b],
+                                   .offset_type = measurement->batches[b].offset_type};
     timed->problem = sets->common.problem;
-    timed->problem.params = &work->batches[b];
-    timed->problem.cycles = sets->cycles.memory + (uint64_t)(set * n_features) * sizeof *sets->found;
-    RF_TRY(rf__fused_map(&what, &batch, device->gpu.sms, RF__FUSED_BLOCKS, &mapping, &rows));
+    timed->problem.params = &measurement->batches[b];
+    timed->problem.cycles = sets->cycles.memory + (uint64_t)(set * n_features) * sizeof *sets->host_cycles;
+    RF_TRY(rf__fused_map(&input, &batch, device->gpu.sms, RF__FUSED_BLOCKS, &mapping, &rows));
     timed->problem.mapping = *mapping;
     RF_TRY(rf__cuda_upload(device->driver, mapping, (size_t)rows * sizeof *mapping, &timed->mapping));
 out:
@@ -117,8 +117,9 @@ out:
 }
 
 /* Once over all batches by all sets. */
-static rf_status run_round(const rf__cuda_store *store, const rf__fused_measurement *work, timed_sets *sets) {
-    for (int64_t i = 0; i < work->n_sets * work->n_batches; i++) {
+static rf_status run_round(const rf__cuda_store *store, const rf__fused_measurement *measurement,
+                           timed_sets *sets) {
+    for (int64_t i = 0; i < measurement->n_sets * measurement->n_batches; i++) {
         uint64_t uploads[RF__MOST_UPLOADS] = {0};
         uploads[RF__FUSED_UPLOAD_FEATURES] = sets->common.features.upload;
         uploads[RF__FUSED_UPLOAD_PARTITION] = sets->batches[i].mapping;
@@ -127,36 +128,39 @@ static rf_status run_round(const rf__cuda_store *store, const rf__fused_measurem
     return RF_OK;
 }
 
-static rf_status measure_blocks(const rf__cuda_store *store, const rf__fused_measurement *work,
+static rf_status measure_blocks(const rf__cuda_store *store, const rf__fused_measurement *measurement,
                                 double *cycles) {
     const rf__cuda_device *device = store->device;
     const rf__cuda_driver *driver = device->driver;
-    const rf_fused_embedding_bag_params *first = &work->batches[0];
-    const int64_t all = work->n_sets * first->n_features, n_batches = work->n_sets * work->n_batches;
-    const rf_fused_plan plan = {.schedules = work->schedules, .warps = work->warps};
+    const rf_fused_embedding_bag_params *first = &measurement->batches[0];
+    const int64_t n_counters = measurement->n_sets * first->n_features,
+                  n_batches = measurement->n_sets * measurement->n_batches;
+    const rf_fused_plan plan = {.schedules = measurement->schedules, .warps = measurement->warps};
     rf_status status = RF_OK;
     timed_sets *sets = calloc(1, sizeof *sets);
     RF_FAIL_IF(sets == NULL, RF_ERR_MEMORY, "no memory to time schedules");
-    sets->features = calloc((size_t)all + 1, sizeof *sets->features);
-    sets->found = calloc((size_t)all + 1, sizeof *sets->found);
+    sets->features = calloc((size_t)n_counters + 1, sizeof *sets->features);
+    sets->host_cycles = calloc((size_t)n_counters + 1, sizeof *sets->host_cycles);
     sets->batches = calloc((size_t)n_batches + 1, sizeof *sets->batches);
-    if (sets->features == NULL || sets->found == NULL || sets->batches == NULL) {
-        status = rf__fail(RF_ERR_MEMORY, "no memory to time %" PRId64 " schedules", all);
+    if (sets->features == NULL || sets->host_cycles == NULL || sets->batches == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory to time %" PRId64 " schedules", n_counters);
         goto out;
     }
-    RF_TRY(rf__fused_features(first, work->schedules, work->n_sets, &sets->classes, sets->features));
+    RF_TRY(rf__fused_features(first, measurement->schedules, measurement->n_sets, &sets->classes,
+                              sets->features));
     RF_TRY(rf__fused_prepare_features(store, first, &plan, &sets->common));
     RF_TRY(rf__fused_class_list_of(&sets->classes, &sets->common.problem.classes));
-    RF_TRY(scratch_grow(device, &sets->cycles, (all + 1) * (int64_t)sizeof *sets->found));
+    RF_TRY(scratch_grow(device, &sets->cycles, (n_counters + 1) * (int64_t)sizeof *sets->host_cycles));
     for (int64_t i = 0; i < n_batches; i++)
-        RF_TRY(set_prepare(device, work, i / work->n_batches, i % work->n_batches, sets));
-    RF_TRY(run_round(store, work, sets)); /* does not count */
-    RF__CUDA_TRY(driver->cuMemsetD32Async(sets->cycles.memory, 0, (size_t)(2 * all), store->stream));
-    for (int64_t round = 0; round < work->rounds; round++) RF_TRY(run_round(store, work, sets));
-    RF__CUDA_TRY(driver->cuMemcpyDtoHAsync_v2(sets->found, sets->cycles.memory,
-                                              (size_t)all * sizeof *sets->found, store->stream));
+        RF_TRY(
+            set_prepare(device, measurement, i / measurement->n_batches, i % measurement->n_batches, sets));
+    RF_TRY(run_round(store, measurement, sets)); /* does not count */
+    RF__CUDA_TRY(driver->cuMemsetD32Async(sets->cycles.memory, 0, (size_t)(2 * n_counters), store->stream));
+    for (int64_t round = 0; round < measurement->rounds; round++) RF_TRY(run_round(store, measurement, sets));
+    RF__CUDA_TRY(driver->cuMemcpyDtoHAsync_v2(sets->host_cycles, sets->cycles.memory,
+                                              (size_t)n_counters * sizeof *sets->host_cycles, store->stream));
     RF__CUDA_TRY(driver->cuStreamSynchronize(store->stream));
-    for (int64_t i = 0; i < all; i++) cycles[i] = (double)sets->found[i];
+    for (int64_t i = 0; i < n_counters; i++) cycles[i] = (double)sets->host_cycles[i];
 out:
     (void)driver->cuStreamSynchronize(store->stream);
     for (int64_t i = 0; sets->batches != NULL && i < n_batches; i++)
@@ -165,41 +169,42 @@ out:
     rf__cuda_memory_free(device->driver, sets->cycles.memory);
     rf__fused_release(&sets->common);
     free(sets->batches);
-    free(sets->found);
+    free(sets->host_cycles);
     free(sets->features);
     free(sets);
     return status;
 }
 
 /* Raises errors that the batches left. */
-static rf_status pending(const rf__cuda_device *device, const rf__fused_measurement *work, void *stream) {
-    rf__launches none;
-    rf__launches_init(&none, "fused_embedding_bag");
-    rf__fused_owner_set(&work->batches[0], &none);
-    return rf__launches_pending(device, &none, stream);
+static rf_status pending(const rf__cuda_device *device, const rf__fused_measurement *measurement,
+                         void *stream) {
+    rf__launches no_launches;
+    rf__launches_init(&no_launches, "fused_embedding_bag");
+    rf__fused_owner_set(&measurement->batches[0], &no_launches);
+    return rf__launches_pending(device, &no_launches, stream);
 }
 
-rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, double *result,
+rf_status rf__fused_measure(const rf__fused_measurement *measurement, bool timed, double *result,
                             const rf_cuda_stream *stream) {
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
     rf__cuda_store store;
     rf__cu_capture_mode mode =
         RF__CU_STREAM_CAPTURE_MODE_RELAXED; /* other threads may be capturing streams */
-    RF_FAIL_IF(work->n_batches <= 0 || work->n_sets <= 0 || work->rounds < 0, RF_ERR_VALUE,
-               "measure: needs a batch, a set of schedules, and rounds of 0 or more");
-    RF_TRY(rf__check_fused_warps(work->warps));
-    for (int64_t b = 0; b < work->n_batches; b++) {
-        RF_TRY(rf__check_fused_call(&work->batches[b]));
-        RF_TRY(rf__check_fused_features(&work->batches[b]));
-        RF_FAIL_IF(work->batches[b].bags <= 0, RF_ERR_VALUE, "measure: a batch has no bags");
+    RF_FAIL_IF(measurement->n_batches <= 0 || measurement->n_sets <= 0 || measurement->rounds < 0,
+               RF_ERR_VALUE, "measure: needs a batch, a set of schedules, and rounds of 0 or more");
+    RF_TRY(rf__check_fused_warps(measurement->warps));
+    for (int64_t b = 0; b < measurement->n_batches; b++) {
+        RF_TRY(rf__check_fused_call(&measurement->batches[b]));
+        RF_TRY(rf__check_fused_features(&measurement->batches[b]));
+        RF_FAIL_IF(measurement->batches[b].bags <= 0, RF_ERR_VALUE, "measure: a batch has no bags");
     }
     RF_TRY(rf__cuda_device_get(stream->device, &device));
     RF_TRY(rf__cuda_store_of(device, stream->stream, NULL, &store));
     RF_TRY(rf__cuda_enter(device));
     mode = rf__cuda_capture_mode(device->driver, mode);
-    status = timed ? measure_blocks(&store, work, result) : measure_sets(&store, work, result);
-    if (status == RF_OK) status = pending(device, work, stream->stream);
+    status = timed ? measure_blocks(&store, measurement, result) : measure_sets(&store, measurement, result);
+    if (status == RF_OK) status = pending(device, measurement, stream->stream);
     (void)rf__cuda_capture_mode(device->driver, mode);
     rf__cuda_leave();
     rf__description_forget(&store); /* each set has one */

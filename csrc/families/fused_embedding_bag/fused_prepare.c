@@ -47,8 +47,8 @@ static rf_status batch_make(const rf__gpu *gpu, const void *of, rf__description 
     const rf__fused_batch batch = {.bags = problem->batch.bags, .may_stage = problem->batch.may_stage != 0};
     rf__fused_mapping *mapping = NULL;
     int64_t rows = 0;
-    RF_CHECK(
-        rf__fused_map(&problem->table->described->what, &batch, gpu->sms, RF__FUSED_BLOCKS, &mapping, &rows));
+    RF_CHECK(rf__fused_map(&problem->table->described->input, &batch, gpu->sms, RF__FUSED_BLOCKS, &mapping,
+                           &rows));
     const rf_status status = mapping_describe(mapping, rows, description);
     if (status != RF_OK) free(mapping);
     description->frees_upload = status == RF_OK;
@@ -79,7 +79,7 @@ static rf_status callers_mapping_check(const rf__cuda_device *device, const rf__
     RF_FAIL_IF(plan->mapping_rows < 1 || head->n_tasks < 0 || head->n_tiles < 0 || head->n_groups < 0 ||
                    head->partials < 0 || !rf__fused_whole(head, plan->mapping_rows) ||
                    head->bags != params->bags || head->n_features != params->n_features ||
-                   head->signature != table->described->what.signature,
+                   head->signature != table->described->input.signature,
                RF_ERR_VALUE,
                "recfuse.fused_embedding_bag: mapping is not for %" PRId64 " features of %" PRId64
                " bags with these schedules. Create it again with the same features, schedules and offsets.",
@@ -89,7 +89,7 @@ static rf_status callers_mapping_check(const rf__cuda_device *device, const rf__
                "recfuse.fused_embedding_bag: mapping has staged tables, which GPU %d cannot for %" PRId64
                " lookups. Make it with stage=False.",
                (int)device->ordinal, params->lookups);
-    return rf__fused_mapping_check(&table->described->what, head, plan->mapping_rows);
+    return rf__fused_mapping_check(&table->described->input, head, plan->mapping_rows);
 }
 
 /* Copied to the device for this call only; a graph's copy stays, and is found by the first row, which has a
@@ -111,7 +111,7 @@ static rf_status map_table_make(const rf__gpu *gpu, const void *of, rf__descript
     rf__fused_map_table *map_table = calloc(1, sizeof *map_table);
     RF_FAIL_IF(map_table == NULL, RF_ERR_MEMORY, "no memory to map features");
     const rf_status status =
-        rf__fused_map_table_fill(table->described->features, table->described->what.n_features,
+        rf__fused_map_table_fill(table->described->features, table->described->input.n_features,
                                  &table->described->classes, map_table, &upload, &bytes);
     if (status != RF_OK) {
         free(map_table);

@@ -34,7 +34,7 @@ static const rf_fused_lane *lanes_of(const rf__fused_mapping *mapping, int32_t t
 static bool pool_task(coverage *my, const rf_fused_task *task, const rf__fused_class *made) {
     if (task->feature < 0 || task->feature >= my->params->n_features) return false;
     const rf__fused_geometry *shape = &my->features[task->feature].shape;
-    const int32_t parts = rf_fused_shares(task->share), part = rf_fused_share_of(task->share);
+    const int32_t parts = rf_fused_splits(task->split), part = rf_fused_split_part(task->split);
     if (made->dtype != (int32_t)shape->row.dtype || made->align != shape->align ||
         made->lanes != shape->lanes || made->pooling != shape->pooling || made->padded != shape->is_padded ||
         parts != made->split || part >= parts || task->slice < 0 || task->slice >= shape->slices)
@@ -65,10 +65,10 @@ static bool tile_task(coverage *my, const rf__fused_mapping *mapping, const rf_f
 
 /* Tasks that share bags are adjacent, their parts in order, and each group has its own sums. */
 static bool shared_bags(const rf_fused_task *tasks, int64_t at, int64_t n_tasks) {
-    const int32_t parts = tasks[at].share >> 16, part = tasks[at].share & 0xffff;
+    const int32_t parts = tasks[at].split >> 16, part = tasks[at].split & 0xffff;
     if (part == 0 || parts <= 1) return part == 0 && at + parts <= n_tasks;
     const rf_fused_task *before = &tasks[at - 1], *task = &tasks[at];
-    return at > 0 && (rf_fused_share_of(before->share)) == part - 1 && before->group == task->group &&
+    return at > 0 && (rf_fused_split_part(before->split)) == part - 1 && before->group == task->group &&
            before->partials == task->partials && before->feature == task->feature &&
            before->slice == task->slice && before->first_bag == task->first_bag &&
            before->last_bag == task->last_bag;
@@ -87,11 +87,11 @@ static bool tasks_count(coverage *my, const rf__fused_mapping *mapping) {
         if (made->kind == RF_FUSED_CLASS_COLUMNS ? !tile_task(my, mapping, task, made)
                                                  : !pool_task(my, task, made))
             return false;
-        if (rf_fused_shares(task->share) <= 1) continue;
+        if (rf_fused_splits(task->split) <= 1) continue;
         if (task->group < 0 || task->group >= mapping->n_groups || task->partials < 0 ||
             task->partials >= mapping->partials)
             return false;
-        if ((rf_fused_share_of(task->share)) == 0 && task->group != ++last_group) return false;
+        if ((rf_fused_split_part(task->split)) == 0 && task->group != ++last_group) return false;
     }
     return last_group == mapping->n_groups - 1;
 }

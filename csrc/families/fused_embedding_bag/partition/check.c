@@ -26,9 +26,9 @@ uint32_t rf__fused_checksum(const rf__fused_mapping *mapping, int64_t rows) {
 
 /* The writes so far: a bit for each vector of each bag, of [features][columns][bags]. */
 typedef struct coverage {
-    const rf__fused_mappable *what;
+    const rf__fused_mappable *input;
     const rf__fused_mapping *mapping;
-    uint64_t *written;
+    uint64_t *covered;
     int64_t *first; /* bit of each feature [n_features + 1] */
     int32_t last_group;
     int64_t last_partials; /* end of the sums of the groups so far */
@@ -36,8 +36,8 @@ typedef struct coverage {
 
 /* The bits from..to of a word that begins at `at`. */
 static uint64_t bits_of(int64_t at, int64_t from, int64_t to) {
-    const uint64_t above = to - at >= 64 ? ~UINT64_C(0) : ~(~UINT64_C(0) << (to - at));
-    return from > at ? above & ~UINT64_C(0) << (from - at) : above;
+    const uint64_t mask = to - at >= 64 ? ~UINT64_C(0) : ~(~UINT64_C(0) << (to - at));
+    return from > at ? mask & ~UINT64_C(0) << (from - at) : mask;
 }
 
 /* Marks a task's bags of a vector as written; false if one has been written before. */
@@ -46,8 +46,8 @@ static bool bags_write(coverage *cover, const rf_fused_task *task, int64_t featu
     const int64_t from = begin + task->first_bag, to = begin + task->last_bag;
     for (int64_t at = from / 64 * 64; at < to; at += 64) {
         const uint64_t bits = bits_of(at, from, to);
-        if ((cover->written[at / 64] & bits) != 0) return false;
-        cover->written[at / 64] |= bits;
+        if ((cover->covered[at / 64] & bits) != 0) return false;
+        cover->covered[at / 64] |= bits;
     }
     return true;
 }
@@ -65,12 +65,12 @@ static bool has_class(const int32_t *classes, int32_t number) {
 }
 
 static bool is_feature(const coverage *cover, int32_t number) {
-    return number >= 0 && number < cover->what->n_features;
+    return number >= 0 && number < cover->input->n_features;
 }
 
 /* Returns true if a kernel has a schedule for a feature under this number, staged or not. */
 static bool can_pool(const coverage *cover, int32_t feature, int32_t number) {
-    const rf__fused_feature *of = &cover->what->features[feature];
+    const rf__fused_feature *of = &cover->input->features[feature];
     return has_class(of->classes, number) || has_class(of->classes_of_few, number);
 }
 
@@ -78,13 +78,13 @@ static bool can_pool(const coverage *cover, int32_t feature, int32_t number) {
  * invalid. */
 static int32_t group_of(coverage *cover, const rf_fused_task *task, const rf__fused_class *schedule,
                         const rf_fused_task *end) {
-    const int32_t shares = rf_fused_shares(task->share);
-    if (shares != schedule->split || rf_fused_share_of(task->share) != 0 || end - task < shares) return 0;
+    const int32_t shares = rf_fused_splits(task->split);
+    if (shares != schedule->split || rf_fused_split_part(task->split) != 0 || end - task < shares) return 0;
     if (shares == 1) return 1;
     for (int32_t i = 1; i < shares; i++) {
-        rf_fused_task wanted = *task;
-        wanted.share += i;
-        if (memcmp(&task[i], &wanted, sizeof wanted) != 0) return 0;
+        rf_fused_task expected = *task;
+        expected.split += i;
+        if (memcmp(&task[i], &expected, sizeof expected) != 0) return 0;
     }
     if (task->group != cover->last_group + 1 || task->partials < cover->last_partials) return 0;
     cover->last_group = task->group;
@@ -94,7 +94,7 @@ static int32_t group_of(coverage *cover, const rf_fused_task *task, const rf__fu
 
 static bool pool_write(coverage *cover, const rf_fused_task *task) {
     if (!is_feature(cover, task->feature) || !can_pool(cover, task->feature, task->schedule)) return false;
-    const rf__fused_geometry *shape = &cover->what->features[task->feature].shape;
+    const rf__fused_geometry *shape = &cover->input->features[task->feature].shape;
     if (task->slice < 0 || task->slice >= shape->slices) return false;
     const int32_t wide = shape->lanes * shape->vectors, first = task->slice * wide, last = first + wide;
     return columns_write(cover, task, first, last < shape->columns ? last : shape->columns);
@@ -109,7 +109,7 @@ static bool tile_write(coverage *cover, const rf_fused_task *task) {
         const rf_fused_lane *lane = &lanes[i];
         if (lane->feature == -1) continue;
         if (!is_feature(cover, lane->feature) || !can_pool(cover, lane->feature, task->schedule) ||
-            lane->column < 0 || lane->column >= cover->what->features[lane->feature].shape.columns ||
+            lane->column < 0 || lane->column >= cover->input->features[lane->feature].shape.columns ||
             !bags_write(cover, task, lane->feature, lane->column))
             return false;
     }
@@ -119,7 +119,7 @@ static bool tile_write(coverage *cover, const rf_fused_task *task) {
 static bool has_bags(const coverage *cover, const rf_fused_task *task) {
     return task->first_bag >= 0 && task->first_bag < task->last_bag &&
            task->last_bag <= cover->mapping->bags && task->schedule >= 0 &&
-           task->schedule < cover->what->classes->count;
+           task->schedule < cover->input->classes->count;
 }
 
 static bool tasks_write(coverage *cover) {
@@ -127,7 +127,7 @@ static bool tasks_write(coverage *cover) {
     int32_t count = 1;
     for (const rf_fused_task *task = tasks; task < end; task += count) {
         if (!has_bags(cover, task)) return false;
-        const rf__fused_class *schedule = &cover->what->classes->of[task->schedule];
+        const rf__fused_class *schedule = &cover->input->classes->of[task->schedule];
         if (schedule->kind == RF_FUSED_CLASS_STAGED) return false;
         const bool tiled = schedule->kind == RF_FUSED_CLASS_COLUMNS;
         count = tiled ? 1 : group_of(cover, task, schedule, end);
@@ -143,65 +143,65 @@ static bool lists_write(coverage *cover, int64_t rows) {
     const rf_fused_task *tasks =
         (const rf_fused_task *)(cover->mapping + rf__fused_rows(cover->mapping) + (staged.depth > 0));
     for (int32_t list = 0; list < staged.lists; list++) {
-        int32_t turn = 0;
-        for (; turn < staged.depth; turn++) {
-            const rf_fused_task *task = &tasks[(int64_t)turn * staged.lists + list];
+        int32_t position = 0;
+        for (; position < staged.depth; position++) {
+            const rf_fused_task *task = &tasks[(int64_t)position * staged.lists + list];
             if (task->feature < 0) break;
             if (!is_feature(cover, task->feature) || !has_bags(cover, task) ||
-                !has_class(cover->what->features[task->feature].classes_staged, task->schedule) ||
+                !has_class(cover->input->features[task->feature].classes_staged, task->schedule) ||
                 task->last_bag - task->first_bag > RF_FUSED_STAGED_BAGS ||
-                !columns_write(cover, task, 0, cover->what->features[task->feature].shape.columns))
+                !columns_write(cover, task, 0, cover->input->features[task->feature].shape.columns))
                 return false;
         }
-        if (turn == staged.depth) return false;
+        if (position == staged.depth) return false;
     }
     return true;
 }
 
 /* Returns the first vector that no task writes, or -1. Bits past the last are set already. */
-static int64_t first_left(const coverage *cover) {
-    const int64_t words = (cover->first[cover->what->n_features] + 63) / 64;
+static int64_t first_uncovered(const coverage *cover) {
+    const int64_t words = (cover->first[cover->input->n_features] + 63) / 64;
     for (int64_t i = 0; i < words; i++)
-        if (cover->written[i] != ~UINT64_C(0)) return i * 64 + __builtin_ctzll(~cover->written[i]);
+        if (cover->covered[i] != ~UINT64_C(0)) return i * 64 + __builtin_ctzll(~cover->covered[i]);
     return -1;
 }
 
-static rf_status look_at_all(const rf__fused_mappable *what, const rf__fused_mapping *mapping, int64_t rows) {
+static rf_status check_all(const rf__fused_mappable *input, const rf__fused_mapping *mapping, int64_t rows) {
     rf_status status = RF_OK;
-    coverage cover = {.what = what, .mapping = mapping, .last_group = -1};
-    int64_t left = -1, feature = 0;
-    cover.first = calloc((size_t)what->n_features + 1, sizeof *cover.first);
+    coverage cover = {.input = input, .mapping = mapping, .last_group = -1};
+    int64_t uncovered = -1, feature = 0;
+    cover.first = calloc((size_t)input->n_features + 1, sizeof *cover.first);
     RF_FAIL_IF(cover.first == NULL, RF_ERR_MEMORY, "no memory to check a mapping");
-    for (int64_t f = 0; f < what->n_features; f++)
-        cover.first[f + 1] = cover.first[f] + (int64_t)what->features[f].shape.columns * mapping->bags;
-    const int64_t bits = cover.first[what->n_features];
-    cover.written = calloc((size_t)bits / 64 + 1, sizeof *cover.written);
-    if (cover.written == NULL) {
+    for (int64_t f = 0; f < input->n_features; f++)
+        cover.first[f + 1] = cover.first[f] + (int64_t)input->features[f].shape.columns * mapping->bags;
+    const int64_t bits = cover.first[input->n_features];
+    cover.covered = calloc((size_t)bits / 64 + 1, sizeof *cover.covered);
+    if (cover.covered == NULL) {
         status = rf__fail(RF_ERR_MEMORY, "no memory to check a mapping of %" PRId64 " rows", rows);
         goto out;
     }
-    if (bits % 64 != 0) cover.written[bits / 64] = ~UINT64_C(0) << bits % 64;
+    if (bits % 64 != 0) cover.covered[bits / 64] = ~UINT64_C(0) << bits % 64;
     if (!tasks_write(&cover) || !lists_write(&cover, rows)) {
         status = rf__fail(RF_ERR_VALUE,
                           "recfuse.fused_embedding_bag: mapping has a task that no call has, or two tasks "
                           "that write the same output. Create it again, and do not change it.");
         goto out;
     }
-    left = first_left(&cover);
-    if (left < 0) goto out;
-    while (cover.first[feature + 1] <= left) feature++;
+    uncovered = first_uncovered(&cover);
+    if (uncovered < 0) goto out;
+    while (cover.first[feature + 1] <= uncovered) feature++;
     status = rf__fail(RF_ERR_VALUE,
                       "recfuse.fused_embedding_bag: mapping leaves out bag %" PRId64 " of feature %" PRId64
                       "; expected each bag of each feature once. Create it again.",
-                      (left - cover.first[feature]) % mapping->bags, feature);
+                      (uncovered - cover.first[feature]) % mapping->bags, feature);
 out:
-    free(cover.written);
+    free(cover.covered);
     free(cover.first);
     return status;
 }
 
-rf_status rf__fused_mapping_check(const rf__fused_mappable *what, const rf__fused_mapping *mapping,
+rf_status rf__fused_mapping_check(const rf__fused_mappable *input, const rf__fused_mapping *mapping,
                                   int64_t rows) {
     if (mapping->checksum == rf__fused_checksum(mapping, rows)) return RF_OK;
-    return look_at_all(what, mapping, rows);
+    return check_all(input, mapping, rows);
 }

@@ -28,8 +28,9 @@ static inline double rf__fused_misses(const rf__fused_geometry *shape, int64_t r
 }
 
 /* Returns the target cost of a task, for all work on this many blocks that run at once. */
-static inline double rf__fused_target(double all, double blocks) {
-    return rf_fused_task_cost(all, blocks * RF_FUSED_TASKS_A_BLOCK, blocks * RF_FUSED_LEAST_TASKS_A_BLOCK);
+static inline double rf__fused_target(double total_cost, double blocks) {
+    return rf_fused_task_cost(total_cost, blocks * RF_FUSED_TASKS_A_BLOCK,
+                              blocks * RF_FUSED_LEAST_TASKS_A_BLOCK);
 }
 
 /* As above, for a tile out of `tiles`. */

@@ -18,14 +18,14 @@ typedef struct rf__fused_estimate {
 typedef struct rf__fused_run {
     int32_t feature; /* or the number of a tile */
     int32_t schedule, slice, split;
-    int32_t bags_each; /* a task */
+    int32_t bags_a_task; /* a task */
     int32_t count; /* of tasks, or of groups of `split` that share their bags; 0: not cut yet */
     float work; /* of a task */
     int64_t next; /* next run with about as much work, while they are written; -1: none */
 } rf__fused_run;
 
 struct rf__fused_cut {
-    rf__fused_mappable what;
+    rf__fused_mappable input;
     int32_t bags;
     double target, tile_target; /* work of a task, and of a tile's */
     double *lookups; /* [n_features] */

@@ -53,20 +53,22 @@ RF_FUSED_COST rf_fused_misses_cost(rf_fused_number rows, rf_fused_number lookups
     return lookups > 0 ? rows * lookups / (rows + lookups) * cost_of_miss : 0;
 }
 
-/* The target cost of a task, out of `all` work: for `most` tasks, or for at least `least` if there is little
+/* The target cost of a task, out of `total_cost` work: for `task_limit` tasks, or for at least `least_tasks` if there is little
  * work. */
-RF_FUSED_COST rf_fused_task_cost(rf_fused_number all, rf_fused_number most, rf_fused_number least) {
-    const rf_fused_number a_block = all / least * RF_FUSED_LEAST_TASKS_A_BLOCK; /* if each has one task */
+RF_FUSED_COST rf_fused_task_cost(rf_fused_number total_cost, rf_fused_number task_limit,
+                                 rf_fused_number least_tasks) {
+    const rf_fused_number a_block =
+        total_cost / least_tasks * RF_FUSED_LEAST_TASKS_A_BLOCK; /* if each has one task */
     const rf_fused_number at_once = RF_FUSED_MAX(a_block, (rf_fused_number)RF_FUSED_LEAST_COST_AT_ONCE);
-    const rf_fused_number small =
-        RF_FUSED_MAX(all / least, RF_FUSED_MIN(at_once, (rf_fused_number)RF_FUSED_LEAST_COST_OF_SMALL));
-    return RF_FUSED_MAX(all / most, RF_FUSED_MIN(small, (rf_fused_number)RF_FUSED_LEAST_COST));
+    const rf_fused_number small = RF_FUSED_MAX(
+        total_cost / least_tasks, RF_FUSED_MIN(at_once, (rf_fused_number)RF_FUSED_LEAST_COST_OF_SMALL));
+    return RF_FUSED_MAX(total_cost / task_limit, RF_FUSED_MIN(small, (rf_fused_number)RF_FUSED_LEAST_COST));
 }
 
 /* As above, for a tile out of `tiles`. */
 RF_FUSED_COST rf_fused_tile_task_cost(rf_fused_number task_cost, rf_fused_number tiles,
-                                      rf_fused_number least) {
-    const rf_fused_number a_block = tiles / least * RF_FUSED_LEAST_TASKS_A_BLOCK;
+                                      rf_fused_number least_tasks) {
+    const rf_fused_number a_block = tiles / least_tasks * RF_FUSED_LEAST_TASKS_A_BLOCK;
     return RF_FUSED_MAX(task_cost, RF_FUSED_MIN(a_block * RF_FUSED_TILES_AT_ONCE,
                                                 (rf_fused_number)RF_FUSED_LEAST_COST_OF_SMALL));
 }

@@ -28,43 +28,43 @@
 
 /* For threads with the same bin, in their order: returns ends[bin] plus the weights of the previous threads,
  * and advances ends[bin] by all weights. All threads of the block call it; NO_BIN is skipped. */
-RF_INLINE int places(shared_data &shared, int *ends, int bin, int weight) {
+RF_INLINE int positions_in_bins(shared_data &shared, int *ends, int bin, int weight) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     __syncwarp();
 #pragma unroll
     for (int k = lane; k < RF_FUSED_MOST_CLASSES; k += 32) shared.totals[k][warp] = 0;
     __syncwarp();
-    int before = 0;
-    for (rf_u32 left = __ballot_sync(RF_FULL_WARP, bin >= 0); left != 0;) {
-        const int one = __shfl_sync(RF_FULL_WARP, bin, __ffs(left) - 1);
-        const bool mine = bin == one;
-        const int sum = rf_sum_of_lanes_to(mine ? weight : 0);
-        if (mine) before = sum - weight;
-        if (lane == 31) shared.totals[one][warp] = sum;
-        left &= ~__ballot_sync(RF_FULL_WARP, mine);
+    int previous = 0;
+    for (rf_u32 pending = __ballot_sync(RF_FULL_WARP, bin >= 0); pending != 0;) {
+        const int item = __shfl_sync(RF_FULL_WARP, bin, __ffs(pending) - 1);
+        const bool is_in_bin = bin == item;
+        const int sum = rf_sum_of_lanes_to(is_in_bin ? weight : 0);
+        if (is_in_bin) previous = sum - weight;
+        if (lane == 31) shared.totals[item][warp] = sum;
+        pending &= ~__ballot_sync(RF_FULL_WARP, is_in_bin);
     }
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < RF_FUSED_MOST_CLASSES / WARPS; i++) { /* a lane per warp of the block */
-        const int k = warp + i * WARPS, mine = shared.totals[k][lane], end = ends[k];
-        const int sum = rf_sum_of_lanes_to(mine);
-        shared.totals[k][lane] = end + sum - mine;
+        const int k = warp + i * WARPS, lane_total = shared.totals[k][lane], end = ends[k];
+        const int sum = rf_sum_of_lanes_to(lane_total);
+        shared.totals[k][lane] = end + sum - lane_total;
         __syncwarp();
         if (lane == 31) ends[k] = end + sum;
     }
     __syncthreads();
-    return bin >= 0 ? shared.totals[bin][warp] + before : 0;
+    return bin >= 0 ? shared.totals[bin][warp] + previous : 0;
 }
 
 /* Returns the sum of a number of all threads, bit-identical in each thread and each block. */
 RF_INLINE float sum_of_block(shared_data &shared, float value) {
 #pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(RF_FULL_WARP, value, apart);
+    for (int stride = 16; stride > 0; stride /= 2) value += __shfl_xor_sync(RF_FULL_WARP, value, stride);
     if (threadIdx.x % 32 == 0) shared.sums[threadIdx.x / 32] = value;
     __syncthreads();
     value = shared.sums[threadIdx.x % 32];
 #pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(RF_FULL_WARP, value, apart);
+    for (int stride = 16; stride > 0; stride /= 2) value += __shfl_xor_sync(RF_FULL_WARP, value, stride);
     return value;
 }
 
@@ -93,7 +93,7 @@ RF_INLINE void fill_tiles(const rf_fused_map_args &args, shared_data &shared, rf
             if (bin >= 0 && shared.classes[bin].first_tile < 0) bin = NO_BIN;
             columns = bin >= 0 ? feature.columns : 0;
         }
-        const int first = places(shared, shared.lane_end, bin, columns);
+        const int first = positions_in_bins(shared, shared.lane_end, bin, columns);
         if (columns > 0) {
             for (int tile = first / 32; tile <= (first + columns - 1) / 32; tile++)
                 atomicMax(tile_means + tile, __float_as_uint(mean)); /* bits of floats >= 0 are ordered */
@@ -103,10 +103,10 @@ RF_INLINE void fill_tiles(const rf_fused_map_args &args, shared_data &shared, rf
     __syncthreads();
     /* Lanes of a last tile that belong to no feature. */
     for (int k = threadIdx.x / 32; k < args.n_classes; k += WARPS) {
-        const int place = shared.lane_end[k] + (int)threadIdx.x % 32;
+        const int position = shared.lane_end[k] + (int)threadIdx.x % 32;
         if (blockIdx.x == 0 && shared.classes[k].first_tile >= 0 &&
-            place < (shared.lane_end[k] + 31) / 32 * 32)
-            args.lanes[place] = {-1, 0};
+            position < (shared.lane_end[k] + 31) / 32 * 32)
+            args.lanes[position] = {-1, 0};
     }
 }
 
@@ -118,33 +118,33 @@ RF_INLINE void count_ranks(const rf_fused_map_args &args, shared_data &shared, c
         run_tasks tasks;
         const int rank =
             cut(args, shared, run_of(args, shared, tile_means, base + (int)threadIdx.x), targets, tasks);
-        const rf_u32 alike = __match_any_sync(RF_FULL_WARP, rank);
-        const int all = __reduce_add_sync(alike, tasks.all);
-        if (rank >= 0 && lane == __ffs(alike) - 1) atomicAdd(shared.rank_total + rank, all);
+        const rf_u32 same_rank = __match_any_sync(RF_FULL_WARP, rank);
+        const int total = __reduce_add_sync(same_rank, tasks.total);
+        if (rank >= 0 && lane == __ffs(same_rank) - 1) atomicAdd(shared.rank_total + rank, total);
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        const int rank = RANKS - 1 - lane, mine = shared.rank_total[rank];
-        const int sum = rf_sum_of_lanes_to(mine);
-        shared.task_end[rank] = sum - mine;
+        const int rank = RANKS - 1 - lane, lane_total = shared.rank_total[rank];
+        const int sum = rf_sum_of_lanes_to(lane_total);
+        shared.task_end[rank] = sum - lane_total;
         if (lane == 31 && blockIdx.x == 0) *args.n_tasks = min(sum, args.most_tasks);
     }
     __syncthreads();
 }
 
 /* Two threads a task. */
-RF_INLINE void write_tasks(const rf_fused_map_args &args, const run_tasks &one) {
+RF_INLINE void write_tasks(const rf_fused_map_args &args, const run_tasks &item) {
     const int lane = threadIdx.x % 32;
-    for (int i = lane / 2; i < one.all; i += 16) {
-        const int slice = one.all == one.count ? 0 : i / one.count,
-                  bag = (i - slice * one.count) * one.bags_each;
+    for (int i = lane / 2; i < item.total; i += 16) {
+        const int slice = item.total == item.count ? 0 : i / item.count,
+                  bag = (i - slice * item.count) * item.bags_a_task;
         rf_bytes<16> half;
-        half.word[0] = lane % 2 == 0 ? one.number : one.schedule & LONGER ? 1 : slice;
+        half.word[0] = lane % 2 == 0 ? item.number : item.schedule & LONGER ? 1 : slice;
         half.word[1] = lane % 2 == 0 ? bag : RF_FUSED_WHOLE_BAGS;
-        half.word[2] = lane % 2 == 0 ? min(bag + one.bags_each, args.bags) : 0;
-        half.word[3] = lane % 2 == 0 ? one.schedule & (LONGER - 1) : 0;
-        if (one.first + i < args.most_tasks)
-            *((rf_bytes<16> *)(args.tasks + one.first + i) + lane % 2) = half;
+        half.word[2] = lane % 2 == 0 ? min(bag + item.bags_a_task, args.bags) : 0;
+        half.word[3] = lane % 2 == 0 ? item.schedule & (LONGER - 1) : 0;
+        if (item.first + i < args.most_tasks)
+            *((rf_bytes<16> *)(args.tasks + item.first + i) + lane % 2) = half;
     }
 }
 
@@ -157,11 +157,11 @@ RF_INLINE void make_tasks(const rf_fused_map_args &args, shared_data &shared, co
         run_tasks tasks;
         const int rank = cut(args, shared, run_of(args, shared, tile_means, r), targets, tasks);
         tasks.number = r < args.n_features ? r : r - args.n_features;
-        tasks.first = places(shared, shared.task_end, rank, tasks.all);
+        tasks.first = positions_in_bins(shared, shared.task_end, rank, tasks.total);
         shared.runs[threadIdx.x] = tasks;
         __syncthreads();
         for (int i = (int)(threadIdx.x / 32 * gridDim.x + blockIdx.x); i < RF_BLOCK; i += WARPS * gridDim.x)
-            if (shared.runs[i].all > 0) write_tasks(args, shared.runs[i]);
+            if (shared.runs[i].total > 0) write_tasks(args, shared.runs[i]);
     }
 }
 
@@ -185,8 +185,8 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     fill_tiles(args, shared, tile_means);
     float work = 0.0f, tiles = 0.0f;
     for (int r = threadIdx.x; r < n_runs; r += RF_BLOCK) {
-        const run one = run_of(args, shared, tile_means, r);
-        const float of_run = work_of(args, shared, one) * (float)one.slices;
+        const run item = run_of(args, shared, tile_means, r);
+        const float of_run = work_of(args, shared, item) * (float)item.slices;
         work += of_run;
         if (r >= args.n_features) tiles += of_run;
     }

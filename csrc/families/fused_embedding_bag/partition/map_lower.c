@@ -56,7 +56,7 @@ static rf_status feature_count(const rf__fused_feature *feature, int64_t number,
         const double of_few = blocks_a_bag(&feature->shape, &classes->of[feature->classes_of_few[b]], &runs);
         if (of_few > most_blocks) most_blocks = of_few;
         bool is_new = schedule->kind == RF_FUSED_CLASS_COLUMNS;
-        for (int32_t before = 0; before < b; before++) is_new &= feature->classes[before] != at;
+        for (int32_t earlier = 0; earlier < b; earlier++) is_new &= feature->classes[earlier] != at;
         if (is_new) columns[at] += feature->shape.columns;
     }
     table->runs += most_runs;
@@ -68,22 +68,22 @@ static rf_status feature_count(const rf__fused_feature *feature, int64_t number,
 
 static rf_status count(const rf__fused_feature *features, int64_t n_features,
                        const rf__fused_classes *classes, rf__fused_map_table *table, int64_t *tiles) {
-    int64_t columns[RF_FUSED_MOST_CLASSES] = {0}, all = 0;
+    int64_t columns[RF_FUSED_MOST_CLASSES] = {0}, total = 0;
     for (int64_t f = 0; f < n_features; f++)
         RF_CHECK(feature_count(&features[f], f, classes, table, columns));
     for (int32_t i = 0; i < classes->count; i++) {
         tiles[i] = (columns[i] + RF_FUSED_TILE - 1) / RF_FUSED_TILE;
-        all += tiles[i];
+        total += tiles[i];
         if (tiles[i] == 0) continue;
         table->runs += 1; /* the last one, which is not full */
         table->tasks_a_bag += 1.0 / RF_FUSED_TILE_BAGS;
     }
-    RF_FAIL_IF(all > INT32_MAX / RF_FUSED_TILE, RF_ERR_UNSUPPORTED,
+    RF_FAIL_IF(total > INT32_MAX / RF_FUSED_TILE, RF_ERR_UNSUPPORTED,
                "recfuse.fused_embedding_bag: %" PRId64
                " features have so wide rows that the GPU cannot share their work out. Give their expected "
                "lookups, or fewer features a call.",
                n_features);
-    table->n_tiles = (int32_t)all;
+    table->n_tiles = (int32_t)total;
     return RF_OK;
 }
 
@@ -126,7 +126,7 @@ rf_status rf__fused_map_table_fill(const rf__fused_feature *features, int64_t n_
                                    void **upload, int64_t *upload_bytes) {
     int64_t tiles[RF_FUSED_MOST_CLASSES] = {0};
     table->n_classes = classes->count;
-    table->all = *classes;
+    table->all_classes = *classes;
     RF_CHECK(count(features, n_features, classes, table, tiles));
     table->classes_at = n_features * (int64_t)sizeof(rf_fused_map_feature);
     table->tile_classes_at = table->classes_at + classes->count * (int64_t)sizeof(rf_fused_map_class);
@@ -144,10 +144,11 @@ static double most_cuts(const rf__gpu *gpu, const rf__fused_map_table *table, in
     const double blocks_at_once = (double)gpu->sms * RF__FUSED_BLOCKS;
     const double mean = (double)lookups / ((double)bags * (double)n_features);
     const double *blocks = table->blocks_a_bag[rf_fused_bucket(mean)];
-    double all = rf__fused_interpolate(table->misses, (double)lookups / (double)n_features);
+    double total = rf__fused_interpolate(table->misses, (double)lookups / (double)n_features);
     for (int32_t i = 0; i < table->n_classes; i++)
-        if (blocks[i] > 0) all += blocks[i] * (double)bags * rf__fused_cost(&table->all.of[i], mean, false);
-    const double cuts = all / rf__fused_target(all, blocks_at_once);
+        if (blocks[i] > 0)
+            total += blocks[i] * (double)bags * rf__fused_cost(&table->all_classes.of[i], mean, false);
+    const double cuts = total / rf__fused_target(total, blocks_at_once);
     return cuts > 2 * blocks_at_once ? cuts : 2 * blocks_at_once;
 }
 
@@ -158,12 +159,12 @@ static rf_status most_tasks(const rf__fused_map_table *table, const rf_fused_emb
      * No run has more than its bags allow. */
     const double by_work = cuts * (1 + 1.0 / 1024) + table->runs + 2;
     const double by_bags = (double)params->bags * table->tasks_a_bag + table->runs + 2;
-    const double most = by_work < by_bags ? by_work : by_bags;
-    RF_FAIL_IF(most > INT32_MAX / 2, RF_ERR_UNSUPPORTED,
+    const double task_bound = by_work < by_bags ? by_work : by_bags;
+    RF_FAIL_IF(task_bound > INT32_MAX / 2, RF_ERR_UNSUPPORTED,
                "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64
                " bags make up to %.0f tasks; expected at most %d",
-               params->n_features, params->bags, most, INT32_MAX / 2);
-    *tasks = (int32_t)most;
+               params->n_features, params->bags, task_bound, INT32_MAX / 2);
+    *tasks = (int32_t)task_bound;
     return RF_OK;
 }
 

@@ -16,7 +16,7 @@ typedef struct rf__fused_map_table {
     /* Blocks that work on one bag of all features at once, by mean bag length and class. */
     double blocks_a_bag[RF_FUSED_BUCKETS][RF_FUSED_MOST_CLASSES];
     double misses[RF__FUSED_LOGARITHMS]; /* cost of rows from memory, if each feature has 2^i lookups */
-    rf__fused_classes all;
+    rf__fused_classes all_classes;
 } rf__fused_map_table;
 
 /* Fills a table of zeros. *upload [*upload_bytes] is the caller's to free. RF_ERR_VALUE: a schedule splits

@@ -14,7 +14,7 @@ static_assert(RF_FUSED_MOST_CLASSES % WARPS == 0 && RF_FUSED_MOST_CLASSES <= RF_
 
 /* The common fields of a run's tasks. */
 struct run_tasks {
-    int first, number, count, bags_each, all; /* count: per slice */
+    int first, number, count, bags_a_task, total; /* count: per slice */
     int schedule; /* LONGER is set for a tile whose bags have more than one lookup */
 };
 
@@ -40,19 +40,19 @@ struct run {
 
 RF_INLINE rf_fused_map_feature load_feature(const rf_fused_map_args &args, int f) {
     const rf_bytes<16> *from = (const rf_bytes<16> *)(args.features + f);
-    const rf_bytes<16> word = rf_load(from), more = rf_load(from + 1);
+    const rf_bytes<16> word = rf_load(from), second = rf_load(from + 1);
     return {word.word[0] | (rf_u64)word.word[1] << 32,
             word.word[2] | (rf_u64)word.word[3] << 32,
-            (int)more.word[0],
-            (int)more.word[1],
-            __uint_as_float(more.word[2]),
-            __uint_as_float(more.word[3])};
+            (int)second.word[0],
+            (int)second.word[1],
+            __uint_as_float(second.word[2]),
+            __uint_as_float(second.word[3])};
 }
 
 /* Returns the mean length of the bags of a feature, or 0 if its offsets are invalid. */
 RF_INLINE float mean_length(const rf_fused_map_args &args, int f) {
-    const rf_i64 place = (rf_i64)f * args.bags;
-    const rf_i64 from = rf_load(args.offsets + place), to = rf_load(args.offsets + place + args.bags);
+    const rf_i64 position = (rf_i64)f * args.bags;
+    const rf_i64 from = rf_load(args.offsets + position), to = rf_load(args.offsets + position + args.bags);
     const rf_i64 begin = min(max(from, 0ll), args.lookups), end = min(max(to, 0ll), args.lookups);
     return end > begin ? (float)(end - begin) / (float)args.bags : 0.0f;
 }
@@ -74,31 +74,32 @@ RF_INLINE int ceil_divide(int value, int by) { return (int)(((rf_u32)value + (rf
 /* Returns run `r`. The lanes of a tile must be known. */
 RF_INLINE run run_of(const rf_fused_map_args &args, const shared_data &shared, const rf_u32 *tile_means,
                      int r) {
-    run found = {-1, false, 1, 0.0f, 0.0f, 0.0f}; /* tiles come last */
+    run result = {-1, false, 1, 0.0f, 0.0f, 0.0f}; /* tiles come last */
     float mean = 0.0f;
     if (r < args.n_features) {
         const rf_fused_map_feature feature = load_feature(args, r);
         mean = mean_length(args, r);
-        found.schedule = class_number(args, feature, mean);
-        found.slices = feature.slices;
+        result.schedule = class_number(args, feature, mean);
+        result.slices = feature.slices;
         const float lookups = mean * (float)args.bags, rows = feature.rows;
-        found.rows_a_lookup = rows / (lookups + 1.0f);
-        found.misses = rf_fused_misses_cost(rows, lookups, feature.cost_of_miss) / (float)feature.slices;
-        if (found.schedule >= 0 && shared.classes[found.schedule].first_tile >= 0) found.schedule = -1;
+        result.rows_a_lookup = rows / (lookups + 1.0f);
+        result.misses = rf_fused_misses_cost(rows, lookups, feature.cost_of_miss) / (float)feature.slices;
+        if (result.schedule >= 0 && shared.classes[result.schedule].first_tile >= 0) result.schedule = -1;
     } else if (r - args.n_features < args.n_tiles) {
         const int tile = r - args.n_features, number = args.tile_classes[tile];
         mean = __uint_as_float(*(const volatile rf_u32 *)(tile_means + tile));
-        if (tile * 32 < shared.lane_end[number]) found.schedule = number;
-        found.longer = mean > 1.0f;
+        if (tile * 32 < shared.lane_end[number]) result.schedule = number;
+        result.longer = mean > 1.0f;
     }
-    if (found.schedule >= 0) found.cost = cost_of(shared.classes[found.schedule], mean);
-    return found;
+    if (result.schedule >= 0) result.cost = cost_of(shared.classes[result.schedule], mean);
+    return result;
 }
 
 /* Returns the work of one slice of a run. */
-RF_INLINE float work_of(const rf_fused_map_args &args, const shared_data &shared, const run &one) {
-    if (one.schedule < 0) return 0.0f;
-    return one.cost * (float)ceil_divide(args.bags, shared.classes[one.schedule].bags_at_once) + one.misses;
+RF_INLINE float work_of(const rf_fused_map_args &args, const shared_data &shared, const run &item) {
+    if (item.schedule < 0) return 0.0f;
+    return item.cost * (float)ceil_divide(args.bags, shared.classes[item.schedule].bags_at_once) +
+           item.misses;
 }
 
 /* Returns the exponent and the first `bits` bits of the mantissa of a positive number; `least` (a power of
@@ -113,25 +114,25 @@ struct task_costs {
 };
 
 /* Cuts a run into tasks of about that cost; returns their rank among RANKS. */
-RF_INLINE int cut(const rf_fused_map_args &args, const shared_data &shared, const run &one,
+RF_INLINE int cut(const rf_fused_map_args &args, const shared_data &shared, const run &item,
                   const task_costs &targets, run_tasks &tasks) {
-    tasks.schedule = one.longer ? one.schedule | LONGER : one.schedule;
-    tasks.all = 0;
-    if (one.schedule < 0) return NO_BIN;
-    const int bags_at_once = shared.classes[one.schedule].bags_at_once;
-    const bool tiled = shared.classes[one.schedule].first_tile >= 0;
+    tasks.schedule = item.longer ? item.schedule | LONGER : item.schedule;
+    tasks.total = 0;
+    if (item.schedule < 0) return NO_BIN;
+    const int bags_at_once = shared.classes[item.schedule].bags_at_once;
+    const bool tiled = shared.classes[item.schedule].first_tile >= 0;
     const float target = tiled ? targets.of_tile : targets.of_feature;
-    const float work = work_of(args, shared, one);
-    const int wanted = (int)fminf(ceilf(work / target), (float)(1 << 30));
-    const int pieces = max(1, min(wanted, ceil_divide(args.bags, bags_at_once)));
-    tasks.bags_each =
-        min(ceil_divide(ceil_divide(args.bags, pieces), bags_at_once) * bags_at_once, args.bags);
-    tasks.count = ceil_divide(args.bags, tasks.bags_each);
-    tasks.all = tasks.count * one.slices;
+    const float work = work_of(args, shared, item);
+    const int exact = (int)fminf(ceilf(work / target), (float)(1 << 30));
+    const int n_parts = max(1, min(exact, ceil_divide(args.bags, bags_at_once)));
+    tasks.bags_a_task =
+        min(ceil_divide(ceil_divide(args.bags, n_parts), bags_at_once) * bags_at_once, args.bags);
+    tasks.count = ceil_divide(args.bags, tasks.bags_a_task);
+    tasks.total = tasks.count * item.slices;
     const float size = work / (float)tasks.count / target;
     if (size > (float)RF_FUSED_LONG)
         return LONG_RANKS + min(logarithm(size, (float)RF_FUSED_LONG, 2), RANKS - LONG_RANKS - 1);
-    return min(max(logarithm(one.rows_a_lookup, 1.0f / 32, 1), 0), LONG_RANKS - 1);
+    return min(max(logarithm(item.rows_a_lookup, 1.0f / 32, 1), 0), LONG_RANKS - 1);
 }
 
 #endif

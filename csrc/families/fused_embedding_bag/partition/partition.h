@@ -49,22 +49,22 @@ static inline bool rf__fused_whole(const rf__fused_mapping *mapping, int64_t row
 }
 
 /* The work of a batch cut into tasks, whose mapping of *rows rows of 32 bytes is still to be written: the
- * caller provides its memory. `what` must stay valid until it is freed. */
+ * caller provides its memory. `input` must stay valid until it is freed. */
 typedef struct rf__fused_cut rf__fused_cut;
-RF__SHARED rf_status rf__fused_cut_new(const rf__fused_mappable *what, const rf__fused_batch *batch,
+RF__SHARED rf_status rf__fused_cut_new(const rf__fused_mappable *input, const rf__fused_batch *batch,
                                        int32_t sms, int32_t blocks_per_sm, rf__fused_cut **cut,
                                        int64_t *rows);
 RF__SHARED void rf__fused_cut_write(rf__fused_cut *cut, rf__fused_mapping *mapping);
 RF__SHARED void rf__fused_cut_free(rf__fused_cut *cut);
 /* All of it, to memory that is to be freed with free(). */
-rf_status rf__fused_map(const rf__fused_mappable *what, const rf__fused_batch *batch, int32_t sms,
+rf_status rf__fused_map(const rf__fused_mappable *input, const rf__fused_batch *batch, int32_t sms,
                         int32_t blocks_per_sm, rf__fused_mapping **mapping, int64_t *rows);
 
 /* Of RF__FUSED_MAPPING_VERSION and all words of a mapping except the first. */
 uint32_t rf__fused_checksum(const rf__fused_mapping *mapping, int64_t rows);
 /* Checks that a mapping of the right length (rf__fused_whole) and of these features writes each vector of
  * each bag once: by its checksum if it is unchanged, otherwise completely. RF_ERR_VALUE. */
-rf_status rf__fused_mapping_check(const rf__fused_mappable *what, const rf__fused_mapping *mapping,
+rf_status rf__fused_mapping_check(const rf__fused_mappable *input, const rf__fused_mapping *mapping,
                                   int64_t rows);
 
 #endif

@@ -9,12 +9,12 @@ static double weight_of(const rf_fused_schedule *schedules, int64_t feature, dou
 
 /* Returns the expected lookups of the mean feature; 0: not known for all. */
 static double mean_of(const rf_fused_schedule *schedules, int64_t n_features) {
-    double all = 0;
+    double total = 0;
     for (int64_t f = 0; schedules != NULL && f < n_features; f++) {
         if (schedules[f].expected == 0) return 0;
-        if (schedules[f].expected > 0) all += schedules[f].expected;
+        if (schedules[f].expected > 0) total += schedules[f].expected;
     }
-    return n_features > 0 ? all / (double)n_features : 0;
+    return n_features > 0 ? total / (double)n_features : 0;
 }
 
 void rf__fused_traffic_of(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,
@@ -38,16 +38,16 @@ void rf__fused_traffic_of(const rf_fused_embedding_bag_params *params, const rf_
 }
 
 void rf__fused_traffic_add(const rf__fused_traffic *traffic, const rf_fused_embedding_bag_params *params,
-                           double share, rf__kernel_launch *launch) {
+                           double split, rf__kernel_launch *launch) {
     const int64_t index = params->index_type == RF_INT64 ? 8 : 4,
                   offset = params->offset_type == RF_INT64 ? 8 : 4;
     const double lookups = (double)params->lookups;
     const bool weighted = params->sample_weights != NULL;
     const double rows = rf__fused_interpolate(traffic->row_bytes, lookups / (double)params->n_features);
-    const double rest = lookups * (double)(index + (weighted ? 4 : 0)) +
-                        (double)(params->n_features * params->bags + 1) * (double)offset;
-    launch->read_bytes += (int64_t)(share * (rows + rest));
+    const double lookup_bytes = lookups * (double)(index + (weighted ? 4 : 0)) +
+                                (double)(params->n_features * params->bags + 1) * (double)offset;
+    launch->read_bytes += (int64_t)(split * (rows + lookup_bytes));
     const int64_t written = rf__elements_bytes(params->output_dtype, params->bags * params->output_dim);
-    launch->written_bytes += (int64_t)(share * (double)written);
-    launch->flops += share * lookups * traffic->columns * (weighted ? 2 : 1);
+    launch->written_bytes += (int64_t)(split * (double)written);
+    launch->flops += split * lookups * traffic->columns * (weighted ? 2 : 1);
 }

@@ -19,7 +19,7 @@ RF__SHARED void rf__fused_traffic_of(const rf_fused_embedding_bag_params *params
 
 /* Adds a share, 0 to 1, of a batch's bytes and operations to a launch. */
 void rf__fused_traffic_add(const rf__fused_traffic *traffic, const rf_fused_embedding_bag_params *params,
-                           double share, rf__kernel_launch *launch);
+                           double fraction, rf__kernel_launch *launch);
 
 /* A function of the lookups of a feature, between its values at powers of two: linear there, and from 0 to
  * 1. */

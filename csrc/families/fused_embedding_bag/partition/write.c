@@ -34,7 +34,7 @@ static void runs_sort(rf__fused_cut *cut, run_list *lists) {
     for (int64_t i = 0; i < cut->n_runs; i++) {
         rf__fused_run *run = &cut->runs[i];
         uint32_t to = bucket_of(run->work, RF_FUSED_LONG * cut->target);
-        if (to == 0 && cut->what.classes->of[run->schedule].kind == RF_FUSED_CLASS_COLUMNS) to = SPREAD;
+        if (to == 0 && cut->input.classes->of[run->schedule].kind == RF_FUSED_CLASS_COLUMNS) to = SPREAD;
         run->next = -1;
         if (lists[to].first < 0) {
             lists[to].first = i;
@@ -54,19 +54,20 @@ typedef struct writer {
      * among all tasks, and the distance to the following one. */
     int64_t spread_run;
     int32_t spread_task;
-    double spread_at, apart;
+    double spread_at, spacing;
 } writer;
 
 /* Writes the task from `bag` on, which shares no bags; returns its address. In place, because a copy would
  * wait. */
 static rf_fused_task *task_write(writer *writer, const rf__fused_run *run, int32_t bag) {
-    const int32_t left = writer->bags - bag;
-    *writer->to = (rf_fused_task){.feature = run->feature,
-                                  .first_bag = bag,
-                                  .last_bag = bag + (run->bags_each < left ? run->bags_each : left),
-                                  .schedule = run->schedule,
-                                  .slice = run->slice,
-                                  .share = RF_FUSED_WHOLE_BAGS};
+    const int32_t remaining = writer->bags - bag;
+    *writer->to =
+        (rf_fused_task){.feature = run->feature,
+                        .first_bag = bag,
+                        .last_bag = bag + (run->bags_a_task < remaining ? run->bags_a_task : remaining),
+                        .schedule = run->schedule,
+                        .slice = run->slice,
+                        .split = RF_FUSED_WHOLE_BAGS};
     return writer->to++;
 }
 
@@ -75,20 +76,20 @@ static void spread_begin(writer *writer, int64_t first, int64_t n_tasks) {
     writer->spread_run = first;
     if (first < 0) return;
     for (int64_t i = first; i >= 0; i = writer->runs[i].next) count += writer->runs[i].count;
-    writer->apart = SPREAD_OVER * (double)n_tasks / (double)count;
-    if (writer->apart < 1) writer->apart = 1;
+    writer->spacing = SPREAD_OVER * (double)n_tasks / (double)count;
+    if (writer->spacing < 1) writer->spacing = 1;
 }
 
 /* Writes the next of those that are spread. */
 static void spread_write(writer *writer) {
     const rf__fused_run *run = &writer->runs[writer->spread_run];
-    (void)task_write(writer, run, writer->spread_task * run->bags_each);
+    (void)task_write(writer, run, writer->spread_task * run->bags_a_task);
     writer->spread_task++;
     if (writer->spread_task == run->count) {
         writer->spread_run = run->next;
         writer->spread_task = 0;
     }
-    writer->spread_at += writer->apart;
+    writer->spread_at += writer->spacing;
 }
 
 /* Writes the spread tasks that are due; returns how many others may follow. */
@@ -108,13 +109,13 @@ _Static_assert(2 * sizeof(half) == sizeof(rf_fused_task), "two make a task");
 
 /* Tasks that have their bags for themselves. */
 static void tasks_write(writer *writer, const rf__fused_run *run) {
-    half bags = {run->feature, 0, run->bags_each, run->schedule};
-    const half step = {0, run->bags_each, run->bags_each, 0},
-               rest = {run->slice, RF_FUSED_WHOLE_BAGS, writer->group, writer->partials};
-    for (int32_t left = run->count; left > 0;) {
-        for (int64_t more = spread_due(writer); more > 0 && left > 0; more--, left--) {
+    half bags = {run->feature, 0, run->bags_a_task, run->schedule};
+    const half step = {0, run->bags_a_task, run->bags_a_task, 0},
+               second_half = {run->slice, RF_FUSED_WHOLE_BAGS, writer->group, writer->partials};
+    for (int32_t remaining = run->count; remaining > 0;) {
+        for (int64_t due = spread_due(writer); due > 0 && remaining > 0; due--, remaining--) {
             memcpy(writer->to, &bags, sizeof bags);
-            memcpy((char *)writer->to + sizeof bags, &rest, sizeof rest);
+            memcpy((char *)writer->to + sizeof bags, &second_half, sizeof second_half);
             bags += step;
             writer->to++;
         }
@@ -126,14 +127,14 @@ static void tasks_write(writer *writer, const rf__fused_run *run) {
 static void groups_write(writer *writer, const rf__fused_run *run, const rf__fused_class *schedule) {
     for (int32_t i = 0; i < run->count; i++) {
         (void)spread_due(writer);
-        for (int32_t share = 0; share < run->split; share++) {
-            rf_fused_task *task = task_write(writer, run, i * run->bags_each);
-            task->share = share | run->split << RF_FUSED_SHARE_BITS;
+        for (int32_t split = 0; split < run->split; split++) {
+            rf_fused_task *task = task_write(writer, run, i * run->bags_a_task);
+            task->split = split | run->split << RF_FUSED_SPLIT_BITS;
             task->group = writer->group;
             task->partials = writer->partials;
         }
         writer->group++;
-        writer->partials += (int32_t)rf__fused_partials(schedule, run->bags_each);
+        writer->partials += (int32_t)rf__fused_partials(schedule, run->bags_a_task);
     }
 }
 
@@ -149,7 +150,7 @@ static void runs_write(rf__fused_cut *cut, rf_fused_task *to) {
             if (run->split == 1) {
                 tasks_write(&tasks, run);
             } else {
-                groups_write(&tasks, run, &cut->what.classes->of[run->schedule]);
+                groups_write(&tasks, run, &cut->input.classes->of[run->schedule]);
             }
         }
     }
@@ -162,8 +163,8 @@ void rf__fused_cut_write(rf__fused_cut *cut, rf__fused_mapping *to) {
                               .n_groups = (int32_t)cut->n_groups,
                               .partials = (int32_t)cut->n_partials,
                               .bags = cut->bags,
-                              .n_features = (int32_t)cut->what.n_features,
-                              .signature = cut->what.signature};
+                              .n_features = (int32_t)cut->input.n_features,
+                              .signature = cut->input.signature};
     runs_write(cut, (rf_fused_task *)(to + 1));
     memcpy(to + 1 + cut->n_tasks, cut->lanes, (size_t)cut->n_tiles * RF_FUSED_TILE * sizeof *cut->lanes);
     if (cut->list_rows > 0)
@@ -171,12 +172,12 @@ void rf__fused_cut_write(rf__fused_cut *cut, rf__fused_mapping *to) {
     to->checksum = rf__fused_checksum(to, cut->rows);
 }
 
-rf_status rf__fused_map(const rf__fused_mappable *what, const rf__fused_batch *batch, int32_t sms,
+rf_status rf__fused_map(const rf__fused_mappable *input, const rf__fused_batch *batch, int32_t sms,
                         int32_t blocks_per_sm, rf__fused_mapping **mapping, int64_t *rows) {
     rf_status status = RF_OK;
     rf__fused_cut *cut = NULL;
     *mapping = NULL;
-    RF_TRY(rf__fused_cut_new(what, batch, sms, blocks_per_sm, &cut, rows));
+    RF_TRY(rf__fused_cut_new(input, batch, sms, blocks_per_sm, &cut, rows));
     *mapping = malloc((size_t)*rows * sizeof **mapping);
     if (*mapping == NULL) {
         status = rf__fail(RF_ERR_MEMORY, "no memory for a mapping of %" PRId64 " rows", *rows);

@@ -16,69 +16,71 @@
 #include "families/fused_embedding_bag/fused.cuh"
 
 /* Indices are consecutive: these loads also prefetch the next ones into L2. */
-RF_LOADER(rf_load_ahead, int, "L2::128B.s32", "=r")
-RF_LOADER(rf_load_ahead, rf_i64, "L2::128B.s64", "=l")
+RF_LOADER(rf_load_prefetching, int, "L2::128B.s32", "=r")
+RF_LOADER(rf_load_prefetching, rf_i64, "L2::128B.s64", "=l")
 
 /* The remaining lookups of a bag, from this lane's first index of the next batch on. */
-struct rf_rest {
-    RF_POSITION position, left;
+struct rf_remaining {
+    RF_POSITION position, count;
 
-    RF_INLINE rf_rest(const rf_bag &bag, int first_lookup)
-        : position(bag.begin + first_lookup), left(bag.end - bag.begin - first_lookup) {}
+    RF_INLINE rf_remaining(const rf_bag &bag, int first_lookup)
+        : position(bag.begin + first_lookup), count(bag.end - bag.begin - first_lookup) {}
 };
 
 /* Loads this lane's indices of the next batch. */
 template <class S>
-RF_INLINE void rf_load_indices(const rf_fused_args &args, RF_POSITION position, RF_POSITION left,
+RF_INLINE void rf_load_indices(const rf_fused_args &args, RF_POSITION position, RF_POSITION count,
                                RF_INDEX (&indices)[S::LOADS]) {
     const RF_INDEX *from = args.indices + position;
     asm volatile("" : "+l"(from)); /* one base address for all loads */
 #pragma unroll
     for (int i = 0; i < S::LOADS; i++) {
-        if (i * S::APART < left) indices[i] = rf_load_ahead(from + i * S::APART);
+        if (i * S::LOAD_STEP < count) indices[i] = rf_load_prefetching(from + i * S::LOAD_STEP);
     }
 }
 
-/* Returns true if the row of an index is to be read; `there`: the lookup exists. Sets `outside` if the index
+/* Returns true if the row of an index is to be read; `valid`: the lookup exists. Sets `outside` if the index
  * is invalid; counts lookups that are valid and not padding. */
 template <class S>
-RF_INLINE bool rf_wants_row(RF_INDEX index, bool there, rf_rows rows, RF_INDEX padding, bool &outside,
-                            int &counted) {
+RF_INLINE bool rf_is_row_read(RF_INDEX index, bool valid, rf_rows rows, RF_INDEX padding, bool &outside,
+                              int &counted) {
     const bool inside = !RF_CHECK || rf_in_table(index, rows);
-    outside = there && !inside;
-    bool use = there && inside;
+    outside = valid && !inside;
+    bool is_read = valid && inside;
     if (S::PADDED) {
-        use = use && index != padding;
-        counted += use;
+        is_read = is_read && index != padding;
+        counted += is_read;
     }
-    return use;
+    return is_read;
 }
 
-/* Checks this lane's indices, of which `left` belong to the bag, and returns their rows. */
+/* Checks this lane's indices, of which `count` belong to the bag, and returns their rows. */
 template <class S>
-RF_INLINE void rf_look_at(const RF_INDEX (&indices)[S::LOADS], RF_POSITION left, rf_rows rows,
-                          RF_INDEX padding, rf_row_number (&numbers)[S::LOADS], int &bad, int &counted) {
+RF_INLINE void rf_check_indices(const RF_INDEX (&indices)[S::LOADS], RF_POSITION count, rf_rows rows,
+                                RF_INDEX padding, rf_row_number (&numbers)[S::LOADS], int &bad,
+                                int &counted) {
 #pragma unroll
     for (int i = 0; i < S::LOADS; i++) {
         bool outside;
-        const bool use = rf_wants_row<S>(indices[i], i * S::APART < left, rows, padding, outside, counted);
+        const bool is_read =
+            rf_is_row_read<S>(indices[i], i * S::LOAD_STEP < count, rows, padding, outside, counted);
         bad |= outside;
-        numbers[i] = use ? (rf_row_number)indices[i] : RF_NO_ROW;
+        numbers[i] = is_read ? (rf_row_number)indices[i] : RF_NO_ROW;
     }
 }
 
-/* Exchanges the rows of all lanes of a slot. `handed`: shared memory of the warp, BATCH per slot. */
+/* Exchanges the rows of all lanes of a slot. `exchanged`: shared memory of the warp, BATCH per slot. */
 template <class S>
-RF_INLINE void rf_hand_out(const rf_row_number (&mine)[S::LOADS], rf_row_number *handed,
+RF_INLINE void rf_exchange(const rf_row_number (&lane_rows)[S::LOADS], rf_row_number *exchanged,
                            rf_four_rows (&numbers)[S::BATCH / 4]) {
     if constexpr (S::LANES == 1) {
 #pragma unroll
-        for (int k = 0; k < S::BATCH; k++) numbers[k / 4].number[k % 4] = mine[k];
+        for (int k = 0; k < S::BATCH; k++) numbers[k / 4].number[k % 4] = lane_rows[k];
     } else {
-        rf_row_number *slot = handed + threadIdx.x % 32 / S::LANES * S::BATCH;
+        rf_row_number *slot = exchanged + threadIdx.x % 32 / S::LANES * S::BATCH;
         __syncwarp(); /* the previous rows have been read */
 #pragma unroll
-        for (int i = 0; i < S::LOADS; i++) slot[i * S::CHUNK + S::index_of_lane()] = mine[i];
+        for (int i = 0; i < S::LOADS; i++) slot[i * S::CHUNK + S::index_of_lane()] = lane_rows[i];
         __syncwarp();
 #pragma unroll
         for (int k = 0; k < S::BATCH / 4; k++) numbers[k] = ((const rf_four_rows *)slot)[k];

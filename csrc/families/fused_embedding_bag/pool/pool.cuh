@@ -27,65 +27,67 @@ template <class S> RF_INLINE bool rf_can_pool(const rf_fused_args &args, const r
     const rf_i64 column = (rf_i64)task.slice * S::LANES * S::VECTORS;
     if (column < 0 || column >= rf_load(&feature.columns)) return false;
     if (!S::SPLIT) return true;
-    const rf_i64 floats = (rf_fused_shares(task.share)) * (rf_i64)(task.last_bag - task.first_bag) *
+    const rf_i64 floats = (rf_fused_splits(task.split)) * (rf_i64)(task.last_bag - task.first_bag) *
                           (rf_shared_bags<S>::WIDTH + 1);
-    return (rf_fused_share_of(task.share)) < rf_fused_shares(task.share) &&
+    return (rf_fused_split_part(task.split)) < rf_fused_splits(task.split) &&
            (rf_u32)task.group < (rf_u32)args.n_groups && task.partials >= 0 &&
            task.partials * 32ll + floats <= args.n_partials * 32ll;
 }
 
-/* Pools the bags of a task, THREADS threads each. `handed`: the row indices of the warp; `left`: the sums of
+/* Pools the bags of a task, THREADS threads each. `exchanged`: the row indices of the warp; `count`: the sums of
  * all warps. */
 template <class S>
-RF_INLINE void rf_pool(const rf_fused_args &args, const rf_fused_task &task, rf_row_number *handed,
-                       float *left) {
+RF_INLINE void rf_pool(const rf_fused_args &args, const rf_fused_task &task, rf_row_number *exchanged,
+                       float *count) {
     constexpr int BAGS = RF_BLOCK / (S::GROUP * S::WARPS); /* bags at once */
     constexpr int ROUNDS = S::BATCH / S::DISTANCE;
-    const rf_pool_place<S> place(args, task);
+    const rf_pool_source<S> source(args, task);
     const RF_OFFSET *offsets = args.offsets + (rf_i64)task.feature * args.bags;
     asm volatile("" : "+l"(offsets)); /* else the compiler recomputes it for each bag */
     const int warp = S::WARPS > 1 ? threadIdx.x / 32 % S::WARPS : 0;
-    const int first_lookup = (warp * S::LOADS * S::SLOTS + place.slot()) * S::CHUNK + S::index_of_lane();
-    const int mine = (int)threadIdx.x / (S::GROUP * S::WARPS); /* number among the BAGS bags */
+    const int first_lookup = (warp * S::LOADS * S::SLOTS + source.slot()) * S::CHUNK + S::index_of_lane();
+    const int group_number = (int)threadIdx.x / (S::GROUP * S::WARPS); /* number among the BAGS bags */
     const bool bad_start = rf_bad_start(args, task.feature, task.first_bag);
     int bad = bad_start;
-    rf_bag next = rf_load_part<S>(args, task, offsets, task.first_bag + BAGS + mine, bad);
-    rf_bag now = rf_load_part<S>(args, task, offsets, task.first_bag + mine, bad);
-    if (bad_start && mine == 0) now = {0, 0};
-    rf_rest rest(now, first_lookup);
+    rf_bag next = rf_load_part<S>(args, task, offsets, task.first_bag + BAGS + group_number, bad);
+    rf_bag now = rf_load_part<S>(args, task, offsets, task.first_bag + group_number, bad);
+    if (bad_start && group_number == 0) now = {0, 0};
+    rf_remaining remaining(now, first_lookup);
     RF_INDEX indices[S::LOADS];
-    rf_load_indices<S>(args, rest.position, rest.left, indices);
+    rf_load_indices<S>(args, remaining.position, remaining.count, indices);
 #pragma unroll 1
     for (int first = task.first_bag; first < task.last_bag; first += BAGS) {
-        const rf_bag after = rf_load_part<S>(args, task, offsets, first + 2 * BAGS + mine, bad);
+        const rf_bag after_next = rf_load_part<S>(args, task, offsets, first + 2 * BAGS + group_number, bad);
         rf_pooled<S> pooled = {};
         /* At least one iteration, also for empty bags: the body loads the indices of the next bags. */
 #pragma unroll 1
         do {
-            const RF_POSITION here = rest.position - S::index_of_lane(); /* the slot's first lookup */
-            rf_row_number own[S::LOADS];
+            const RF_POSITION first_position =
+                remaining.position - S::index_of_lane(); /* the slot's first lookup */
+            rf_row_number lane_rows[S::LOADS];
             rf_four_rows numbers[S::BATCH / 4];
             rf_flight<S> flight;
-            rf_look_at<S>(indices, rest.left, place.rows, place.padding, own, bad, pooled.counted);
-            rf_hand_out<S>(own, handed, numbers);
+            rf_check_indices<S>(indices, remaining.count, source.rows, source.padding, lane_rows, bad,
+                                pooled.counted);
+            rf_exchange<S>(lane_rows, exchanged, numbers);
 #pragma unroll
             for (int round = 0; round < ROUNDS - 1; round++) {
-                rf_fetch(place, round, numbers, flight);
-                rf_add_flight(args.sample_weights, here, round, flight, pooled);
+                rf_fetch(source, round, numbers, flight);
+                rf_add_flight(args.sample_weights, first_position, round, flight, pooled);
             }
-            rf_fetch(place, ROUNDS - 1, numbers, flight);
-            rest.position += S::STRIDE;
-            rest.left -= S::STRIDE;
-            const rf_rest coming(next, first_lookup);
-            const bool more = rest.left > 0;
-            rf_load_indices<S>(args, more ? rest.position : coming.position, more ? rest.left : coming.left,
-                               indices);
-            rf_add_flight(args.sample_weights, here, ROUNDS - 1, flight, pooled);
-        } while (__any_sync(RF_FULL_WARP, rest.left > 0));
+            rf_fetch(source, ROUNDS - 1, numbers, flight);
+            remaining.position += S::STRIDE;
+            remaining.count -= S::STRIDE;
+            const rf_remaining next_remaining(next, first_lookup);
+            const bool has_more = remaining.count > 0;
+            rf_load_indices<S>(args, has_more ? remaining.position : next_remaining.position,
+                               has_more ? remaining.count : next_remaining.count, indices);
+            rf_add_flight(args.sample_weights, first_position, ROUNDS - 1, flight, pooled);
+        } while (__any_sync(RF_FULL_WARP, remaining.count > 0));
         if (S::PADDED && (int)threadIdx.x % S::LANES >= S::CHUNK) pooled.counted = 0;
-        rf_finish_bag(args, task, offsets, first + mine, place, pooled, left);
-        rest = rf_rest(next, first_lookup);
-        next = after;
+        rf_finish_bag(args, task, offsets, first + group_number, source, pooled, count);
+        remaining = rf_remaining(next, first_lookup);
+        next = after_next;
     }
     if constexpr (S::SPLIT) rf_finish_shared<S>(args, task);
     if (RF_CHECK && bad != 0) rf_report_task(args, false);

@@ -104,12 +104,12 @@ RF_INLINE void rf_read_rows(const rf_fused_args &args, const rf_fused_lane &lane
 template <class S> struct rf_longer_bags {
     RF_POSITION start[S::LONGER + 1];
     RF_INDEX index[S::LONGER];
-    rf_u32 filled; /* one bit per bag with lookups and valid offsets */
+    rf_u32 has_lookups; /* one bit per bag with lookups and valid offsets */
 
     RF_INLINE void load_bags(const rf_fused_args &args, int number, int first, int last, bool &bad) {
         const RF_OFFSET *offsets = args.offsets + (rf_i64)number * args.bags;
         RF_OFFSET offset[S::LONGER + 1];
-        filled = 0;
+        has_lookups = 0;
 #pragma unroll
         for (int k = 0; k <= S::LONGER; k++) {
             offset[k] = 0;
@@ -121,16 +121,16 @@ template <class S> struct rf_longer_bags {
             const bool good = !RF_CHECK || rf_good_bag(args, offset[k], offset[k + 1]);
             if (first + k >= last) continue;
             bad |= !good;
-            if (good && offset[k] < offset[k + 1]) filled |= 1u << k;
+            if (good && offset[k] < offset[k + 1]) has_lookups |= 1u << k;
         }
         if (!rf_bad_start(args, number, first)) return;
         bad = true;
-        filled &= ~1u;
+        has_lookups &= ~1u;
     }
     RF_INLINE void load_indices(const rf_fused_args &args) {
 #pragma unroll
         for (int k = 0; k < S::LONGER; k++)
-            index[k] = filled & 1u << k ? rf_load(args.indices + start[k]) : 0;
+            index[k] = has_lookups & 1u << k ? rf_load(args.indices + start[k]) : 0;
     }
 };
 
@@ -153,13 +153,13 @@ RF_INLINE void rf_read_longer(const rf_fused_args &args, const rf_fused_lane &la
 #pragma unroll 1
     for (; first < last; first += S::LONGER) {
         vector row[S::LONGER];
-        bool there[S::LONGER];
+        bool valid[S::LONGER];
         next.load_bags(args, lane.feature, first + S::LONGER, last, bad);
 #pragma unroll
         for (int k = 0; k < S::LONGER; k++) {
-            there[k] = now.filled & 1u << k && rf_wanted(now.index[k], rows, padding, bad);
+            valid[k] = now.has_lookups & 1u << k && rf_is_read(now.index[k], rows, padding, bad);
             row[k] = {};
-            if (there[k])
+            if (valid[k])
                 row[k] =
                     rf_load((const vector *)rf_row(column.table, (rf_row_number)now.index[k], column.pitch));
         }
@@ -168,23 +168,23 @@ RF_INLINE void rf_read_longer(const rf_fused_args &args, const rf_fused_lane &la
         for (int k = 0; k < S::LONGER; k++) {
             if (first + k >= last) break;
             float sum[S::ELEMENTS] = {};
-            int count = there[k];
-            const float scale = RF_WEIGHTED && there[k] ? rf_load(args.sample_weights + now.start[k]) : 1.0f;
-            if (there[k]) rf_add_row<S>(sum, row[k], scale, false);
-            const bool filled = now.filled & 1u << k;
+            int count = valid[k];
+            const float scale = RF_WEIGHTED && valid[k] ? rf_load(args.sample_weights + now.start[k]) : 1.0f;
+            if (valid[k]) rf_add_row<S>(sum, row[k], scale, false);
+            const bool has_lookups = now.has_lookups & 1u << k;
 #pragma unroll 1
-            for (RF_POSITION i = now.start[k] + 1; filled && i < now.start[k + 1]; i++) {
+            for (RF_POSITION i = now.start[k] + 1; has_lookups && i < now.start[k + 1]; i++) {
                 const RF_INDEX index = rf_load(args.indices + i);
-                if (!rf_wanted(index, rows, padding, bad)) continue;
+                if (!rf_is_read(index, rows, padding, bad)) continue;
                 const float weight = RF_WEIGHTED ? rf_load(args.sample_weights + i) : 1.0f;
                 const rf_u8 *from = rf_row(column.table, (rf_row_number)index, column.pitch);
                 rf_add_row<S>(sum, rf_load((const vector *)from), weight, count > 0);
                 count++;
             }
             /* As in other schedules, an invalid lookup counts in a mean if there is no padding. */
-            const rf_i64 lookups = padding >= 0 ? count
-                                   : filled     ? (rf_i64)(now.start[k + 1] - now.start[k])
-                                                : 0;
+            const rf_i64 lookups = padding >= 0  ? count
+                                   : has_lookups ? (rf_i64)(now.start[k + 1] - now.start[k])
+                                                 : 0;
             if (mean && lookups > 1) {
 #pragma unroll
                 for (int e = 0; e < S::ELEMENTS; e++) sum[e] = rf_divide(sum[e], (float)lookups);
@@ -220,8 +220,8 @@ struct rf_guess {
         tile = min((int)__umulhi(blockIdx.x, args.tiles_a_task), args.limit - 1);
         lane = rf_load_lane(args, tile);
     }
-    RF_INLINE rf_fused_lane lane_of(const rf_fused_args &args, int wanted) const {
-        return wanted == tile ? lane : rf_load_lane(args, wanted);
+    RF_INLINE rf_fused_lane lane_of(const rf_fused_args &args, int tile_number) const {
+        return tile_number == tile ? lane : rf_load_lane(args, tile_number);
     }
 };
 
@@ -233,9 +233,9 @@ RF_INLINE void rf_pool_columns(const rf_fused_args &args, const rf_fused_task &t
         ((rf_u32)task.feature >= (rf_u32)args.limit || task.first_bag < 0 || task.first_bag >= task.last_bag))
         return;
     constexpr int WARPS = RF_BLOCK / 32, GRAIN = 4; /* a warp has a multiple of so many bags */
-    const int each = (task.last_bag - task.first_bag + WARPS * GRAIN - 1) / (WARPS * GRAIN) * GRAIN;
-    int first = task.first_bag + (int)threadIdx.x / 32 * each;
-    const int last = min(first + each, task.last_bag);
+    const int bags_a_warp = (task.last_bag - task.first_bag + WARPS * GRAIN - 1) / (WARPS * GRAIN) * GRAIN;
+    int first = task.first_bag + (int)threadIdx.x / 32 * bags_a_warp;
+    const int last = min(first + bags_a_warp, task.last_bag);
     if (first >= last) return;
     rf_fused_lane lane = guess.lane_of(args, task.feature);
     if (RF_CALLERS_MAPPING && !rf_is_lane<S>(args, lane)) lane = {-1, 0};
@@ -246,10 +246,10 @@ RF_INLINE void rf_pool_columns(const rf_fused_args &args, const rf_fused_task &t
         const rf_column column = rf_column_of<S>(args, lane, pitch);
         rf_wait_for_inputs();
 #pragma unroll 1
-        while (first < last && rf_leave_rows(args, slots, first, last, numbers, bad)) {
+        while (first < last && rf_write_rows(args, slots, first, last, numbers, bad)) {
             const int next = min(first + (1 << slots.log_bags), last);
-            rf_look_at_start(args, slots, first, numbers, bad);
-            rf_read_rows<S>(args, lane, column, first, next, numbers, slots.own << slots.log_bags);
+            rf_check_start(args, slots, first, numbers, bad);
+            rf_read_rows<S>(args, lane, column, first, next, numbers, slots.own_slot << slots.log_bags);
             first = next;
         }
     }

@@ -8,12 +8,13 @@
 template <class S>
 RF_INLINE rf_bag rf_load_part(const rf_fused_args &args, const rf_fused_task &task, const RF_OFFSET *offsets,
                               int bag, int &bad) {
-    const rf_bag whole = rf_load_bag(args, offsets, bag, task.last_bag, bad);
-    if (!S::SPLIT) return whole;
-    const int parts = rf_fused_shares(task.share);
-    const RF_POSITION share = (whole.end - whole.begin + parts - 1) / parts;
-    const RF_POSITION begin = min(whole.begin + (rf_fused_share_of(task.share)) * share, whole.end);
-    return {begin, min(begin + share, whole.end)};
+    const rf_bag whole_bag = rf_load_bag(args, offsets, bag, task.last_bag, bad);
+    if (!S::SPLIT) return whole_bag;
+    const int splits = rf_fused_splits(task.split);
+    const RF_POSITION split_lookups = (whole_bag.end - whole_bag.begin + splits - 1) / splits;
+    const RF_POSITION begin =
+        min(whole_bag.begin + (rf_fused_split_part(task.split)) * split_lookups, whole_bag.end);
+    return {begin, min(begin + split_lookups, whole_bag.end)};
 }
 
 /* Returns a sum or its mean. */
@@ -30,15 +31,18 @@ template <class S> struct rf_shared_bags {
 
     RF_INLINE rf_shared_bags(const rf_fused_args &args, const rf_fused_task &task)
         : sums(args.partials + (rf_i64)task.partials * 32), bags(task.last_bag - task.first_bag) {}
-    RF_INLINE float *of(int part, int bag) const { return sums + ((rf_i64)part * bags + bag) * (WIDTH + 1); }
+    RF_INLINE float *of(int split_number, int bag) const {
+        return sums + ((rf_i64)split_number * bags + bag) * (WIDTH + 1);
+    }
 };
 
 /* Finishes a bag: reduces the sums of slots and warps; one lane per range of elements stores it, or writes it
  * for the reduction over blocks. */
 template <class S>
 RF_INLINE void rf_finish_bag(const rf_fused_args &args, const rf_fused_task &task, const RF_OFFSET *offsets,
-                             int bag, const rf_pool_place<S> &place, rf_pooled<S> &pooled, float *left) {
-    constexpr int FLOATS = S::VECTORS * S::ELEMENTS, PIECES = S::ELEMENTS / S::KEPT;
+                             int bag, const rf_pool_source<S> &source, rf_pooled<S> &pooled,
+                             float *partial_sums) {
+    constexpr int FLOATS = S::VECTORS * S::ELEMENTS, STORING_SLOTS = S::ELEMENTS / S::LANE_ELEMENTS;
     int first = 0;
     rf_i64 count = 0;
     if (S::QUANTIZED && S::POOLING != RF_MAX) {
@@ -59,43 +63,45 @@ RF_INLINE void rf_finish_bag(const rf_fused_args &args, const rf_fused_task &tas
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         __syncthreads(); /* the previous bag has been read */
 #pragma unroll
-        for (int i = 0; i < FLOATS; i++) left[(warp * (FLOATS + 1) + i) * 32 + lane] = pooled.sum[i];
-        left[(warp * (FLOATS + 1) + FLOATS) * 32 + lane] = __int_as_float(pooled.counted);
+        for (int i = 0; i < FLOATS; i++) partial_sums[(warp * (FLOATS + 1) + i) * 32 + lane] = pooled.sum[i];
+        partial_sums[(warp * (FLOATS + 1) + FLOATS) * 32 + lane] = __int_as_float(pooled.counted);
         __syncthreads();
         if (warp % S::WARPS != 0) return;
 #pragma unroll 1
         for (int other = warp + 1; other < warp + S::WARPS; other++) {
 #pragma unroll
-            for (int i = 0; i < FLOATS; i++) pooled.sum[i] += left[(other * (FLOATS + 1) + i) * 32 + lane];
-            if (S::PADDED) count += __float_as_int(left[(other * (FLOATS + 1) + FLOATS) * 32 + lane]);
+            for (int i = 0; i < FLOATS; i++)
+                pooled.sum[i] += partial_sums[(other * (FLOATS + 1) + i) * 32 + lane];
+            if (S::PADDED) count += __float_as_int(partial_sums[(other * (FLOATS + 1) + FLOATS) * 32 + lane]);
         }
     }
-    if (bag >= task.last_bag || place.slot() >= PIECES) return;
-    constexpr int KEPT = S::SLOTS > 1 ? S::KEPT : S::ELEMENTS;
+    if (bag >= task.last_bag || source.slot() >= STORING_SLOTS) return;
+    constexpr int LANE_ELEMENTS = S::SLOTS > 1 ? S::LANE_ELEMENTS : S::ELEMENTS;
     if constexpr (S::SPLIT) {
         const rf_shared_bags<S> shared(args, task);
-        float *to = shared.of(rf_fused_share_of(task.share), bag - task.first_bag);
+        float *to = shared.of(rf_fused_split_part(task.split), bag - task.first_bag);
 #pragma unroll
         for (int i = 0; i < S::VECTORS; i++) {
 #pragma unroll
-            for (int e = 0; e < KEPT; e++)
+            for (int e = 0; e < LANE_ELEMENTS; e++)
                 to[(threadIdx.x % S::LANES + i * S::LANES) * S::ELEMENTS + first + e] =
                     pooled.sum[i * S::ELEMENTS + e];
         }
         if (threadIdx.x % S::GROUP == 0) to[rf_shared_bags<S>::WIDTH] = (float)count;
         return;
     }
-    rf_u8 *to = place.output + (rf_u64)(rf_u32)bag * args.output_pitch;
+    rf_u8 *to = source.output + (rf_u64)(rf_u32)bag * args.output_pitch;
 #pragma unroll
     for (int i = 0; i < S::VECTORS; i++) {
         if (!S::WHOLE &&
-            place.column_of(task) + i * S::LANES >= rf_load(&args.features[task.feature].columns))
+            source.column_of(task) + i * S::LANES >= rf_load(&args.features[task.feature].columns))
             continue;
-        float values[KEPT];
+        float values[LANE_ELEMENTS];
 #pragma unroll
-        for (int e = 0; e < KEPT; e++) values[e] = rf_pooled_value<S>(pooled.sum[i * S::ELEMENTS + e], count);
-        rf_store<S::STORE, KEPT>(to + (i * S::LANES * S::ELEMENTS + first) * rf_element<RF_OUTPUT>::BYTES,
-                                 values);
+        for (int e = 0; e < LANE_ELEMENTS; e++)
+            values[e] = rf_pooled_value<S>(pooled.sum[i * S::ELEMENTS + e], count);
+        rf_store<S::STORE, LANE_ELEMENTS>(
+            to + (i * S::LANES * S::ELEMENTS + first) * rf_element<RF_OUTPUT>::BYTES, values);
     }
 }
 
@@ -103,12 +109,12 @@ RF_INLINE void rf_finish_bag(const rf_fused_args &args, const rf_fused_task &tas
 template <class S> RF_INLINE void rf_finish_shared(const rf_fused_args &args, const rf_fused_task &task) {
     typedef rf_shared_bags<S> shared_bags;
     __shared__ bool last;
-    const int parts = rf_fused_shares(task.share);
+    const int splits = rf_fused_splits(task.split);
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(args.arrived + task.group, 1u) == (rf_u32)parts - 1;
-        if (last) args.arrived[task.group] = 0;
+        last = atomicAdd(args.semaphores + task.group, 1u) == (rf_u32)splits - 1;
+        if (last) args.semaphores[task.group] = 0;
     }
     __syncthreads();
     if (!last) return;
@@ -120,8 +126,8 @@ template <class S> RF_INLINE void rf_finish_shared(const rf_fused_args &args, co
     for (int at = threadIdx.x; at < shared.bags * width; at += RF_BLOCK) {
         const int bag = at / width, column = at % width;
         float sum = 0.0f, count = 0.0f;
-        for (int part = 0; part < parts; part++) {
-            const float *from = shared.of(part, bag);
+        for (int split_number = 0; split_number < splits; split_number++) {
+            const float *from = shared.of(split_number, bag);
             sum += __ldcg(from + column);
             count += __ldcg(from + shared_bags::WIDTH);
         }

@@ -15,22 +15,22 @@ template <class S> struct rf_pooled {
 /* The rows in flight of a lane. */
 template <class S> struct rf_flight {
     typename S::vector row[S::DISTANCE][S::VECTORS];
-    bool there[S::DISTANCE];
+    bool valid[S::DISTANCE];
     rf_bytes<4> parameters[S::QUANTIZED ? S::DISTANCE : 1]; /* halves: scale, bias */
 };
 
 /* The feature of a thread, and its position in the bag's group of threads. */
-template <class S> struct rf_pool_place {
+template <class S> struct rf_pool_source {
     const rf_u8 *table; /* this lane's first vector of row 0 */
     rf_rows rows;
-    rf_u32 given_pitch;
+    rf_u32 row_pitch;
     RF_INDEX padding = 0;
     rf_u8 *output; /* this lane's first vector of the output of bag 0 */
     int second; /* bytes from a lane's first vector to its second */
     const rf_u8 *of_parameters; /* of a quantised table: scale and bias of row 0 */
     rf_u32 parameters_pitch;
 
-    RF_INLINE rf_pool_place(const rf_fused_args &args, const rf_fused_task &task) {
+    RF_INLINE rf_pool_source(const rf_fused_args &args, const rf_fused_task &task) {
         const rf_fused_descriptor &feature = args.features[task.feature];
         const int column = column_of(task);
         table = rf_load(&feature.weight);
@@ -44,7 +44,7 @@ template <class S> struct rf_pool_place {
             const int last = rf_load(&feature.columns) - 1;
             table += (rf_i64)min(column, last) * S::ALIGN;
             second = (min(column + S::LANES, last) - min(column, last)) * S::ALIGN;
-            given_pitch = rf_load(&feature.pitch);
+            row_pitch = rf_load(&feature.pitch);
         }
         if (S::PADDED) padding = (RF_INDEX)rf_load(&feature.padding_idx);
         if (S::QUANTIZED) {
@@ -54,7 +54,7 @@ template <class S> struct rf_pool_place {
         /* One base address, to which one instruction adds the offset of a row. */
         asm volatile("" : "+l"(table));
     }
-    RF_INLINE rf_u32 pitch() const { return S::WHOLE ? S::LANES * S::ALIGN : given_pitch; }
+    RF_INLINE rf_u32 pitch() const { return S::WHOLE ? S::LANES * S::ALIGN : row_pitch; }
     /* Returns vector `i` of this lane in a row. */
     RF_INLINE typename S::vector row(rf_row_number number, int i) const {
         return rf_load((const typename S::vector *)(rf_row(table, number, pitch()) + i * second));
@@ -72,21 +72,21 @@ template <class S> struct rf_pool_place {
 
 /* Loads the rows of a round. */
 template <class S>
-RF_INLINE void rf_fetch(const rf_pool_place<S> &from, int round, const rf_four_rows (&numbers)[S::BATCH / 4],
+RF_INLINE void rf_fetch(const rf_pool_source<S> &from, int round, const rf_four_rows (&numbers)[S::BATCH / 4],
                         rf_flight<S> &flight) {
 #pragma unroll
     for (int k = 0; k < S::DISTANCE; k++) {
-        const int place = round * S::DISTANCE + k;
-        const rf_row_number number = numbers[place / 4].number[place % 4];
-        flight.there[k] = number != RF_NO_ROW;
+        const int row_number = round * S::DISTANCE + k;
+        const rf_row_number number = numbers[row_number / 4].number[row_number % 4];
+        flight.valid[k] = number != RF_NO_ROW;
         if (S::QUANTIZED) {
             flight.parameters[k] = {};
-            if (flight.there[k]) flight.parameters[k] = from.parameters(number);
+            if (flight.valid[k]) flight.parameters[k] = from.parameters(number);
         }
 #pragma unroll
         for (int i = 0; i < S::VECTORS; i++) {
             flight.row[k][i] = {};
-            if (flight.there[k]) flight.row[k][i] = from.row(number, i);
+            if (flight.valid[k]) flight.row[k][i] = from.row(number, i);
         }
     }
 }
@@ -97,15 +97,15 @@ RF_INLINE void rf_add_flight(const float *sample_weights, RF_POSITION position, 
                              const rf_flight<S> &flight, rf_pooled<S> &to) {
 #pragma unroll
     for (int k = 0; k < S::DISTANCE; k++) {
-        const int place = round * S::DISTANCE + k;
-        const RF_POSITION at = position + place / S::CHUNK * S::APART + place % S::CHUNK;
-        const bool there = flight.there[k];
-        float scale = RF_WEIGHTED && there ? rf_load(sample_weights + at) : 0.0f, bias = 0.0f;
+        const int row_number = round * S::DISTANCE + k;
+        const RF_POSITION at = position + row_number / S::CHUNK * S::LOAD_STEP + row_number % S::CHUNK;
+        const bool valid = flight.valid[k];
+        float scale = RF_WEIGHTED && valid ? rf_load(sample_weights + at) : 0.0f, bias = 0.0f;
         if (S::QUANTIZED) {
             const rf_element<RF_FLOAT16> half;
-            const float of_row = half.get(flight.parameters[k], 0);
+            const float row_scale = half.get(flight.parameters[k], 0);
             bias = half.get(flight.parameters[k], 1) * (RF_WEIGHTED ? scale : 1.0f);
-            scale = of_row * (RF_WEIGHTED ? scale : 1.0f);
+            scale = row_scale * (RF_WEIGHTED ? scale : 1.0f);
             to.bias += bias;
         }
 #pragma unroll
@@ -116,7 +116,7 @@ RF_INLINE void rf_add_flight(const float *sample_weights, RF_POSITION position, 
                 float value = S::element::get(flight.row[k][i], e);
                 if (S::POOLING == RF_MAX) {
                     if (S::QUANTIZED) value = fmaf(scale, value, bias);
-                    if (there && (!to.any || value > sum)) sum = value;
+                    if (valid && (!to.any || value > sum)) sum = value;
                 } else if (RF_WEIGHTED || S::QUANTIZED) {
                     sum = fmaf(scale, value, sum);
                 } else {
@@ -124,7 +124,7 @@ RF_INLINE void rf_add_flight(const float *sample_weights, RF_POSITION position, 
                 }
             }
         }
-        if (S::POOLING == RF_MAX) to.any |= there;
+        if (S::POOLING == RF_MAX) to.any |= valid;
     }
 }
 

@@ -8,11 +8,11 @@
 
 RF__PY_METHOD(fused_embedding_bag_candidates, "fused_embedding_bag_candidates(call, feature: int) -> list of "
                                               "tuples of 5 ints: schedules worth a try for a feature") {
-    enum { MOST = 128 };
+    enum { MOST_CANDIDATES = 128 };
     static const char function[] = "fused_embedding_bag_candidates";
     rf__py_fused_call call = {0};
     rf__fused_geometry shape;
-    rf_fused_schedule found[MOST];
+    rf_fused_schedule candidates[MOST_CANDIDATES];
     PyObject *call_object, *list = NULL;
     rf_status status = RF_OK;
     long long feature;
@@ -26,11 +26,11 @@ RF__PY_METHOD(fused_embedding_bag_candidates, "fused_embedding_bag_candidates(ca
     if (call.params.features[feature].dim != 0) {
         RF_TRY(rf__check_fused_features(&call.params));
         RF_TRY(rf__fused_geometry_of(&call.params, feature, &shape));
-        count = rf__fused_candidates(&shape, found, MOST);
+        count = rf__fused_candidates(&shape, candidates, MOST_CANDIDATES);
     }
     list = PyList_New(count);
     for (int32_t i = 0; list != NULL && i < count; i++) {
-        const rf_fused_schedule *schedule = &found[i];
+        const rf_fused_schedule *schedule = &candidates[i];
         PyObject *tuple = Py_BuildValue("(iiiii)", schedule->kind, schedule->threads, schedule->distance,
                                         schedule->split, schedule->expected);
         if (tuple == NULL || PyList_SetItem(list, i, tuple) != 0) Py_CLEAR(list);
@@ -143,7 +143,7 @@ RF__PY_METHOD(fused_embedding_bag_measure,
               "seconds a batch; or where timed [sets, features], clock cycles of the blocks of a feature") {
     static const char function[] = "fused_embedding_bag_measure";
     rf__py_fused_call call = {0};
-    rf__fused_measurement work = {0};
+    rf__fused_measurement measurement = {0};
     rf_cuda_stream stream = {0};
     PyObject *call_object, *list, *schedules_object;
     PyArrayObject *schedules = NULL, *result = NULL;
@@ -154,32 +154,33 @@ RF__PY_METHOD(fused_embedding_bag_measure,
     int timed;
     rf_status status = RF_OK;
     if (!PyArg_ParseTuple(arguments, "iKOO!OiLp:fused_embedding_bag_measure", &stream.device, &stream_address,
-                          &call_object, &PyList_Type, &list, &schedules_object, &work.warps, &rounds, &timed))
+                          &call_object, &PyList_Type, &list, &schedules_object, &measurement.warps, &rounds,
+                          &timed))
         return NULL;
     if (rf__py_call_read(call_object, function, &call) != 0) goto out;
     schedules = rf__py_schedules(schedules_object, 3, &call, function);
     if (schedules == NULL) goto out;
-    work.n_batches = PyList_Size(list);
-    batches = calloc((size_t)work.n_batches + 1, sizeof *batches);
-    host_offsets = calloc((size_t)work.n_batches + 1, sizeof *host_offsets);
+    measurement.n_batches = PyList_Size(list);
+    batches = calloc((size_t)measurement.n_batches + 1, sizeof *batches);
+    host_offsets = calloc((size_t)measurement.n_batches + 1, sizeof *host_offsets);
     if (batches == NULL || host_offsets == NULL) {
         PyErr_NoMemory();
         goto out;
     }
-    for (int64_t b = 0; b < work.n_batches; b++) {
+    for (int64_t b = 0; b < measurement.n_batches; b++) {
         batches[b] = call.params;
         if (!batch_read(PyList_GetItem(list, (Py_ssize_t)b), &batches[b], &host_offsets[b])) goto out;
     }
-    work.batches = batches;
-    work.host_offsets = host_offsets;
-    work.schedules = PyArray_DATA(schedules);
-    work.n_sets = PyArray_DIM(schedules, 0);
-    work.rounds = rounds > 0 ? rounds : 0;
+    measurement.batches = batches;
+    measurement.host_offsets = host_offsets;
+    measurement.schedules = PyArray_DATA(schedules);
+    measurement.n_sets = PyArray_DIM(schedules, 0);
+    measurement.rounds = rounds > 0 ? rounds : 0;
     stream.stream = rf__py_pointer(stream_address);
-    result = rf__py_new(NPY_DOUBLE, (npy_intp)work.n_sets,
-                        (npy_intp)(timed ? call.params.n_features : work.rounds));
+    result = rf__py_new(NPY_DOUBLE, (npy_intp)measurement.n_sets,
+                        (npy_intp)(timed ? call.params.n_features : measurement.rounds));
     if (result == NULL) goto out;
-    RF__PY_UNLOCKED(status = rf__fused_measure(&work, timed, PyArray_DATA(result), &stream));
+    RF__PY_UNLOCKED(status = rf__fused_measure(&measurement, timed, PyArray_DATA(result), &stream));
 out:
     free(host_offsets);
     free(batches);

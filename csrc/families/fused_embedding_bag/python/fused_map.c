@@ -83,13 +83,14 @@ RF__PY_METHOD(fused_embedding_bag_map, "fused_embedding_bag_map(described, offse
     const rf__fused_described *described = PyCapsule_GetPointer(capsule, described_name);
     if (described == NULL) return NULL;
     rf__fused_batch batch = {.may_stage = stage};
-    PyArrayObject *offsets = offsets_read(offsets_object, described->what.n_features, &batch, function);
+    PyArrayObject *offsets = offsets_read(offsets_object, described->input.n_features, &batch, function);
     if (offsets == NULL) return NULL;
     PyArrayObject *result = NULL;
     rf__fused_cut *cut = NULL;
     int64_t rows = 0;
     rf_status status = RF_OK;
-    RF__PY_UNLOCKED(status = rf__fused_cut_new(&described->what, &batch, sms, RF__FUSED_BLOCKS, &cut, &rows));
+    RF__PY_UNLOCKED(status =
+                        rf__fused_cut_new(&described->input, &batch, sms, RF__FUSED_BLOCKS, &cut, &rows));
     if (status == RF_OK) result = rows_new(memory, rows, function);
     if (result != NULL) RF__PY_UNLOCKED(rf__fused_cut_write(cut, PyArray_DATA(result)));
     rf__fused_cut_free(cut);

@@ -30,25 +30,25 @@ rf_status rf__fused_describe(const rf_fused_embedding_bag_params *params, const 
                              rf__fused_described **described) {
     rf_status status = RF_OK;
     const size_t n = (size_t)params->n_features;
-    rf__fused_described *own = NULL;
+    rf__fused_described *created = NULL;
     RF_TRY(rf__fused_check_limits(params));
     RF_TRY(rf__check_fused_features(params));
-    own = calloc(1, sizeof *own + n * sizeof own->features[0]);
-    if (own == NULL) {
+    created = calloc(1, sizeof *created + n * sizeof created->features[0]);
+    if (created == NULL) {
         status = rf__fail(RF_ERR_MEMORY, "no memory to map %zu features", n);
         goto out;
     }
-    RF_TRY(rf__fused_features(params, schedules, 1, &own->classes, own->features));
-    own->what =
-        (rf__fused_mappable){.features = own->features,
-                             .n_features = params->n_features,
-                             .classes = &own->classes,
-                             .signature = signature_of(own->features, params->n_features, &own->classes)};
+    RF_TRY(rf__fused_features(params, schedules, 1, &created->classes, created->features));
+    created->input = (rf__fused_mappable){
+        .features = created->features,
+        .n_features = params->n_features,
+        .classes = &created->classes,
+        .signature = signature_of(created->features, params->n_features, &created->classes)};
 out:
     if (status != RF_OK) {
-        free(own);
-        own = NULL;
+        free(created);
+        created = NULL;
     }
-    *described = own;
+    *described = created;
     return status;
 }

@@ -25,9 +25,9 @@ static bool is_power(int32_t value, int32_t least, int32_t most) {
     return value >= least && value <= most && (value & (value - 1)) == 0;
 }
 
-static rf_status fail_field(const char *field, int32_t found, const char *allowed) {
+static rf_status fail_field(const char *field, int32_t rejected, const char *allowed) {
     return rf__fail(RF_ERR_VALUE, "recfuse.fused_embedding_bag: a schedule's %s is %d; expected %s", field,
-                    (int)found, allowed);
+                    (int)rejected, allowed);
 }
 
 static rf_status fail_threads(const rf__fused_geometry *shape, int32_t threads, int32_t most) {
@@ -53,9 +53,9 @@ static int32_t busy_threads(const rf__fused_geometry *shape, int32_t bucket) {
     return shape->pooling == RF_MAX ? shape->lanes : shape->lanes * bucket_slots[bucket];
 }
 
-/* Completes a schedule for bags of a bucket. `few`: there are too few bags to hide the time of a long one, so
+/* Completes a schedule for bags of a bucket. `is_small`: there are too few bags to hide the time of a long one, so
  * two warps share it. RF_ERR_VALUE: it does not fit the feature. */
-static rf_status complete(const rf__fused_geometry *shape, int32_t bucket, bool few,
+static rf_status complete(const rf__fused_geometry *shape, int32_t bucket, bool is_small,
                           rf_fused_schedule *schedule) {
     const bool is_quantized = rf_is_quantized((int)shape->row.dtype);
     if (schedule->kind == RF_FUSED_KIND_DEFAULT)
@@ -73,7 +73,8 @@ static rf_status complete(const rf__fused_geometry *shape, int32_t bucket, bool 
     const int32_t most = shape->pooling == RF_MAX ? shape->lanes : RF_FUSED_BLOCK;
     const int32_t busy = busy_threads(shape, bucket);
     if (schedule->threads == 0) schedule->threads = busy < RF_FUSED_TILE ? busy : RF_FUSED_TILE;
-    if (few && schedule->threads == RF_FUSED_TILE && schedule->split <= 1 && busy >= LONG_BAG * RF_FUSED_TILE)
+    if (is_small && schedule->threads == RF_FUSED_TILE && schedule->split <= 1 &&
+        busy >= LONG_BAG * RF_FUSED_TILE)
         schedule->threads = RF_FUSED_BLOCK;
     if (!is_power(schedule->threads, shape->lanes, most)) return fail_threads(shape, schedule->threads, most);
     if (schedule->distance == 0) schedule->distance = shape->vectors > 1 ? 4 : 8;
@@ -124,13 +125,13 @@ static uint64_t code_of(const rf__fused_class *of) {
 }
 
 /* Returns the number of a class, and adds a new class; -1: no room. */
-static int32_t class_number(rf__fused_classes *classes, const rf__fused_class *wanted) {
-    const uint64_t code = code_of(wanted);
+static int32_t class_number(rf__fused_classes *classes, const rf__fused_class *candidate) {
+    const uint64_t code = code_of(candidate);
     for (int32_t i = 0; i < classes->count; i++) {
         if (classes->code[i] == code) return i;
     }
     if (classes->count == RF_FUSED_MOST_CLASSES) return -1;
-    classes->of[classes->count] = *wanted;
+    classes->of[classes->count] = *candidate;
     classes->code[classes->count] = code;
     return classes->count++;
 }
@@ -140,18 +141,18 @@ typedef enum variety { BY_LENGTH, ONE_A_SHAPE, COLUMNS_ALONE } variety;
 
 /* Returns the class of a feature for bags of a bucket, by a completed schedule; -1: no room. */
 static rf_status class_find(const rf__fused_geometry *shape, rf_fused_schedule schedule, int32_t bucket,
-                            bool few, rf__fused_classes *classes, int32_t *number) {
-    RF_CHECK(complete(shape, bucket, few, &schedule));
-    const rf__fused_class wanted = class_from(shape, &schedule);
-    *number = class_number(classes, &wanted);
+                            bool is_small, rf__fused_classes *classes, int32_t *number) {
+    RF_CHECK(complete(shape, bucket, is_small, &schedule));
+    const rf__fused_class candidate = class_from(shape, &schedule);
+    *number = class_number(classes, &candidate);
     return RF_OK;
 }
 
 /* Returns the bucket of a feature in batches of bucket `b`: that of its expected length, if any, for any
  * batch. */
-static int32_t bucket_for(const rf_fused_schedule *given, int32_t b) {
-    if (given->expected == 0) return b;
-    return rf_fused_bucket(given->expected > 0 ? given->expected / 16.0 : 0);
+static int32_t bucket_for(const rf_fused_schedule *requested, int32_t b) {
+    if (requested->expected == 0) return b;
+    return rf_fused_bucket(requested->expected > 0 ? requested->expected / 16.0 : 0);
 }
 
 /* Returns the schedule of a feature; all defaults without schedules. */
@@ -159,16 +160,16 @@ static rf_fused_schedule schedule_at(const rf_fused_schedule *schedules, int64_t
     return schedules != NULL ? schedules[feature] : (rf_fused_schedule){0};
 }
 
-static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_schedule *given, variety level,
-                              bool stageable, rf__fused_classes *classes, rf__fused_feature *feature,
-                              bool *full) {
-    const bool is_default = given->kind == RF_FUSED_KIND_DEFAULT;
+static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_schedule *requested,
+                              variety level, bool stageable, rf__fused_classes *classes,
+                              rf__fused_feature *feature, bool *is_full) {
+    const bool is_default = requested->kind == RF_FUSED_KIND_DEFAULT;
     feature->shape = *shape;
-    feature->expected_sixteenths = given->expected;
-    const bool is_open = given->threads == 0 && given->distance == 0 && given->split == 0;
-    feature->staging = given->kind == RF_FUSED_KIND_STAGED  ? RF__STAGE_ALWAYS
-                       : is_default && is_open && stageable ? RF__STAGE_WHERE_IT_PAYS
-                                                            : RF__STAGE_NEVER;
+    feature->expected_sixteenths = requested->expected;
+    const bool is_open = requested->threads == 0 && requested->distance == 0 && requested->split == 0;
+    feature->staging = requested->kind == RF_FUSED_KIND_STAGED ? RF__STAGE_ALWAYS
+                       : is_default && is_open && stageable    ? RF__STAGE_WHERE_IT_PAYS
+                                                               : RF__STAGE_NEVER;
     RF_FAIL_IF(
         feature->staging == RF__STAGE_ALWAYS && !stageable, RF_ERR_VALUE,
         "recfuse.fused_embedding_bag: a schedule's kind is 3 (staged); expected another kind for a table "
@@ -176,14 +177,14 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         (int)RF_FUSED_STAGED_RING);
     for (int32_t b = 0; b < RF_FUSED_BUCKETS; b++) {
         feature->classes_staged[b] = -1;
-        const int32_t bucket = level == ONE_A_SHAPE ? RF_FUSED_BUCKETS / 2 : bucket_for(given, b);
-        if (b > 0 &&
-            (given->expected != 0 || (is_default && level != BY_LENGTH))) { /* for every length the same */
+        const int32_t bucket = level == ONE_A_SHAPE ? RF_FUSED_BUCKETS / 2 : bucket_for(requested, b);
+        if (b > 0 && (requested->expected != 0 ||
+                      (is_default && level != BY_LENGTH))) { /* for every length the same */
             feature->classes[b] = feature->classes[0];
             feature->classes_of_few[b] = feature->classes_of_few[0];
             continue;
         }
-        rf_fused_schedule schedule = *given;
+        rf_fused_schedule schedule = *requested;
         /* A staged table also has a class for GPUs that cannot stage. */
         if (feature->staging == RF__STAGE_ALWAYS) schedule = (rf_fused_schedule){.kind = RF_FUSED_KIND_POOL};
         if (is_default && level == COLUMNS_ALONE && !rf_is_quantized((int)shape->row.dtype))
@@ -192,7 +193,7 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         RF_CHECK(class_find(shape, schedule, bucket, false, classes, &feature->classes[b]));
         RF_CHECK(
             class_find(shape, schedule, bucket, level == BY_LENGTH, classes, &feature->classes_of_few[b]));
-        *full |= feature->classes[b] < 0 || feature->classes_of_few[b] < 0;
+        *is_full |= feature->classes[b] < 0 || feature->classes_of_few[b] < 0;
     }
     return RF_OK;
 }
@@ -200,8 +201,8 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
 /* Adds the staged classes of all features that are staged in this way. If there is no room for a class, its
  * feature is not staged, unless its schedule requires it: then it stops. */
 static rf_status staged_fill(const rf_fused_schedule *schedules, int64_t count, rf__fused_staging staging,
-                             rf__fused_classes *classes, rf__fused_feature *features, bool *full) {
-    for (int64_t i = 0; i < count && !*full; i++) {
+                             rf__fused_classes *classes, rf__fused_feature *features, bool *is_full) {
+    for (int64_t i = 0; i < count && !*is_full; i++) {
         rf__fused_feature *feature = &features[i];
         rf_fused_schedule schedule = schedule_at(schedules, i);
         schedule.kind = RF_FUSED_KIND_STAGED;
@@ -209,7 +210,7 @@ static rf_status staged_fill(const rf_fused_schedule *schedules, int64_t count, 
             int32_t *number = &feature->classes_staged[b];
             RF_CHECK(class_find(&feature->shape, schedule, bucket_for(&schedule, b), false, classes, number));
             if (*number >= 0) continue;
-            *full |= staging == RF__STAGE_ALWAYS;
+            *is_full |= staging == RF__STAGE_ALWAYS;
             feature->staging = RF__STAGE_NEVER;
         }
     }
@@ -219,8 +220,8 @@ static rf_status staged_fill(const rf_fused_schedule *schedules, int64_t count, 
 /* Adds one set of schedules; stops if there is no room for another class. */
 static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,
                           variety level, rf__fused_classes *classes, rf__fused_feature *features,
-                          bool *full) {
-    for (int64_t f = 0; f < params->n_features && !*full; f++) {
+                          bool *is_full) {
+    for (int64_t f = 0; f < params->n_features && !*is_full; f++) {
         rf__fused_geometry shape;
         if (params->features[f].dim == 0) { /* nothing to write */
             memset(&features[f], 0, sizeof features[f]);
@@ -233,9 +234,9 @@ static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_
         const uint64_t weight = (uintptr_t)rf__feature_weight(params->buffers, feature);
         features[f].rows = feature->rows;
         features[f].table_bytes = feature->rows * shape.row.pitch;
-        const rf_fused_schedule given = schedule_at(schedules, f);
-        RF_CHECK(feature_fill(&shape, &given, level, rf__fused_stageable(&shape, weight, feature->rows),
-                              classes, &features[f], full));
+        const rf_fused_schedule requested = schedule_at(schedules, f);
+        RF_CHECK(feature_fill(&shape, &requested, level, rf__fused_stageable(&shape, weight, feature->rows),
+                              classes, &features[f], is_full));
     }
     return RF_OK;
 }
@@ -243,19 +244,19 @@ static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_
 rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,
                              int64_t n_sets, rf__fused_classes *classes, rf__fused_feature *features) {
     for (variety level = BY_LENGTH; level <= COLUMNS_ALONE; level++) {
-        bool full = false;
+        bool is_full = false;
         classes->count = 0;
-        for (int64_t set = 0; set < n_sets && !full; set++) {
+        for (int64_t set = 0; set < n_sets && !is_full; set++) {
             const int64_t first = set * params->n_features;
             RF_CHECK(set_fill(params, schedules != NULL ? schedules + first : NULL, level, classes,
-                              features + first, &full));
+                              features + first, &is_full));
         }
         /* After all others, so that their kernel does not depend on staging; required ones before optional
          * ones. */
-        const int64_t all = n_sets * params->n_features;
-        RF_CHECK(staged_fill(schedules, all, RF__STAGE_ALWAYS, classes, features, &full));
-        RF_CHECK(staged_fill(schedules, all, RF__STAGE_WHERE_IT_PAYS, classes, features, &full));
-        if (!full) return RF_OK;
+        const int64_t n_schedules = n_sets * params->n_features;
+        RF_CHECK(staged_fill(schedules, n_schedules, RF__STAGE_ALWAYS, classes, features, &is_full));
+        RF_CHECK(staged_fill(schedules, n_schedules, RF__STAGE_WHERE_IT_PAYS, classes, features, &is_full));
+        if (!is_full) return RF_OK;
     }
     return rf__fail(
         RF_ERR_VALUE,

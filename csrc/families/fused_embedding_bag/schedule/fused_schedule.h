@@ -25,7 +25,7 @@ typedef struct rf__fused_mappable {
 
 /* As above, with all data to which it points. */
 typedef struct rf__fused_described {
-    rf__fused_mappable what;
+    rf__fused_mappable input;
     rf__fused_classes classes;
     rf__fused_feature features[];
 } rf__fused_described;

@@ -4,7 +4,7 @@
  * A table begins at the end of the previous table and may wrap around the end of the ring. Its turn is its
  * position in the block's list of tasks. Two turns are active: one is pooled while the next is copied. Each
  * turn has a list of its bags by length, longest first: bags that a warp pools together then have about equal
- * lengths, and short bags fill the end. Each turn has three barriers: `listed` and `full`, the list and the
+ * lengths, and short bags fill the end. Each turn has three barriers: `bags_listed` and `full`, the list and the
  * table are complete; `empty`, all warps have released them.
  */
 #ifndef RECFUSE_FUSED_RING_CUH
@@ -43,7 +43,7 @@ struct ring {
     bag_list lists[SLOTS];
     int starts[LENGTHS]; /* begins of the length classes of the list being built */
     RF_OFFSET offsets[MOST_BAGS + 2]; /* of the bags of the task */
-    rf_u64 listed[SLOTS], full[SLOTS], empty[SLOTS];
+    rf_u64 bags_listed[SLOTS], full[SLOTS], empty[SLOTS];
     staged_task tasks[SLOTS];
     int claims[2 * SLOTS]; /* next bag to claim, a counter per turn: see lay_out */
 };
@@ -71,12 +71,12 @@ RF_INLINE void barrier_expect(rf_u64 *barrier, rf_u32 bytes) {
                  : "memory");
 }
 RF_INLINE void barrier_wait(rf_u64 *barrier, rf_u32 parity) {
-    rf_u32 done = 0;
-    while (!done) {
+    rf_u32 completed = 0;
+    while (!completed) {
         asm volatile("{\n\t.reg .pred finished;\n\t"
                      "mbarrier.try_wait.parity.shared::cta.b64 finished, [%1], %2, 100000;\n\t"
                      "selp.u32 %0, 1, 0, finished;\n\t}"
-                     : "=r"(done)
+                     : "=r"(completed)
                      : "r"(address_of(barrier)), "r"(parity)
                      : "memory");
     }
@@ -106,7 +106,7 @@ RF_INLINE void ring_new() {
     if (threadIdx.x < 2 * SLOTS) to.claims[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
         for (int i = 0; i < SLOTS; i++) {
-            barrier_new(&to.listed[i], HELPERS);
+            barrier_new(&to.bags_listed[i], HELPERS);
             barrier_new(&to.full[i], 1);
             barrier_new(&to.empty[i], WARPS);
         }

@@ -80,7 +80,7 @@ int64_t rf__fused_stage(const rf__fused_staging_problem *problem) {
 typedef struct job {
     double cycles;
     int32_t feature, first_bag, last_bag;
-    int32_t list, turn;
+    int32_t list, position;
 } job;
 
 static int longer_first(const void *a, const void *b) {
@@ -141,7 +141,7 @@ static void deal(job *jobs, int64_t n_jobs, load *heap, int32_t lists) {
     for (int32_t list = 0; list < lists; list++) heap[list] = (load){.list = list};
     for (int64_t i = 0; i < n_jobs; i++) {
         jobs[i].list = heap[0].list;
-        jobs[i].turn = heap[0].depth++;
+        jobs[i].position = heap[0].depth++;
         heap[0].cycles += jobs[i].cycles;
         sift(heap, lists);
     }
@@ -175,12 +175,12 @@ rf_status rf__fused_staged_lists(const rf__fused_staging_problem *problem, int64
     for (int64_t i = 0; i < n_jobs; i++) {
         const job *job = &jobs[i];
         const int32_t f = job->feature;
-        tasks[(int64_t)job->turn * lists + job->list] = (rf_fused_task){
+        tasks[(int64_t)job->position * lists + job->list] = (rf_fused_task){
             .feature = f,
             .first_bag = job->first_bag,
             .last_bag = job->last_bag,
             .schedule = class_number(&problem->features[f], problem->lookups[f], problem->batch),
-            .share = RF_FUSED_WHOLE_BAGS};
+            .split = RF_FUSED_WHOLE_BAGS};
     }
 out:
     free(heap);

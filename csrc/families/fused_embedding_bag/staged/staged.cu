@@ -37,19 +37,19 @@ template <class S> struct staged_bag {
     rf_bag lookups;
     int number; /* number of the bag; -1: none */
 
-    RF_INLINE staged_bag(int turn, int round) : lookups({0, 0}), number(-1) {
-        const bag_list &list = the_ring().lists[turn % SLOTS];
-        const staged_task &task = the_ring().tasks[turn % SLOTS];
-        const int place = round * (32 / S::GROUP) + (int)threadIdx.x % 32 / S::GROUP;
-        if (place >= task.last_bag - task.first_bag) return;
-        lookups = list.bags[place];
-        number = task.first_bag + list.numbers[place];
+    RF_INLINE staged_bag(int sequence, int round) : lookups({0, 0}), number(-1) {
+        const bag_list &list = the_ring().lists[sequence % SLOTS];
+        const staged_task &task = the_ring().tasks[sequence % SLOTS];
+        const int bag_position = round * (32 / S::GROUP) + (int)threadIdx.x % 32 / S::GROUP;
+        if (bag_position >= task.last_bag - task.first_bag) return;
+        lookups = list.bags[bag_position];
+        number = task.first_bag + list.numbers[bag_position];
     }
 };
 
 /* Claims bags of this table, for the whole warp; valid in the first lane. */
-RF_INLINE int claim(int turn) {
-    return threadIdx.x % 32 == 0 ? atomicAdd(&the_ring().claims[turn % (2 * SLOTS)], 1) : 0;
+RF_INLINE int claim(int sequence) {
+    return threadIdx.x % 32 == 0 ? atomicAdd(&the_ring().claims[sequence % (2 * SLOTS)], 1) : 0;
 }
 
 /* Prefetches the indices of the next bag into L2, so that no register waits for them. Each lane prefetches
@@ -60,46 +60,48 @@ template <class S> RF_INLINE void prefetch_indices(const rf_fused_args &args, co
 }
 
 /* Pools all bags of a task; a warp claims 32 / GROUP bags at a time. */
-template <class S> RF_INLINE void pool_table(const rf_fused_args &args, int turn) {
-    const staged_task &task = the_ring().tasks[turn % SLOTS];
+template <class S> RF_INLINE void pool_table(const rf_fused_args &args, int sequence) {
+    const staged_task &task = the_ring().tasks[sequence % SLOTS];
     const int first_lookup = threadIdx.x % S::GROUP * 4;
     const int rounds = (task.last_bag - task.first_bag + 32 / S::GROUP - 1) / (32 / S::GROUP);
     const staged_table<S> table(task);
     int missing = 0; /* lookups without a valid row */
-    int claimed = claim(turn);
-    int round = (int)threadIdx.x / 32, then = round + WARPS;
-    staged_bag<S> now(turn, round);
-    staged_rest rest(now.lookups, first_lookup);
+    int claimed = claim(sequence);
+    int round = (int)threadIdx.x / 32, next_round = round + WARPS;
+    staged_bag<S> now(sequence, round);
+    staged_remaining remaining(now.lookups, first_lookup);
     four_indices indices;
-    if (rest.left > 0) load_indices(args, args.indices + rest.position, indices);
-    barrier_wait(&the_ring().full[turn % SLOTS], turn / SLOTS & 1);
+    if (remaining.count > 0) load_indices(args, args.indices + remaining.position, indices);
+    barrier_wait(&the_ring().full[sequence % SLOTS], sequence / SLOTS & 1);
 #pragma unroll 1
     while (round < rounds) {
-        const staged_bag<S> next(turn, then);
-        const int later = 2 * WARPS + __shfl_sync(RF_FULL_WARP, claimed, 0);
-        claimed = claim(turn);
-        const staged_rest coming(next.lookups, first_lookup);
+        const staged_bag<S> next(sequence, next_round);
+        const int claimed_round = 2 * WARPS + __shfl_sync(RF_FULL_WARP, claimed, 0);
+        claimed = claim(sequence);
+        const staged_remaining next_remaining(next.lookups, first_lookup);
         prefetch_indices<S>(args, next.lookups);
         staged_sum<S> pooled = {};
-        if (rest.left <= 0 && coming.left > 0) load_indices(args, args.indices + coming.position, indices);
+        if (remaining.count <= 0 && next_remaining.count > 0)
+            load_indices(args, args.indices + next_remaining.position, indices);
 #pragma unroll 1
-        while (rest.left > 0) {
-            const staged_rest here = rest;
-            const four_indices here_indices = indices;
-            rest.position += S::STRIDE;
-            rest.left -= S::STRIDE;
-            rest.skip = 0;
-            const bool more = rest.left > 0;
-            if (more || coming.left > 0)
-                load_indices(args, args.indices + (more ? rest.position : coming.position), indices);
-            add_rows(args, table, here, here_indices, pooled, missing);
+        while (remaining.count > 0) {
+            const staged_remaining batch = remaining;
+            const four_indices batch_indices = indices;
+            remaining.position += S::STRIDE;
+            remaining.count -= S::STRIDE;
+            remaining.skip = 0;
+            const bool has_more = remaining.count > 0;
+            if (has_more || next_remaining.count > 0)
+                load_indices(args, args.indices + (has_more ? remaining.position : next_remaining.position),
+                             indices);
+            add_rows(args, table, batch, batch_indices, pooled, missing);
         }
         rf_u8 *to = task.output + (rf_u64)(rf_u32)now.number * args.output_pitch;
         finish_bag(args, to, now.number >= 0, pooled, now.lookups.end - now.lookups.begin);
-        rest = coming;
+        remaining = next_remaining;
         now = next;
-        round = then;
-        then = later;
+        round = next_round;
+        next_round = claimed_round;
     }
     if (RF_CHECK && missing != 0) rf_report_bags(args, task.feature, task.first_bag, task.last_bag, 1);
 }
@@ -113,10 +115,10 @@ template <class S> RF_INLINE bool can_pool(const rf_fused_args &args, int number
 
 template <int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE, int POOLING,
           int PADDED, int THREADS, int DISTANCE, int SPLIT>
-RF_INLINE bool run(const rf_fused_args &args, int turn) {
+RF_INLINE bool run(const rf_fused_args &args, int sequence) {
     typedef staged_shape<DTYPE, ALIGN, STORE, VECTORS, POOLING, PADDED, THREADS> shape;
-    if (!can_pool<shape>(args, the_ring().tasks[turn % SLOTS].feature)) return false;
-    pool_table<shape>(args, turn);
+    if (!can_pool<shape>(args, the_ring().tasks[sequence % SLOTS].feature)) return false;
+    pool_table<shape>(args, sequence);
     return true;
 }
 
@@ -124,22 +126,22 @@ RF_INLINE bool run(const rf_fused_args &args, int turn) {
 RF_INLINE void pool_tables(const rf_fused_args &args) {
     ring &from = the_ring();
 #pragma unroll 1
-    for (int turn = 0;; turn++) {
-        barrier_wait(&from.listed[turn % SLOTS], turn / SLOTS & 1);
-        if (from.tasks[turn % SLOTS].feature < 0) return;
-        bool done = false;
-        switch (from.tasks[turn % SLOTS].schedule) {
-#define RF_CASE(number, ...)                 \
-    case number:                             \
-        done = run<__VA_ARGS__>(args, turn); \
+    for (int sequence = 0;; sequence++) {
+        barrier_wait(&from.bags_listed[sequence % SLOTS], sequence / SLOTS & 1);
+        if (from.tasks[sequence % SLOTS].feature < 0) return;
+        bool is_pooled = false;
+        switch (from.tasks[sequence % SLOTS].schedule) {
+#define RF_CASE(number, ...)                          \
+    case number:                                      \
+        is_pooled = run<__VA_ARGS__>(args, sequence); \
         break;
             RF_SCHEDULES(RF_CASE)
 #undef RF_CASE
         }
         /* A warp may release a table only after it has waited for it. */
-        if (!done) barrier_wait(&from.full[turn % SLOTS], turn / SLOTS & 1);
+        if (!is_pooled) barrier_wait(&from.full[sequence % SLOTS], sequence / SLOTS & 1);
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(&from.empty[turn % SLOTS]);
+        if (threadIdx.x % 32 == 0) barrier_arrive(&from.empty[sequence % SLOTS]);
     }
 }
 

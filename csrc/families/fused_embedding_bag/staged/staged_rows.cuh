@@ -14,8 +14,10 @@ struct staged_shape {
     static constexpr int GROUP = THREADS; /* lanes of a warp that share a bag */
     static constexpr int STRIDE = 4 * THREADS; /* lookups of a bag that one index load covers */
     static constexpr int ROW = ALIGN * VECTORS;
-    static constexpr int EACH = ALIGN / element::BYTES, ELEMENTS = EACH * VECTORS; /* per vector, per row */
-    static constexpr int KEPT = ELEMENTS > GROUP ? ELEMENTS / GROUP : 1; /* sum elements that a lane keeps */
+    static constexpr int VECTOR_ELEMENTS = ALIGN / element::BYTES,
+                         ELEMENTS = VECTOR_ELEMENTS * VECTORS; /* per vector, per row */
+    static constexpr int LANE_ELEMENTS =
+        ELEMENTS > GROUP ? ELEMENTS / GROUP : 1; /* sum elements that a lane keeps */
     /* The fields of a shape that must equal the feature's: all except those that say how vectors are read. */
     static constexpr int SHAPE = rf_fused_shape_code({DTYPE, 0, STORE, 0, 0, 1, POOLING, PADDED});
     static constexpr int SHAPE_BITS = ~rf_fused_shape_code({0, 31, 0, 63, 3, 0, 0, 0});
@@ -59,14 +61,14 @@ RF_INLINE void load_indices(const rf_fused_args &args, const RF_INDEX *from, fou
 
 /* The remaining lookups of this lane in a bag, relative to the first index of the next batch: [skip,
  * left). */
-struct staged_rest {
+struct staged_remaining {
     RF_POSITION position; /* a multiple of four */
-    RF_POSITION left;
+    RF_POSITION count;
     int skip; /* at most 3, before the first lookup of the bag */
 
-    RF_INLINE staged_rest(const rf_bag &bag, int first_lookup) {
+    RF_INLINE staged_remaining(const rf_bag &bag, int first_lookup) {
         position = (bag.begin & ~(RF_POSITION)3) + first_lookup;
-        left = bag.end - position;
+        count = bag.end - position;
         skip = (int)(bag.begin & 3) - first_lookup;
     }
 };
@@ -82,11 +84,11 @@ template <class S> struct staged_table {
         if (S::PADDED) padding = task.padding;
     }
     /* Returns the address of a row in shared memory, or that of the row of zeros. */
-    RF_INLINE rf_u32 address(RF_INDEX index, bool there) const {
+    RF_INLINE rf_u32 address(RF_INDEX index, bool valid) const {
         const rf_u32 at = base + (rf_u32)index * S::ROW;
         const rf_u32 round =
             min(at, at - RF_FUSED_STAGED_RING); /* unsigned: without a wrap the difference is larger */
-        return address_of(the_ring().bytes) + (there ? round : RF_FUSED_STAGED_RING);
+        return address_of(the_ring().bytes) + (valid ? round : RF_FUSED_STAGED_RING);
     }
 };
 
@@ -98,19 +100,20 @@ template <class S> struct staged_sum {
 
 /* Adds the rows of the four lookups of a lane. */
 template <class S>
-RF_INLINE void add_rows(const rf_fused_args &args, const staged_table<S> &table, const staged_rest &rest,
-                        const four_indices &indices, staged_sum<S> &to, int &missing) {
+RF_INLINE void add_rows(const rf_fused_args &args, const staged_table<S> &table,
+                        const staged_remaining &remaining, const four_indices &indices, staged_sum<S> &to,
+                        int &missing) {
     rf_u32 at[4];
     float scale[4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const RF_INDEX index = indices.index[k];
-        const bool there = k < rest.left && (k == 3 || k >= rest.skip);
+        const bool valid = k < remaining.count && (k == 3 || k >= remaining.skip);
         bool outside;
-        const bool use = rf_wants_row<S>(index, there, table.rows, table.padding, outside, to.counted);
+        const bool is_read = rf_is_row_read<S>(index, valid, table.rows, table.padding, outside, to.counted);
         missing += outside;
-        at[k] = table.address(index, use);
-        scale[k] = RF_WEIGHTED && use ? rf_load(args.sample_weights + rest.position + k) : 0.0f;
+        at[k] = table.address(index, is_read);
+        scale[k] = RF_WEIGHTED && is_read ? rf_load(args.sample_weights + remaining.position + k) : 0.0f;
     }
     typename S::vector row[4][S::VECTORS];
 #pragma unroll
@@ -122,7 +125,7 @@ RF_INLINE void add_rows(const rf_fused_args &args, const staged_table<S> &table,
     for (int k = 0; k < 4; k++) {
 #pragma unroll
         for (int e = 0; e < S::ELEMENTS; e++) {
-            const float value = S::element::get(row[k][e / S::EACH], e % S::EACH);
+            const float value = S::element::get(row[k][e / S::VECTOR_ELEMENTS], e % S::VECTOR_ELEMENTS);
             to.sum[e] = RF_WEIGHTED ? fmaf(scale[k], value, to.sum[e]) : to.sum[e] + value;
         }
     }
@@ -131,27 +134,27 @@ RF_INLINE void add_rows(const rf_fused_args &args, const staged_table<S> &table,
 /* Finishes a bag: reduces the sums of the lanes; each lane stores its elements. Without padding the mean
  * divides by `lookups`. */
 template <class S>
-RF_INLINE void finish_bag(const rf_fused_args &args, rf_u8 *output, bool there, staged_sum<S> &pooled,
+RF_INLINE void finish_bag(const rf_fused_args &args, rf_u8 *output, bool valid, staged_sum<S> &pooled,
                           rf_i64 lookups) {
     int first = 0;
     if constexpr (S::VECTORS == 2) {
         /* Each lane keeps the vector that it read first, which the other lane read second. */
 #pragma unroll
-        for (int i = 0; i < S::EACH; i++)
-            pooled.sum[i] += __shfl_xor_sync(RF_FULL_WARP, pooled.sum[i + S::EACH], 1);
-        first = threadIdx.x % 2 * S::EACH;
-        rf_merge_slots<S, S::EACH, 2>(pooled.sum, first);
+        for (int i = 0; i < S::VECTOR_ELEMENTS; i++)
+            pooled.sum[i] += __shfl_xor_sync(RF_FULL_WARP, pooled.sum[i + S::VECTOR_ELEMENTS], 1);
+        first = threadIdx.x % 2 * S::VECTOR_ELEMENTS;
+        rf_merge_slots<S, S::VECTOR_ELEMENTS, 2>(pooled.sum, first);
     } else {
         rf_merge_slots<S, S::ELEMENTS, 1>(pooled.sum, first);
     }
     if (S::PADDED) {
         lookups = rf_sum_of_group<S>(pooled.counted);
     }
-    if (!there || threadIdx.x % S::GROUP >= S::ELEMENTS / S::KEPT) return;
-    float values[S::KEPT];
+    if (!valid || threadIdx.x % S::GROUP >= S::ELEMENTS / S::LANE_ELEMENTS) return;
+    float values[S::LANE_ELEMENTS];
 #pragma unroll
-    for (int e = 0; e < S::KEPT; e++) values[e] = rf_pooled_value<S>(pooled.sum[e], lookups);
-    rf_store<S::STORE, S::KEPT>(output + first * rf_element<RF_OUTPUT>::BYTES, values);
+    for (int e = 0; e < S::LANE_ELEMENTS; e++) values[e] = rf_pooled_value<S>(pooled.sum[e], lookups);
+    rf_store<S::STORE, S::LANE_ELEMENTS>(output + first * rf_element<RF_OUTPUT>::BYTES, values);
 }
 
 #endif
