@@ -57,7 +57,7 @@ RF_INLINE bool rf_is_read(RF_INDEX index, rf_rows rows, RF_INDEX padding, bool &
     return inside && index != padding;
 }
 
-/* Writes the row indices of bags [first, last) from position `position` on: PART for each lane. Returns false,
+/* Writes the row indices of bags [first, last) from position `position` on: ROWS_A_LANE for each lane. Returns false,
  * and writes nothing, if a bag has more than one lookup. Missing values are loaded from the first element, so
  * that no load depends on a check of another. */
 template <int ROWS_A_LANE>
@@ -67,12 +67,10 @@ RF_INLINE bool rf_write_rows_part(const rf_fused_args &args, const rf_slots &slo
      * with the offsets, which confirm it. */
     const bool maybe_single = args.end - args.lead == (rf_i64)args.n_features * args.bags;
     RF_OFFSET begin[ROWS_A_LANE], end[ROWS_A_LANE];
-    RF_POSITION
-    bag[ROWS_A_LANE]; /* over all features; with as many lookups as bags also the position */
+    RF_POSITION bag[ROWS_A_LANE]; /* over all features; also the position if bags are single */
     RF_INDEX index[ROWS_A_LANE] = {};
     bool valid[ROWS_A_LANE], any = false, longer = false, single = maybe_single;
-    /* The compiler treats a load between two shuffles as divergent and waits for it at the reconvergence. */
-    int feature[ROWS_A_LANE];
+    int feature[ROWS_A_LANE]; /* shuffled first: a load between shuffles is divergent for the compiler */
 #pragma unroll
     for (int i = 0; i < ROWS_A_LANE; i++)
         feature[i] = __shfl_sync(RF_FULL_WARP, slots.feature, position + i * 32 >> slots.log_bags);

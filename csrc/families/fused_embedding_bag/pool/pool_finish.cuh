@@ -36,6 +36,23 @@ template <class S> struct rf_shared_bags {
     }
 };
 
+/* Writes the sums of this block's split of a bag, for the reduction over blocks. `first`: the first of the N
+ * elements of each vector that this lane has. */
+template <class S, int N>
+RF_INLINE void rf_write_split(const rf_fused_args &args, const rf_fused_task &task, int bag,
+                              const rf_pooled<S> &pooled, int first, rf_i64 count) {
+    const rf_shared_bags<S> shared(args, task);
+    float *to = shared.of(rf_fused_split_part(task.split), bag - task.first_bag);
+#pragma unroll
+    for (int i = 0; i < S::VECTORS; i++) {
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            to[(threadIdx.x % S::LANES + i * S::LANES) * S::ELEMENTS + first + e] =
+                pooled.sum[i * S::ELEMENTS + e];
+    }
+    if (threadIdx.x % S::GROUP == 0) to[rf_shared_bags<S>::WIDTH] = (float)count;
+}
+
 /* Finishes a bag: reduces the sums of slots and warps; one lane per range of elements stores it, or writes it
  * for the reduction over blocks. */
 template <class S>
@@ -78,16 +95,7 @@ RF_INLINE void rf_finish_bag(const rf_fused_args &args, const rf_fused_task &tas
     if (bag >= task.last_bag || source.slot() >= STORING_SLOTS) return;
     constexpr int LANE_ELEMENTS = S::SLOTS > 1 ? S::LANE_ELEMENTS : S::ELEMENTS;
     if constexpr (S::SPLIT) {
-        const rf_shared_bags<S> shared(args, task);
-        float *to = shared.of(rf_fused_split_part(task.split), bag - task.first_bag);
-#pragma unroll
-        for (int i = 0; i < S::VECTORS; i++) {
-#pragma unroll
-            for (int e = 0; e < LANE_ELEMENTS; e++)
-                to[(threadIdx.x % S::LANES + i * S::LANES) * S::ELEMENTS + first + e] =
-                    pooled.sum[i * S::ELEMENTS + e];
-        }
-        if (threadIdx.x % S::GROUP == 0) to[rf_shared_bags<S>::WIDTH] = (float)count;
+        rf_write_split<S, LANE_ELEMENTS>(args, task, bag, pooled, first, count);
         return;
     }
     rf_u8 *to = source.output + (rf_u64)(rf_u32)bag * args.output_pitch;
