@@ -16,7 +16,6 @@
 #define RF_ENTRIES RF_ENTRIES_INDIRECT
 #endif
 
-#include "gpu/device/bags.cuh"
 #include "families/fused_backward/entries.cuh"
 
 enum {
@@ -27,47 +26,7 @@ enum {
     WORDS = CHUNK / 32
 };
 
-struct shared_t {
-    rf_u32 begins[WORDS]; /* a bit at the begin of each bag */
-    rf_u16 before[WORDS]; /* number of bits in the previous words */
-    rf_u16 bags[CHUNK]; /* slot of each bit, relative to the chunk's first */
-    rf_u32 counts[1 << RF_BACKWARD_MOST_DIGIT_BITS];
-    rf_u32 ends[2];
-};
-
-/* A slot is a bag of a feature, with the number feature * bags + bag. Returns the last slot of [first,
- * behind) that begins at or before `position`. Called by a warp, which compares 32 offsets at once. */
-RF_INLINE rf_u32 slot_search(const rf_backward_keys_args &args, rf_u32 first, rf_u32 behind,
-                             rf_i64 position) {
-    const rf_u32 lane = threadIdx.x % 32;
-    rf_u32 count = behind - first;
-    while (count > 1) {
-        const rf_u32 step = (count + 31) / 32, at = lane * step;
-        const bool before = at < count && rf_load(args.offsets + first + at) <= position;
-        const rf_u32 all = __ballot_sync(RF_FULL_WARP, before);
-        const rf_u32 last = all == 0 ? 0 : 31 - __clz(all);
-        first += last * step;
-        count = min(step, count - last * step);
-    }
-    return first;
-}
-
-RF_INLINE rf_u32 far_slot(const rf_backward_keys_args &args, rf_u32 first, rf_u32 last, rf_i64 position) {
-    while (last > first) {
-        const rf_u32 middle = last - (last - first) / 2;
-        if (rf_load(args.offsets + middle) <= position) {
-            first = middle;
-        } else {
-            last = middle - 1;
-        }
-    }
-    return first;
-}
-
-RF_INLINE bool holds(const rf_backward_keys_args &args, rf_u32 slot, rf_i64 position) {
-    const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
-    return rf_is_bag(slot == 0, from, to, args.lookups) && from <= position && position < to;
-}
+#include "families/fused_backward/chunk_bags.cuh"
 
 RF_INLINE rf_backward_feature feature_load(const rf_backward_keys_args &args, rf_u32 number) {
     const rf_backward_feature *from = args.features + number;
@@ -75,122 +34,31 @@ RF_INLINE rf_backward_feature feature_load(const rf_backward_keys_args &args, rf
             rf_load(&from->output_column), rf_load(&from->pooling)};
 }
 
-/* Returns the number of lookups of segment `lane` according to the offsets. Invalid offsets skip no lookup:
- * segments are contiguous. */
-RF_INLINE rf_u32 length_of(const rf_backward_keys_args &args) {
-    const int lane = threadIdx.x % 32;
-    rf_i64 begin = args.lookups;
-    if (lane < args.segments.count) {
-        begin = rf_load(args.offsets + args.segments.slots[lane]);
-        begin = lane == 0 ? 0 : min(max(begin, (rf_i64)0), args.lookups);
-    }
-#pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2) {
-        const rf_i64 lower = __shfl_up_sync(RF_FULL_WARP, begin, apart);
-        if (lane >= apart) begin = max(begin, lower);
-    }
-    const rf_i64 next = __shfl_sync(RF_FULL_WARP, begin, min(lane + 1, 31));
-    return (rf_u32)((lane == 31 ? args.lookups : next) - begin);
-}
-
-/* Marks the begins of the bags [first_slot, last_slot] of a chunk. Returns true if their offsets are
- * valid. */
-RF_INLINE bool bags_mark(const rf_backward_keys_args &args, const chunk_t &chunk, rf_u32 first_slot,
-                         rf_u32 last_slot, shared_t &shared) {
-    const int thread = threadIdx.x, count = (int)(last_slot - first_slot) + 1;
-    bool bad = false;
-    for (int i = thread; i < count; i += BLOCK) {
-        const rf_u32 slot = first_slot + i;
-        const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
-        bad |= !rf_is_bag(slot == 0, from, to, args.lookups) || (i == 0 && from > chunk.first) ||
-               (slot == last_slot && to < chunk.first + chunk.size);
-        const rf_i64 at = max(from - chunk.first, (rf_i64)0);
-        if (to > chunk.first && to > from && at < chunk.size)
-            atomicOr(&shared.begins[at / 32], 1u << at % 32);
-    }
-    if (__syncthreads_or(bad)) return false;
-    if (thread < 32) {
-        enum { EACH = WORDS / 32 };
-        rf_u32 own = 0;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) own += __popc(shared.begins[thread * EACH + i]);
-        rf_u32 before = rf_sum_of_lanes_to(own) - own;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            shared.before[thread * EACH + i] = (rf_u16)before;
-            before += __popc(shared.begins[thread * EACH + i]);
-        }
-    }
-    __syncthreads();
-    for (int i = thread; i < count; i += BLOCK) {
-        const rf_u32 slot = first_slot + i;
-        const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
-        const rf_i64 at = max(from - chunk.first, (rf_i64)0);
-        if (to <= chunk.first || to <= from || at >= chunk.size) continue;
-        const rf_u32 below = shared.begins[at / 32] & ((1u << at % 32) - 1);
-        shared.bags[shared.before[at / 32] + __popc(below)] = (rf_u16)i;
-    }
-    __syncthreads();
-    return true;
-}
-
-/* Returns the number of a lookup's bag within the chunk. The lanes of a warp share a word. */
-RF_INLINE rf_u32 bag_number(const shared_t &shared, int word) {
-    const rf_u32 upto = 0xffffffffu >> (31 - threadIdx.x % 32);
-    return shared.bags[shared.before[word] + __popc(shared.begins[word] & upto) - 1];
-}
-
-/* Writes the entry of a lookup; `slot`, `number`: its bag and feature; `key`: set if the lookup counts. */
-RF_INLINE void entry_write(const rf_backward_keys_args &args, shared_t &shared,
-                           const rf_backward_feature &feature, rf_i64 position, rf_u32 slot, rf_u32 number,
-                           rf_u32 bag, bool is_entry, RF_KEY key, const digits_t &digits) {
-    const RF_VALUE source = (RF_VALUE)bag * (RF_VALUE)args.output_dim + (RF_VALUE)feature.output_column;
-    rf_backward_entry entry = {is_entry ? key : (RF_KEY)args.trash, source};
-    if (RF_ENTRIES != RF_ENTRIES_DIRECT) {
-        float factor = args.sample_weights != nullptr ? rf_load(args.sample_weights + position) : 1.0f;
-        if (feature.pooling == RF_MEAN) factor = rf_load(args.bag_factors + slot);
-        if (feature.pooling == RF_MAX) factor = -(float)(number + 1);
-        args.factors[position] = factor;
-        args.sources[position] = source;
-        entry.value = (RF_VALUE)position;
-    }
-    args.entries[position] = entry;
-    if (is_entry) atomicAdd(&shared.counts[digits.of(key)], 1u);
-}
-
-/* The bags of a chunk if all bags of its segment have equally many lookups: the position of a lookup gives
- * its bag. */
-struct even_t {
-    rf_u32 each; /* lookups of a bag; 0: the numbers differ */
-    rf_u32 first, last; /* bags within the segment */
+/* A lookup, its slot, and the number of its bag within the feature. */
+struct lookup_t {
+    rf_i64 position;
+    rf_u32 slot, bag;
+    bool is_entry; /* it counts, and has the key */
+    RF_KEY key;
 };
-RF_INLINE even_t even_of(const chunk_t &chunk, rf_u32 slots) {
-    even_t even = {chunk.length / slots, 0, 0};
-    if (even.each * slots != chunk.length) even.each = 0;
-    if (even.each == 0) return even;
-    even.first = chunk.number * CHUNK / even.each;
-    even.last = (chunk.number * CHUNK + chunk.size - 1) / even.each;
-    return even;
-}
-/* Returns true if this thread finds an offset that disagrees; `slot`: the first bag of the segment. */
-RF_INLINE bool differs(const rf_backward_keys_args &args, const chunk_t &chunk, const even_t &even,
-                       rf_u32 slot) {
-    const rf_i64 begin = chunk.first - (rf_i64)chunk.number * CHUNK;
-    const rf_u32 behind = even.last + 1;
-    rf_i64 found[ITEMS], end = 0;
-#pragma unroll
-    for (int k = 0; k < ITEMS; k++) {
-        const rf_u32 bag = even.first + k * BLOCK + threadIdx.x;
-        found[k] = bag < behind ? (rf_i64)rf_load(args.offsets + slot + bag) : 0;
+
+/* Writes the entry of a lookup. */
+RF_INLINE void entry_write(const rf_backward_keys_args &args, shared_t &shared,
+                           const rf_backward_feature &feature, rf_u32 number, const lookup_t &lookup,
+                           const digits_t &digits) {
+    const RF_VALUE source =
+        (RF_VALUE)lookup.bag * (RF_VALUE)args.output_dim + (RF_VALUE)feature.output_column;
+    rf_backward_entry entry = {lookup.is_entry ? lookup.key : (RF_KEY)args.trash, source};
+    if (RF_ENTRIES != RF_ENTRIES_DIRECT) {
+        float factor = args.sample_weights != nullptr ? rf_load(args.sample_weights + lookup.position) : 1.0f;
+        if (feature.pooling == RF_MEAN) factor = rf_load(args.bag_factors + lookup.slot);
+        if (feature.pooling == RF_MAX) factor = -(float)(number + 1);
+        args.factors[lookup.position] = factor;
+        args.sources[lookup.position] = source;
+        entry.value = (RF_VALUE)lookup.position;
     }
-    if (threadIdx.x == 0) end = rf_load(args.offsets + slot + behind);
-    bool other = threadIdx.x == 0 && end != begin + (rf_i64)behind * even.each;
-#pragma unroll
-    for (int k = 0; k < ITEMS; k++) {
-        const rf_u32 bag = even.first + k * BLOCK + threadIdx.x;
-        other |= bag < behind && found[k] != begin + (rf_i64)bag * even.each;
-    }
-    return other;
+    args.entries[lookup.position] = entry;
+    if (lookup.is_entry) atomicAdd(&shared.counts[digits.of(lookup.key)], 1u);
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
@@ -252,8 +120,10 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
             const RF_KEY index = (RF_KEY)indices[k];
             const bool fits = sizeof(RF_INDEX) <= sizeof(RF_KEY) || (rf_i64)indices[k] == (rf_i64)index;
             const bool is_entry = fits && index < rows && index != padding;
-            entry_write(args, shared, first_feature, chunk.first + at, first_slot + number, first_number,
-                        first_bag + number, is_entry, first_row + index, digits);
+            entry_write(
+                args, shared, first_feature, first_number,
+                {chunk.first + at, first_slot + number, first_bag + number, is_entry, first_row + index},
+                digits);
         }
     } else {
 #pragma unroll
@@ -270,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
             const bool is_entry = feature.pooling >= 0 && (rf_u64)index < (rf_u64)feature.rows &&
                                   index != feature.padding_idx && (is_near || holds(args, slot, position)) &&
                                   (rf_u64)(key - base) < (rf_u64)args.span;
-            entry_write(args, shared, feature, position, slot, number, slot - number * args.bags, is_entry,
-                        (RF_KEY)key, digits);
+            entry_write(args, shared, feature, number,
+                        {position, slot, slot - number * args.bags, is_entry, (RF_KEY)key}, digits);
         }
     }
     __syncthreads();

@@ -159,7 +159,7 @@ RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit, c
         }
     }
     if (threadIdx.x < 32)
-        row_emit(args, emit, place, number, place.group == 0, rows.row + number, lookups, row, sums);
+        row_emit(args, emit, place, {number, rows.row + number, lookups, place.group == 0}, row, sums);
     __syncthreads(); /* before the parts of the next row are written */
 }
 

@@ -167,13 +167,19 @@ RF_INLINE float row_factor(const rf_emit_t &emit, const place_t &place, int numb
     return rf_emit_row_factor(emit, state);
 }
 
-/* Epilogue of rows, by a whole warp. `there`: the group's row is to be emitted; `row`: its number in the
- * matrix. */
-RF_INLINE void row_emit(const rf_small_args &args, const rf_emit_t &emit, const place_t &place, int number,
-                        bool there, int row, rf_u32 lookups, row_t &read, sums_t &sums) {
+/* The row of a group: its number in the feature and in the matrix, and its lookups. */
+struct summed_row_t {
+    int number, row;
+    rf_u32 lookups;
+    bool there; /* the row is to be written */
+};
+
+/* Epilogue of rows, by a whole warp. */
+RF_INLINE void row_emit(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
+                        const summed_row_t &of, row_t &read, sums_t &sums) {
     float factor = 0;
     if (!EMIT_READS && args.by_frequency) {
-        const float frequency = 1.0f / (float)lookups;
+        const float frequency = 1.0f / (float)of.lookups;
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
 #pragma unroll
@@ -184,13 +190,13 @@ RF_INLINE void row_emit(const rf_small_args &args, const rf_emit_t &emit, const 
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) rf_emit_gradient(emit, read.ahead[v], sums.of[v]);
     }
-    if (EMIT_ROWWISE) factor = row_factor(emit, place, number, there, read, sums);
+    if (EMIT_ROWWISE) factor = row_factor(emit, place, of.number, of.there, read, sums);
     /* The values of a row are computed even if it is not written, except for expensive ones. */
-    if ((RF_ROUND || EMIT_STATES > 0) && !there) return;
+    if ((RF_ROUND || EMIT_STATES > 0) && !of.there) return;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
-        rf_emit_store(emit, row_place(place, number, v), row, place.column[v],
-                      place.valid[v] && there ? 4 : 0, read.ahead[v], sums.of[v], factor);
+        rf_emit_store(emit, row_place(place, of.number, v), of.row, place.column[v],
+                      place.valid[v] && of.there ? 4 : 0, read.ahead[v], sums.of[v], factor);
 }
 
 #endif

@@ -86,7 +86,7 @@ RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const
         const bool there = is_short(places);
         sums_t sums = {};
         places_add(rows, place, places.from, there ? lookups_of(places) : 0, window, sums);
-        row_emit(args, emit, place, number, there, rows.row + number, lookups_of(places), row, sums);
+        row_emit(args, emit, place, {number, rows.row + number, lookups_of(places), there}, row, sums);
         any_long |= is_long(places);
         number += place.groups;
         places = next;
