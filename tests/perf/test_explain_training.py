@@ -126,7 +126,7 @@ def test_kernels_of_a_dense_gradient() -> None:
     partials = 8 * 2 * 64 * 4
     assert rows.read_bytes == BAGS * EACH * 8 + BAGS * 64 * 4  # entries, the gradient
     assert rows.written_bytes == BAGS * EACH * 64 * 4 + partials
-    assert "-DRF_EMIT=0 " in rows.defines and "-DRF_ENTRIES=0 " in rows.defines
+    assert "-DRF_EPILOGUE=0 " in rows.defines and "-DRF_ENTRIES=0 " in rows.defines
 
 
 def test_kernels_of_a_sparse_gradient() -> None:
@@ -146,7 +146,7 @@ def test_kernels_of_small_tables() -> None:
     assert (rows.kernel, rows.threads) == (
         "rf_small_rows",
         384,
-    ) and "-DRF_STAGED=1 -DRF_EMIT=4 " in rows.defines
+    ) and "-DRF_STAGED=1 -DRF_EPILOGUE=4 " in rows.defines
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_compile_covers_the_kernels_of_training(capsys, monkeypatch, tmp_path):
     assert cli.main(["compile", "--arch", "sm_90a", *plain]) == 0
     assert not any("backward" in file for _, file, *_ in asked)
     assert cli.main(["compile", "--arch", "sm_90a", *given, "--training", "gradients", "adam"]) == 0
-    names = "RF_EMIT", "RF_GRAD_DTYPE", "RF_WEIGHT_DTYPE", "RF_ROUND"
+    names = "RF_EPILOGUE", "RF_GRAD_DTYPE", "RF_WEIGHT_DTYPE", "RF_ROUND"
     found = {
         tuple(int(re.search(rf"-D{name}=(\d)", defines)[1]) for name in names)
         for _, _, kernel, defines in asked

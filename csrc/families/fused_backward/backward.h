@@ -6,7 +6,7 @@
  * its launches; backward_kernel.c, variants of its kernels; small/small.c, tables that fit in shared memory.
  * On the device, general path: keys.cu converts lookups to entries, sort.cu sorts them by row, rows.cu and
  * joins.cu pool them row by row (unique.cu counts the rows of a row-sparse gradient). listed.cu updates rows
- * from given sums. Small tables: lists.cu, small_rows.cu. All end in the epilogue, emit.cuh.
+ * from given sums. Small tables: lists.cu, small_rows.cu. All end in the epilogue, epilogue.cuh.
  */
 #ifndef RECFUSE_CUDA_BACKWARD_H
 #define RECFUSE_CUDA_BACKWARD_H
@@ -19,7 +19,7 @@
 enum { RF__BACKWARD_WITHOUT_SMALL = 1 /* takes all features the general path: small/ */ };
 /* Sets the parts that later calls of this process omit; 0, as at the start: none. For
  * benchmarks/ablations.py. */
-RF__SHARED void rf__backward_leave_out(int32_t parts);
+RF__SHARED void rf__backward_omit(int32_t parts);
 
 /* Features of a call whose buffers are among the matrices, and the use of a row's sum. */
 typedef struct rf__backward_problem {
@@ -28,13 +28,13 @@ typedef struct rf__backward_problem {
     int64_t buffers[RF_BACKWARD_MOST_MATRICES]; /* buffers of the matrices */
     int32_t n_matrices;
     rf_dtype dtype; /* of the matrices */
-    int32_t emit; /* RF_EMIT_GRADIENT or optimizer + 1 */
+    int32_t epilogue; /* RF_EPILOGUE_GRADIENT or optimizer + 1 */
     bool stochastic_rounding;
-    rf_emit_args emit_args;
-    int32_t left_out; /* RF__BACKWARD_WITHOUT_..., or-ed: omitted by this call, to measure their gain */
+    rf_epilogue_args epilogue_args;
+    int32_t omitted; /* RF__BACKWARD_WITHOUT_..., or-ed: omitted by this call, to measure their gain */
     /* [n_matrices]: rows and sums are listed there; NULL: sums are written to the matrices, gradients to
      * zeros. */
-    const rf_sparse_output *const *listed;
+    const rf_sparse_output *const *row_sparse;
 } rf__backward_problem;
 
 /* Adds a matrix, whose first row follows the last row of the previous matrix. */
@@ -54,8 +54,8 @@ typedef struct rf__backward_traffic {
     double lookups, lookup_elements; /* elements of grad that are added */
     double rows, row_elements; /* that have a lookup */
 } rf__backward_traffic;
-rf__backward_traffic rf__backward_traffic_less(rf__backward_traffic all, rf__backward_traffic some);
-/* Adds to a launch the gradient that it reads, rows and states that emit.cuh reads and writes, and
+rf__backward_traffic rf__backward_traffic_less(rf__backward_traffic total, rf__backward_traffic part);
+/* Adds to a launch the gradient that it reads, rows and states that epilogue.cuh reads and writes, and
  * operations. */
 void rf__backward_traffic_add(const rf__backward_problem *problem, const rf__backward_traffic *traffic,
                               rf__kernel_launch *launch);
@@ -92,7 +92,7 @@ typedef enum rf__backward_kernel {
     RF__BACKWARD_SPLIT_ROWS,
     RF__BACKWARD_ROWS,
     RF__BACKWARD_JOINS,
-    RF__BACKWARD_LISTED,
+    RF__BACKWARD_ROW_SPARSE,
     RF__BACKWARD_KERNELS
 } rf__backward_kernel;
 
@@ -102,7 +102,7 @@ typedef struct rf__backward_variant {
     int32_t index_type, offset_type;
     int32_t wide_keys, wide_values; /* of 64 bits */
     int32_t digit_bits, items, entries; /* RF_ITEMS; RF_ENTRIES_... */
-    int32_t grad_dtype, weight_dtype, emit, round, aligned;
+    int32_t grad_dtype, weight_dtype, epilogue, round, aligned;
     int32_t vectors; /* 0: the kernel knows */
     int32_t dynamic_shared;
 } rf__backward_variant;

@@ -43,7 +43,7 @@ enum {
     RF_BACKWARD_MOST_MATRICES = 16, /* of a launch */
     RF_BACKWARD_LANES = 32, /* most that share a row */
     /* The use of a row's sum: an optimizer's number plus one, or: */
-    RF_EMIT_GRADIENT = 0, /* it is written, to row `row` of a matrix */
+    RF_EPILOGUE_GRADIENT = 0, /* it is written, to row `row` of a matrix */
     /* The factors of entries. */
     RF_ENTRIES_DIRECT = 0, /* a value is an element of grad; the factor is 1 */
     RF_ENTRIES_INDIRECT = 1, /* a value is a lookup, which has an element of grad and a factor */
@@ -75,7 +75,7 @@ typedef struct rf_backward_matrix {
     RF_BACKWARD_ADDRESS(rf_u8) weight; /* [rows, dim] */
     union {
         RF_BACKWARD_ADDRESS(float) states[2];
-        RF_BACKWARD_ADDRESS(rf_i64) listed; /* NULL: the gradient is not listed */
+        RF_BACKWARD_ADDRESS(rf_i64) row_sparse; /* NULL: the gradient is not listed */
     };
     rf_i64 first_row; /* of all matrices */
     rf_i64 rows;
@@ -83,12 +83,12 @@ typedef struct rf_backward_matrix {
 } rf_backward_matrix;
 RF_SIZE_IS(rf_backward_matrix, 48);
 
-/* The arguments of emit.cuh. */
-typedef struct rf_emit_args {
+/* The arguments of epilogue.cuh. */
+typedef struct rf_epilogue_args {
     RF_BACKWARD_ADDRESS(const float) numbers; /* RF_UPDATE_...; NULL: gradients */
     rf_u64 seed;
-} rf_emit_args;
-RF_SIZE_IS(rf_emit_args, 16);
+} rf_epilogue_args;
+RF_SIZE_IS(rf_epilogue_args, 16);
 
 /* Counts of a pass of the sort. A chunk is of one segment; those of a segment follow each other. */
 typedef struct rf_backward_counts {
@@ -112,7 +112,7 @@ typedef struct rf_backward_keys_args {
     RF_BACKWARD_ADDRESS(float) factors; /* [lookups]; NULL if entries are direct */
     RF_BACKWARD_ADDRESS(float) bag_factors; /* [slots], of features with RF_MEAN; NULL without any */
     rf_i64 lookups, output_dim;
-    rf_i64 trash; /* the key of lookups that do not count */
+    rf_i64 invalid_key; /* the key of lookups that do not count */
     rf_i64 span; /* keys that a segment may have */
     rf_u32 slots, bags; /* features * bags */
     rf_backward_segments segments;
@@ -125,7 +125,7 @@ typedef struct rf_backward_sort_args {
     RF_BACKWARD_ADDRESS(const rf_backward_entry) entries;
     RF_BACKWARD_ADDRESS(rf_backward_entry) sorted;
     RF_BACKWARD_ADDRESS(rf_i64) count; /* number of all entries; written by rf_backward_sort */
-    rf_i64 trash;
+    rf_i64 invalid_key;
     rf_backward_segments segments;
     rf_backward_counts counts;
 } rf_backward_sort_args;
@@ -162,19 +162,19 @@ typedef struct rf_backward_rows_args {
     rf_i32 chunk, chunks; /* entries a block; blocks */
     rf_i32 pitch, n_matrices;
     rf_i32 by_frequency, unused; /* a row's sum is divided by the number of its entries */
-    rf_emit_args emit;
+    rf_epilogue_args epilogue;
     rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
 } rf_backward_rows_args;
 RF_SIZE_IS(rf_backward_rows_args, 888);
 
 /* listed.cu */
-typedef struct rf_backward_listed_args {
+typedef struct rf_backward_row_sparse_args {
     RF_BACKWARD_ADDRESS(const rf_i64) rows; /* [count] */
     RF_BACKWARD_ADDRESS(const rf_u8) sums; /* [count, dim] */
     rf_i64 count;
-    rf_emit_args emit;
+    rf_epilogue_args epilogue;
     rf_backward_matrix matrix; /* first_row 0 */
-} rf_backward_listed_args;
-RF_SIZE_IS(rf_backward_listed_args, 88);
+} rf_backward_row_sparse_args;
+RF_SIZE_IS(rf_backward_row_sparse_args, 88);
 
 #endif

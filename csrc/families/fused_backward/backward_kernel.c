@@ -16,7 +16,7 @@ static const rf__kernel_source sources[RF__BACKWARD_KERNELS] = {
     [RF__BACKWARD_SPLIT_ROWS] = {FOLDER "unique.cu", "rf_backward_split_rows"},
     [RF__BACKWARD_ROWS] = {FOLDER "rows.cu", "rf_backward_rows"},
     [RF__BACKWARD_JOINS] = {FOLDER "joins.cu", "rf_backward_joins"},
-    [RF__BACKWARD_LISTED] = {FOLDER "listed.cu", "rf_backward_listed"},
+    [RF__BACKWARD_ROW_SPARSE] = {FOLDER "listed.cu", "rf_backward_listed"},
 };
 
 static rf_status describe(const void *key, rf__kernel_options *options) {
@@ -26,11 +26,11 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
     snprintf(options->defines, sizeof options->defines,
              "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_KEY=%s -DRF_VALUE=%s -DRF_DIGIT_BITS=%d -DRF_ITEMS=%d "
              "-DRF_ENTRIES=%d "
-             "-DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_EMIT=%d -DRF_ROUND=%d -DRF_ALIGNED=%d",
+             "-DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_EPILOGUE=%d -DRF_ROUND=%d -DRF_ALIGNED=%d",
              rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
              words[variant->wide_keys], words[variant->wide_values], (int)variant->digit_bits,
              (int)variant->items, (int)variant->entries, (int)variant->grad_dtype, (int)variant->weight_dtype,
-             (int)variant->emit, (int)variant->round, (int)variant->aligned);
+             (int)variant->epilogue, (int)variant->round, (int)variant->aligned);
     const size_t length = strlen(options->defines);
     if (variant->vectors > 0)
         snprintf(options->defines + length, sizeof options->defines - length, " -DRF_VECTORS=%d",
@@ -48,10 +48,10 @@ static rf__backward_variant canonical_key(const rf__backward_variant *from, rf__
     if (!sorts) to.digit_bits = RF_BACKWARD_MOST_DIGIT_BITS;
     if (!sorts && number != RF__BACKWARD_KEYS) to.items = RF_BACKWARD_MOST_ITEMS;
     if (number != RF__BACKWARD_KEYS && number != RF__BACKWARD_ROWS) to.entries = 0;
-    if (!pools) to.grad_dtype = to.weight_dtype = to.emit = to.round = to.aligned = to.vectors = 0;
+    if (!pools) to.grad_dtype = to.weight_dtype = to.epilogue = to.round = to.aligned = to.vectors = 0;
     if (number != RF__BACKWARD_SORT && number != RF__BACKWARD_ROWS) to.dynamic_shared = 0;
     if (number == RF__BACKWARD_JOINS) to.grad_dtype = 0;
-    if (number == RF__BACKWARD_LISTED) to.wide_keys = to.wide_values = to.vectors = 0;
+    if (number == RF__BACKWARD_ROW_SPARSE) to.wide_keys = to.wide_values = to.vectors = 0;
     return to;
 }
 
@@ -66,7 +66,7 @@ rf_status rf__backward_launch_add(rf__launches *launches, const rf__backward_var
     added.source = &sources[number];
     added.describe = describe;
     added.block[0] = sorts ? RF_BACKWARD_SORT_BLOCK : RF_BACKWARD_BLOCK;
-    added.overlap = number == RF__BACKWARD_LISTED ? RF__OVERLAP_NEVER : RF__OVERLAP_ALWAYS;
+    added.overlap = number == RF__BACKWARD_ROW_SPARSE ? RF__OVERLAP_NEVER : RF__OVERLAP_ALWAYS;
     return arguments == NULL
                ? rf__launches_add_alike(launches, &added, &key, sizeof key)
                : rf__launches_add(launches, &added, &key, sizeof key, arguments, argument_bytes);

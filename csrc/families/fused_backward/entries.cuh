@@ -11,13 +11,13 @@
 enum { CHUNK_ENTRIES = RF_BACKWARD_SORT_BLOCK * RF_ITEMS };
 
 /* Returns the first entry of [first, behind) whose key is at least `key`. */
-RF_INLINE rf_i64 entries_before(const rf_backward_entry *entries, rf_i64 first, rf_i64 behind, rf_i64 key) {
-    while (first < behind) {
-        const rf_i64 middle = first + (behind - first) / 2;
+RF_INLINE rf_i64 entries_before(const rf_backward_entry *entries, rf_i64 first, rf_i64 end, rf_i64 key) {
+    while (first < end) {
+        const rf_i64 middle = first + (end - first) / 2;
         if ((rf_i64)entries[middle].key < key) {
             first = middle + 1;
         } else {
-            behind = middle;
+            end = middle;
         }
     }
     return first;
@@ -34,14 +34,14 @@ struct chunk_t {
 /* The chunks of segment `lane`: before it, and up to its end. */
 struct chunks_t {
     rf_u32 length, before; /* of entries */
-    rf_u32 own, upto; /* of chunks */
+    rf_u32 n_chunks, upto; /* of chunks */
 };
 RF_INLINE chunks_t chunks_of(rf_u32 length, rf_u32 size = CHUNK_ENTRIES) {
     chunks_t chunks;
     chunks.length = length;
     chunks.before = rf_sum_of_lanes_to(length) - length;
-    chunks.own = length / size + (length % size != 0);
-    chunks.upto = rf_sum_of_lanes_to(chunks.own);
+    chunks.n_chunks = length / size + (length % size != 0);
+    chunks.upto = rf_sum_of_lanes_to(chunks.n_chunks);
     return chunks;
 }
 
@@ -53,7 +53,7 @@ RF_INLINE chunk_t chunk_find(rf_u32 length, rf_u32 number, rf_u32 size = CHUNK_E
     const rf_u32 upto = __shfl_sync(RF_FULL_WARP, chunks.upto, lane);
     const rf_u32 before = __shfl_sync(RF_FULL_WARP, chunks.before, lane);
     chunk_t chunk;
-    chunk.number = number - (upto - __shfl_sync(RF_FULL_WARP, chunks.own, lane));
+    chunk.number = number - (upto - __shfl_sync(RF_FULL_WARP, chunks.n_chunks, lane));
     chunk.length = __shfl_sync(RF_FULL_WARP, length, lane);
     chunk.first = (rf_i64)before + (rf_i64)chunk.number * size;
     chunk.size = segment < 32 ? (int)min(chunk.length - chunk.number * size, size) : 0;

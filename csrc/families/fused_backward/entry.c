@@ -9,7 +9,8 @@ rf_status rf_fused_embedding_bag_backward_cuda(const rf_fused_backward_params *p
     RF_CHECK(rf__check_fused_backward(operator_name, params));
     if (params->rows == 0 || params->dim == 0) return RF_OK;
     RF__REFUSE_IF(output == NULL, RF_ERR_VALUE, "%s is NULL; expected a pointer to its elements", "output");
-    rf__backward_problem problem = {.call = *params, .dtype = params->dtype, .emit = RF_EMIT_GRADIENT};
+    rf__backward_problem problem = {
+        .call = *params, .dtype = params->dtype, .epilogue = RF_EPILOGUE_GRADIENT};
     rf__backward_matrix_add(
         &problem, params->group,
         (rf_backward_matrix){.weight = (uintptr_t)output, .rows = params->rows, .dim = (int32_t)params->dim});
@@ -29,12 +30,14 @@ rf_status rf_fused_embedding_bag_sparse_gradients_cuda(const rf_fused_backward_p
     }
     for (int32_t dtype = RF_FLOAT32; dtype <= RF_BFLOAT16; dtype++) {
         for (int64_t next = 0; next < n;) {
-            const rf_sparse_output *listed[RF_BACKWARD_MOST_MATRICES];
-            rf__backward_problem problem = {
-                .call = params[0], .dtype = (rf_dtype)dtype, .emit = RF_EMIT_GRADIENT, .listed = listed};
+            const rf_sparse_output *row_sparse[RF_BACKWARD_MOST_MATRICES];
+            rf__backward_problem problem = {.call = params[0],
+                                            .dtype = (rf_dtype)dtype,
+                                            .epilogue = RF_EPILOGUE_GRADIENT,
+                                            .row_sparse = row_sparse};
             for (; next < n && problem.n_matrices < RF_BACKWARD_MOST_MATRICES; next++) {
                 if (params[next].dtype != (rf_dtype)dtype) continue;
-                listed[problem.n_matrices] = &outputs[next];
+                row_sparse[problem.n_matrices] = &outputs[next];
                 rf__backward_matrix_add(
                     &problem, params[next].group,
                     (rf_backward_matrix){.rows = params[next].rows, .dim = (int32_t)params[next].dim});
@@ -76,16 +79,17 @@ rf_status rf_fused_embedding_bag_update_cuda(const rf_fused_update_params *param
                                              const rf_cuda_stream *stream) {
     static const char operator_name[] = "fused_embedding_bag_update";
     RF_CHECK(rf__check_fused_update(operator_name, params));
-    rf__backward_problem problem = {.call = {.features = params->features,
-                                             .n_features = params->n_features,
-                                             RF__LOOKUPS_OF(params),
-                                             .grad = params->grad,
-                                             .output_dim = params->output_dim,
-                                             .grad_dtype = params->grad_dtype,
-                                             .winners = params->winners},
-                                    .emit = (int32_t)params->update.optimizer + 1,
-                                    .stochastic_rounding = params->update.stochastic_rounding,
-                                    .emit_args = {(uintptr_t)params->update.numbers, params->update.seed}};
+    rf__backward_problem problem = {
+        .call = {.features = params->features,
+                 .n_features = params->n_features,
+                 RF__LOOKUPS_OF(params),
+                 .grad = params->grad,
+                 .output_dim = params->output_dim,
+                 .grad_dtype = params->grad_dtype,
+                 .winners = params->winners},
+        .epilogue = (int32_t)params->update.optimizer + 1,
+        .stochastic_rounding = params->update.stochastic_rounding,
+        .epilogue_args = {(uintptr_t)params->update.numbers, params->update.seed}};
     for (int32_t dtype = RF_FLOAT32; dtype <= RF_BFLOAT16; dtype++) {
         for (int64_t next = 0; next < params->n_matrices;) {
             problem.dtype = (rf_dtype)dtype;
@@ -100,20 +104,21 @@ rf_status rf_fused_embedding_bag_update_cuda(const rf_fused_update_params *param
 rf_status rf__rows_update_lower(const rf_rows_update_params *params, rf__launches *launches) {
     const char *const operator_name = launches->name;
     const rf_update_matrix *matrix = &params->matrix;
-    const rf_backward_listed_args args = {.rows = (uintptr_t)params->rows,
-                                          .sums = (uintptr_t)params->sums,
-                                          .count = params->count,
-                                          .emit = {(uintptr_t)params->update.numbers, params->update.seed},
-                                          .matrix = matrix_of(matrix)};
+    const rf_backward_row_sparse_args args = {
+        .rows = (uintptr_t)params->rows,
+        .sums = (uintptr_t)params->sums,
+        .count = params->count,
+        .epilogue = {(uintptr_t)params->update.numbers, params->update.seed},
+        .matrix = matrix_of(matrix)};
     /* As an update of a call whose bags are these rows. */
     const rf__backward_problem problem = {.call = {.bags = params->count, .grad_dtype = params->sums_dtype},
                                           .dtype = matrix->dtype,
-                                          .emit = (int32_t)params->update.optimizer + 1,
+                                          .epilogue = (int32_t)params->update.optimizer + 1,
                                           .stochastic_rounding = params->update.stochastic_rounding};
     const rf__backward_variant variant = {
         .grad_dtype = (int32_t)params->sums_dtype,
         .weight_dtype = (int32_t)matrix->dtype,
-        .emit = problem.emit,
+        .epilogue = problem.epilogue,
         .round = rf__backward_rounds(&problem),
         .aligned = rf__backward_aligned(&args.matrix, matrix->dtype, params->update.optimizer) &&
                    rf__elements_aligned((uintptr_t)params->sums, params->sums_dtype, 4)};
@@ -130,7 +135,7 @@ rf_status rf__rows_update_lower(const rf_rows_update_params *params, rf__launche
     rf__kernel_launch launch = {.grid = {(uint32_t)blocks},
                                 .read_bytes = params->count * (int64_t)sizeof *params->rows};
     rf__backward_traffic_add(&problem, &traffic, &launch);
-    return rf__backward_launch_add(launches, &variant, RF__BACKWARD_LISTED, &launch, &args, sizeof args);
+    return rf__backward_launch_add(launches, &variant, RF__BACKWARD_ROW_SPARSE, &launch, &args, sizeof args);
 }
 
 rf_status rf_rows_update_cuda(const rf_rows_update_params *params, const rf_cuda_stream *stream) {

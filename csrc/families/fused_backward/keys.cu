@@ -1,6 +1,6 @@
 /* Converts lookups to entries: a key, which is the row among all rows of the launch, and the position in grad
  * at which the columns of its bag and feature begin. Lookups that do not count (invalid index or bag,
- * padding, a feature of another launch) have the key `trash`; the first pass of the sort drops them. This
+ * padding, a feature of another launch) have the key `invalid_key`; the first pass of the sort drops them. This
  * kernel counts the digits of that pass.
  *
  * Thread mapping. A block has a chunk of consecutive lookups. A warp finds the bags that begin in it by two
@@ -48,7 +48,7 @@ RF_INLINE void entry_write(const rf_backward_keys_args &args, shared_t &shared,
                            const digits_t &digits) {
     const RF_VALUE source =
         (RF_VALUE)lookup.bag * (RF_VALUE)args.output_dim + (RF_VALUE)feature.output_column;
-    rf_backward_entry entry = {lookup.is_entry ? lookup.key : (RF_KEY)args.trash, source};
+    rf_backward_entry entry = {lookup.is_entry ? lookup.key : (RF_KEY)args.invalid_key, source};
     if (RF_ENTRIES != RF_ENTRIES_DIRECT) {
         float factor = args.sample_weights != nullptr ? rf_load(args.sample_weights + lookup.position) : 1.0f;
         if (feature.pooling == RF_MEAN) factor = rf_load(args.bag_factors + lookup.slot);
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     __shared__ shared_t shared;
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     for (int digit = thread; digit < 1 << args.counts.bits; digit += BLOCK) shared.counts[digit] = 0;
-    if (thread < WORDS) shared.begins[thread] = 0;
+    if (thread < WORDS) shared.begin_bits[thread] = 0;
     rf_wait_for_previous_kernel();
     const rf_u32 length = length_of(args);
     const chunk_t chunk = chunk_find(length, blockIdx.x);
@@ -83,27 +83,28 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     }
     const bool is_last = chunk.segment + 1 >= args.segments.count;
     const rf_u32 start = args.segments.slots[chunk.segment];
-    const rf_u32 behind = is_last ? args.slots : args.segments.slots[chunk.segment + 1];
-    even_t even = even_of(chunk, behind - start);
-    if (even.each > 0 && __syncthreads_or(differs(args, chunk, even, start))) even.each = 0;
+    const rf_u32 limit = is_last ? args.slots : args.segments.slots[chunk.segment + 1];
+    even_t even = even_of(chunk, limit - start);
+    if (even.lookups_a_bag > 0 && __syncthreads_or(is_uneven(args, chunk, even, start)))
+        even.lookups_a_bag = 0;
     rf_u32 first_slot = start + even.first, last_slot = start + even.last;
     bool is_near = true;
-    if (even.each == 0) {
+    if (even.lookups_a_bag == 0) {
         if (warp < 2) {
             const rf_u32 found =
-                slot_search(args, start, behind, warp == 0 ? chunk.first : chunk.first + chunk.size - 1);
-            if (lane == 0) shared.ends[warp] = found;
+                slot_search(args, start, limit, warp == 0 ? chunk.first : chunk.first + chunk.size - 1);
+            if (lane == 0) shared.slots_found[warp] = found;
         }
         __syncthreads();
-        first_slot = shared.ends[0];
-        last_slot = max(shared.ends[1], first_slot);
+        first_slot = shared.slots_found[0];
+        last_slot = max(shared.slots_found[1], first_slot);
         is_near = last_slot - first_slot < CHUNK && bags_mark(args, chunk, first_slot, last_slot, shared);
     }
-    const auto bag_of = [&](int word) { /* number within the chunk */
-                                        if (even.each == 0) return bag_number(shared, word);
-                                        return (chunk.number * CHUNK + word * 32 + lane) / even.each -
-                                               even.first;
-    };
+    const auto bag_of =
+        [&](int word) { /* number within the chunk */
+                        if (even.lookups_a_bag == 0) return bag_number(shared, word);
+                        return (chunk.number * CHUNK + word * 32 + lane) / even.lookups_a_bag - even.first;
+        };
     const rf_u32 first_number = first_slot / args.bags, next_number = (first_number + 1) * args.bags;
     const rf_backward_feature first_feature = feature_load(args, first_number);
     const digits_t digits = digits_of(args.segments, args.counts, chunk.segment);
@@ -118,8 +119,9 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
             if (at >= chunk.size) continue;
             const rf_u32 number = bag_of(word);
             const RF_KEY index = (RF_KEY)indices[k];
-            const bool fits = sizeof(RF_INDEX) <= sizeof(RF_KEY) || (rf_i64)indices[k] == (rf_i64)index;
-            const bool is_entry = fits && index < rows && index != padding;
+            const bool is_representable =
+                sizeof(RF_INDEX) <= sizeof(RF_KEY) || (rf_i64)indices[k] == (rf_i64)index;
+            const bool is_entry = is_representable && index < rows && index != padding;
             entry_write(
                 args, shared, first_feature, first_number,
                 {chunk.first + at, first_slot + number, first_bag + number, is_entry, first_row + index},
@@ -138,7 +140,8 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
             if (number != first_number) feature = feature_load(args, number);
             const rf_i64 key = feature.first_row + index;
             const bool is_entry = feature.pooling >= 0 && (rf_u64)index < (rf_u64)feature.rows &&
-                                  index != feature.padding_idx && (is_near || holds(args, slot, position)) &&
+                                  index != feature.padding_idx &&
+                                  (is_near || bag_holds(args, slot, position)) &&
                                   (rf_u64)(key - base) < (rf_u64)args.span;
             entry_write(args, shared, feature, number,
                         {position, slot, slot - number * args.bags, is_entry, (RF_KEY)key}, digits);

@@ -11,9 +11,9 @@
 enum {
     ALIGNMENT = 256, /* of parts of the workspace; the small path's begins there */
     MOST_ALIGNMENT = 16,
-    MANY_FEATURES = 64, /* this many fill a GPU with a block each */
-    MANY_LOOKUPS = 65536, /* of a feature, approximately: too many for a block */
-    FEW_LOOKUPS = 4096 /* so few that the launches of the general path cost more than one block's work */
+    ENOUGH_FEATURES = 64, /* this many fill a GPU with a block each */
+    MOST_LOOKUPS = 65536, /* of a feature, approximately: too many for a block */
+    SMALL_LOOKUPS = 4096 /* so few that the launches of the general path cost more than one block's work */
 };
 
 static int32_t alignment_of(uint64_t address) { return rf__alignment_of(address, MOST_ALIGNMENT); }
@@ -28,10 +28,10 @@ rf__backward_key rf__backward_key_of(const rf__backward_problem *problem) {
                             .dtype = (int32_t)problem->dtype,
                             .grad_dtype = (int32_t)call->grad_dtype,
                             .grad_alignment = alignment_of((uintptr_t)call->grad),
-                            .emit = problem->emit,
-                            .listed = problem->listed != NULL,
+                            .epilogue = problem->epilogue,
+                            .row_sparse = problem->row_sparse != NULL,
                             .weighted = call->sample_weights != NULL,
-                            .left_out = problem->left_out};
+                            .omitted = problem->omitted};
     for (int32_t i = 0; i < problem->n_matrices; i++) {
         const rf_backward_matrix *matrix = &problem->matrices[i];
         key.matrices[i].buffer = problem->buffers[i];
@@ -46,12 +46,12 @@ rf__backward_key rf__backward_key_of(const rf__backward_problem *problem) {
 /* Returns true if the small path pays: a feature is the work of one block there, and two paths have more
  * launches than one. */
 static bool small_pays(const rf__backward_problem *problem, const rf__backward_features *described) {
-    if (described->count == 0 || problem->listed != NULL || described->rows >= INT32_MAX) return false;
-    if ((problem->left_out & RF__BACKWARD_WITHOUT_SMALL) != 0) return false;
+    if (described->count == 0 || problem->row_sparse != NULL || described->rows >= INT32_MAX) return false;
+    if ((problem->omitted & RF__BACKWARD_WITHOUT_SMALL) != 0) return false;
     const int64_t lookups = problem->call.lookups / described->count;
-    if (lookups > MANY_LOOKUPS) return false;
-    if (described->count >= MANY_FEATURES) return true;
-    bool all_small = lookups <= FEW_LOOKUPS;
+    if (lookups > MOST_LOOKUPS) return false;
+    if (described->count >= ENOUGH_FEATURES) return true;
+    bool all_small = lookups <= SMALL_LOOKUPS;
     for (int64_t f = 0; f < problem->call.n_features; f++)
         all_small &= described->features[f].pooling < 0 || described->features[f].rows <= RF_SMALL_MOST_ROWS;
     return all_small;
@@ -60,11 +60,11 @@ static bool small_pays(const rf__backward_problem *problem, const rf__backward_f
 /* Moves those features in `general` for which the small path is meant to the plan. */
 static rf_status paths_choose(const rf__gpu *gpu, const rf__backward_problem *problem,
                               rf__backward_features *general, rf__backward_small_plan *small) {
-    const rf__backward_traffic all = general->traffic;
+    const rf__backward_traffic total = general->traffic;
     if (!small_pays(problem, general)) return RF_OK;
     RF_CHECK(rf__backward_small_take(gpu, problem, general->features, small));
     rf__backward_summarise(problem, general);
-    small->traffic = rf__backward_traffic_less(all, general->traffic);
+    small->traffic = rf__backward_traffic_less(total, general->traffic);
     return RF_OK;
 }
 
@@ -129,7 +129,7 @@ rf_status rf__backward_lower(const rf__gpu *gpu, const rf__backward_description 
                              const rf__backward_problem *problem, rf__launches *launches,
                              int64_t *counts_at) {
     rf__backward_layout layout;
-    const bool zeros = problem->emit == RF_EMIT_GRADIENT && problem->listed == NULL;
+    const bool zeros = problem->epilogue == RF_EPILOGUE_GRADIENT && problem->row_sparse == NULL;
     *counts_at = 0;
     for (int32_t i = 0; zeros && i < problem->n_matrices; i++) {
         const rf_backward_matrix *matrix = &problem->matrices[i];
@@ -143,14 +143,14 @@ rf_status rf__backward_lower(const rf__gpu *gpu, const rf__backward_description 
         rf__backward_small_lower(problem, &description->small, description->small_at, ALIGNMENT, launches));
     if (description->general.count == 0) return RF_OK;
     RF_CHECK(rf__backward_entries_lower(problem, &layout, launches));
-    if (problem->listed == NULL)
+    if (problem->row_sparse == NULL)
         return rf__backward_pool_lower(problem, &description->general, &layout, launches);
     *counts_at = rf__backward_counts_at(&layout);
     return rf__backward_counts_lower(problem, &layout, launches);
 }
 
-rf_status rf__backward_listed_lower(const rf__gpu *gpu, const rf__backward_description *description,
-                                    const rf__backward_problem *problem, rf__launches *launches) {
+rf_status rf__backward_row_sparse_lower(const rf__gpu *gpu, const rf__backward_description *description,
+                                        const rf__backward_problem *problem, rf__launches *launches) {
     rf__backward_layout layout;
     RF_CHECK(layout_of(gpu, description, problem, launches->name, &layout));
     launches->workspace_bytes = layout.bytes;

@@ -23,7 +23,7 @@ typedef struct rf__backward_key {
     int64_t n_features;
     int64_t bags, lookups, output_dim; /* lookups rounded up */
     int32_t n_matrices, dtype, grad_dtype, grad_alignment;
-    int32_t emit, listed, weighted, left_out;
+    int32_t epilogue, row_sparse, weighted, omitted;
     struct {
         int64_t buffer, rows;
         int32_t dim, weight_alignment, state_alignment, unused;
@@ -34,17 +34,17 @@ rf__backward_key rf__backward_key_of(const rf__backward_problem *problem);
 /* An rf__description_make; its problem is an rf__backward_problem. */
 rf_status rf__backward_description_make(const rf__gpu *gpu, const void *problem, rf__description *to);
 
-/* Adds the launches of a batch: all, or with `listed` those up to the number of rows, which is at *counts_at
+/* Adds the launches of a batch: all, or with `row_sparse` those up to the number of rows, which is at *counts_at
  * of the workspace (rf__backward_counts_at); nothing is counted if *counts_at is 0. Description NULL: no
  * lookups. */
 rf_status rf__backward_lower(const rf__gpu *gpu, const rf__backward_description *description,
                              const rf__backward_problem *problem, rf__launches *launches, int64_t *counts_at);
 /* Adds the launches after them, in the same workspace; the matrices point to memory for rows and their
  * numbers. */
-rf_status rf__backward_listed_lower(const rf__gpu *gpu, const rf__backward_description *description,
-                                    const rf__backward_problem *problem, rf__launches *launches);
+rf_status rf__backward_row_sparse_lower(const rf__gpu *gpu, const rf__backward_description *description,
+                                        const rf__backward_problem *problem, rf__launches *launches);
 
-/* Puts the work into the stream; with `listed` waits for the number of rows. */
+/* Puts the work into the stream; with `row_sparse` waits for the number of rows. */
 rf_status rf__backward_run(const char *operator_name, rf__backward_problem *problem,
                            const rf_cuda_allocator *allocator, const rf_cuda_stream *stream);
 

@@ -10,8 +10,8 @@ enum { VECTOR = 4 /* columns */ };
 
 void rf__backward_matrix_add(rf__backward_problem *problem, int64_t buffer, rf_backward_matrix matrix) {
     const int32_t number = problem->n_matrices++;
-    const rf_backward_matrix *before = number > 0 ? &problem->matrices[number - 1] : NULL;
-    matrix.first_row = before != NULL ? before->first_row + before->rows : 0;
+    const rf_backward_matrix *previous = number > 0 ? &problem->matrices[number - 1] : NULL;
+    matrix.first_row = previous != NULL ? previous->first_row + previous->rows : 0;
     problem->buffers[number] = buffer;
     problem->matrices[number] = matrix;
 }
@@ -36,7 +36,7 @@ static bool all_aligned(const rf__backward_problem *problem) {
     bool aligned = call->output_dim % VECTOR == 0 &&
                    rf__elements_aligned((uintptr_t)call->grad, call->grad_dtype, VECTOR);
     for (int32_t i = 0; i < problem->n_matrices; i++)
-        aligned &= rf__backward_aligned(&problem->matrices[i], problem->dtype, problem->emit - 1);
+        aligned &= rf__backward_aligned(&problem->matrices[i], problem->dtype, problem->epilogue - 1);
     return aligned;
 }
 
@@ -64,24 +64,24 @@ static rf__backward_traffic traffic_of(const rf__backward_problem *problem,
     return traffic;
 }
 
-rf__backward_traffic rf__backward_traffic_less(rf__backward_traffic all, rf__backward_traffic some) {
-    return (rf__backward_traffic){.columns = all.columns - some.columns,
-                                  .lookups = all.lookups - some.lookups,
-                                  .lookup_elements = all.lookup_elements - some.lookup_elements,
-                                  .rows = all.rows - some.rows,
-                                  .row_elements = all.row_elements - some.row_elements};
+rf__backward_traffic rf__backward_traffic_less(rf__backward_traffic total, rf__backward_traffic part) {
+    return (rf__backward_traffic){.columns = total.columns - part.columns,
+                                  .lookups = total.lookups - part.lookups,
+                                  .lookup_elements = total.lookup_elements - part.lookup_elements,
+                                  .rows = total.rows - part.rows,
+                                  .row_elements = total.row_elements - part.row_elements};
 }
 
 void rf__backward_traffic_add(const rf__backward_problem *problem, const rf__backward_traffic *traffic,
                               rf__kernel_launch *launch) {
-    const int32_t optimizer = problem->emit - 1;
+    const int32_t optimizer = problem->epilogue - 1;
     const double states = traffic->row_elements * rf_optimizer_column_states(optimizer) +
                           traffic->rows * rf_optimizer_row_states(optimizer);
     const int64_t updated = rf__elements_bytes(problem->dtype, (int64_t)traffic->row_elements) +
                             rf__elements_bytes(RF_FLOAT32, (int64_t)states);
     launch->read_bytes += rf__elements_bytes(problem->call.grad_dtype,
                                              (int64_t)((double)problem->call.bags * traffic->columns));
-    if (problem->emit != RF_EMIT_GRADIENT) launch->read_bytes += updated;
+    if (problem->epilogue != RF_EPILOGUE_GRADIENT) launch->read_bytes += updated;
     launch->written_bytes += updated;
     launch->flops += traffic->lookup_elements + traffic->row_elements * rf_optimizer_operations(optimizer);
 }

@@ -12,7 +12,7 @@ enum { DIGIT_BITS = 10 /* of a pass; more if that saves a pass */ };
 
 /* Rows [first, behind) of all, and the first bag. */
 typedef struct segment_t {
-    int64_t first, behind, slot;
+    int64_t first, end, slot;
 } segment_t;
 
 static int32_t bits_of(int64_t rows) { return rows <= 2 ? 1 : 64 - __builtin_clzll((uint64_t)rows - 1); }
@@ -20,8 +20,8 @@ static int32_t bits_of(int64_t rows) { return rows <= 2 ? 1 : 64 - __builtin_clz
 static int32_t passes_of(int32_t bits, int32_t of_pass) { return (bits + of_pass - 1) / of_pass; }
 
 static int32_t least_passes(int32_t bits) {
-    const int32_t least = passes_of(bits, RF_BACKWARD_MOST_DIGIT_BITS);
-    return least < passes_of(bits, DIGIT_BITS) ? least : passes_of(bits, DIGIT_BITS);
+    const int32_t fewest = passes_of(bits, RF_BACKWARD_MOST_DIGIT_BITS);
+    return fewest < passes_of(bits, DIGIT_BITS) ? fewest : passes_of(bits, DIGIT_BITS);
 }
 
 /* Writes the segments of at most `most` rows each. Returns their number, or 0 if there is no such cut. */
@@ -32,14 +32,13 @@ static int32_t cut(const rf__backward_problem *problem, const rf_backward_featur
         if (features[f].pooling < 0) continue;
         segment_t next = {features[f].first_row, features[f].first_row + features[f].rows,
                           f * problem->call.bags};
-        while (count > 0 &&
-               (next.first < to[count - 1].behind || next.behind - to[count - 1].first <= most)) {
+        while (count > 0 && (next.first < to[count - 1].end || next.end - to[count - 1].first <= most)) {
             const segment_t *last = &to[--count];
             if (last->first < next.first) next.first = last->first;
-            if (last->behind > next.behind) next.behind = last->behind;
+            if (last->end > next.end) next.end = last->end;
             next.slot = last->slot;
         }
-        if (count == RF_BACKWARD_MOST_SEGMENTS || next.behind - next.first > most) return 0;
+        if (count == RF_BACKWARD_MOST_SEGMENTS || next.end - next.first > most) return 0;
         to[count++] = next;
     }
     return count;
@@ -68,8 +67,7 @@ void rf__backward_segment(const rf__backward_problem *problem, rf__backward_feat
         segments[0] = (segment_t){0, described->rows, 0};
     }
     for (int32_t s = 0; s < count; s++)
-        if (segments[s].behind - segments[s].first > largest)
-            largest = segments[s].behind - segments[s].first;
+        if (segments[s].end - segments[s].first > largest) largest = segments[s].end - segments[s].first;
     described->segments = described_as(segments, count);
     described->passes = least_passes(bits_of(largest));
     described->digit_bits = passes_of(bits_of(largest), described->passes);

@@ -124,12 +124,12 @@ RF_INLINE void rf_forget(int &number) { asm volatile("" : "+r"(number)); }
 
 /* Returns first + number * pitch by one multiplication and addition; otherwise a compiler may multiply 64
  * bits. */
-RF_INLINE rf_u8 *rf_place(const rf_u8 *first, rf_u32 number, rf_u32 pitch) {
+RF_INLINE rf_u8 *rf_address(const rf_u8 *first, rf_u32 number, rf_u32 pitch) {
     rf_u64 bytes;
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(bytes) : "r"(number), "r"(pitch));
     return (rf_u8 *)first + bytes;
 }
-RF_INLINE rf_u8 *rf_place(const rf_u8 *first, rf_u64 number, rf_u32 pitch) {
+RF_INLINE rf_u8 *rf_address(const rf_u8 *first, rf_u64 number, rf_u32 pitch) {
     return (rf_u8 *)first + number * pitch;
 }
 

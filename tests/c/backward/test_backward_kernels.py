@@ -12,8 +12,8 @@ import pytest
 from support.kernels import BFLOAT16, FLOAT16, FLOAT32, NVRTC, compile_log
 
 FOLDER = "families/fused_backward"
-GRADIENT = 0  # RF_EMIT
-EMITS = range(5)
+GRADIENT = 0  # RF_EPILOGUE
+EPILOGUES = range(5)
 DTYPES = ((FLOAT32, FLOAT32, 0), (FLOAT16, FLOAT16, 1), (FLOAT32, BFLOAT16, 1), (BFLOAT16, FLOAT32, 0))
 INTEGERS = [f"-DRF_INDEX={index} -DRF_OFFSET={offset}" for index, offset in
             itertools.product(("int", "rf_i64"), repeat=2)]  # fmt: skip
@@ -26,9 +26,11 @@ pytestmark = [
 ]
 
 
-def emitting(emit: int, grad: int, weight: int, stochastic: int) -> str:
-    stochastic = stochastic if emit != GRADIENT else 0
-    return f"-DRF_EMIT={emit} -DRF_GRAD_DTYPE={grad} -DRF_WEIGHT_DTYPE={weight} -DRF_ROUND={stochastic}"
+def options_of(epilogue: int, grad: int, weight: int, stochastic: int) -> str:
+    stochastic = stochastic if epilogue != GRADIENT else 0
+    return (
+        f"-DRF_EPILOGUE={epilogue} -DRF_GRAD_DTYPE={grad} -DRF_WEIGHT_DTYPE={weight} -DRF_ROUND={stochastic}"
+    )
 
 
 def wide(key: str, value: str) -> str:
@@ -40,8 +42,8 @@ KEYS = wide("u32", "u32"), wide("u64", "u64"), f"{wide('u32', 'u32')} -DRF_GROUP
 FILES = {
     "small/lists.cu": INTEGERS,
     "small/small_rows.cu": [
-        f"{emitting(emit, *DTYPES[(emit + staged + other) % 4])} -DRF_STAGED={staged}"
-        for emit, staged, other in itertools.product(EMITS, (0, 1), (0, 1))
+        f"{options_of(epilogue, *DTYPES[(epilogue + staged + other) % 4])} -DRF_STAGED={staged}"
+        for epilogue, staged, other in itertools.product(EPILOGUES, (0, 1), (0, 1))
     ],
     "bags/winners.cu": INTEGERS,
     "bags/sample_weights.cu": [f"{INTEGERS[dtype]} -DRF_GRAD_DTYPE={dtype}" for dtype in range(3)],
@@ -58,11 +60,13 @@ FILES = {
         for value, items in itertools.product(("u32", "u64"), (4, 8))
     ],
     "rows.cu": [
-        f"{emitting(emit, *dtypes)} {wide('u32', 'u32')} -DRF_ENTRIES={entries}"
-        for emit, (entries, dtypes) in itertools.product(EMITS, ((0, DTYPES[0]), (1, DTYPES[2])))
+        f"{options_of(epilogue, *dtypes)} {wide('u32', 'u32')} -DRF_ENTRIES={entries}"
+        for epilogue, (entries, dtypes) in itertools.product(EPILOGUES, ((0, DTYPES[0]), (1, DTYPES[2])))
     ],
-    "joins.cu": [emitting(emit, *DTYPES[emit % 3]) for emit in EMITS],
-    "listed.cu": [emitting(emit, *DTYPES[emit % 3]) for emit in EMITS if emit != GRADIENT],
+    "joins.cu": [options_of(epilogue, *DTYPES[epilogue % 3]) for epilogue in EPILOGUES],
+    "listed.cu": [
+        options_of(epilogue, *DTYPES[epilogue % 3]) for epilogue in EPILOGUES if epilogue != GRADIENT
+    ],
     "unique.cu": [wide("u32", "u32"), wide("u64", "u32")],
 }
 

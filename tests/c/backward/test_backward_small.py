@@ -18,7 +18,7 @@ from support.backward.lookups import spoil
 from support.backward.simulated import CPP_COMPILER, simulated
 
 SUM, MEAN = range(2)
-GRADIENT, SGD, ADAGRAD, ROWWISE, ADAM = range(5)  # RF_EMIT
+GRADIENT, SGD, ADAGRAD, ROWWISE, ADAM = range(5)  # RF_EPILOGUE
 FLOAT32, FLOAT16, BFLOAT16 = range(3)
 MOST_LIST_ROWS, LEAST_SHARED, NUMBERS = 8192, 48 << 10, 8
 FEATURE = np.dtype(
@@ -294,19 +294,23 @@ def floats(values: NDArray[Any], dtype: int) -> NDArray[Any]:
 
 
 def updated(
-    emit: int, weight: NDArray[Any], states: list[NDArray[Any]], total: NDArray[Any], numbers: NDArray[Any]
+    epilogue: int,
+    weight: NDArray[Any],
+    states: list[NDArray[Any]],
+    total: NDArray[Any],
+    numbers: NDArray[Any],
 ) -> tuple[NDArray[Any], list[NDArray[Any]]]:
     """One row, by the header's formulas."""
     lr, decay, eps, beta1, beta2, step, scale, _ = numbers.tolist()
-    if emit == GRADIENT:
+    if epilogue == GRADIENT:
         return total, []
     g = total * scale + decay * weight
-    if emit == SGD:
+    if epilogue == SGD:
         return weight - lr * g, []
-    if emit == ADAGRAD:
+    if epilogue == ADAGRAD:
         state = states[0] + g * g
         return weight - lr * g / (np.sqrt(state) + eps), [state]
-    if emit == ROWWISE:
+    if epilogue == ROWWISE:
         state = states[0] + (g * g).mean()
         return weight - lr * g / (np.sqrt(state) + eps), [state]
     m, v = states[0] + (1 - beta1) * (g - states[0]), states[1] + (1 - beta2) * (g * g - states[1])
@@ -315,14 +319,19 @@ def updated(
 
 
 def check_rows(
-    problem: Problem, pooling: int, emit: int, grad_dtype: int, dtype: int, staged: bool, **options: Any
+    problem: Problem, pooling: int, epilogue: int, grad_dtype: int, dtype: int, staged: bool, **options: Any
 ) -> None:
     draw = np.random.default_rng(problem.seed + 100)
     features = features_of(problem, pooling, padded=True)
     listed = run_lists(problem, features, MOST_LIST_ROWS, 3)
     want_lists, _ = expected_lists(problem, features)
     integer = "rf_i64" if problem.wide else "int"
-    lib_options = {"RF_INDEX": integer, "RF_OFFSET": integer, "RF_EMIT": emit, "RF_GRAD_DTYPE": grad_dtype}
+    lib_options = {
+        "RF_INDEX": integer,
+        "RF_OFFSET": integer,
+        "RF_EPILOGUE": epilogue,
+        "RF_GRAD_DTYPE": grad_dtype,
+    }
     lib_options["RF_WEIGHT_DTYPE"] = dtype
     output_dim = sum(problem.dims)
     grad = rounded(draw.standard_normal((problem.bags, output_dim)), grad_dtype)
@@ -336,12 +345,12 @@ def check_rows(
     for name, values in given.items():
         setattr(args, name, values.ctypes.data)
     weights, states = [], []
-    n_states = {ADAGRAD: 1, ROWWISE: 1, ADAM: 2}.get(emit, 0)
+    n_states = {ADAGRAD: 1, ROWWISE: 1, ADAM: 2}.get(epilogue, 0)
     for number, (rows, dim) in enumerate(zip(problem.rows, problem.dims, strict=True)):
         values = rounded(draw.standard_normal((rows, dim)), dtype)
         weight = aligned(values.shape, values.dtype)
-        weight[...] = 0 if emit == GRADIENT else values
-        own = [aligned((rows,) if emit == ROWWISE else (rows, dim), np.float32) for _ in range(n_states)]
+        weight[...] = 0 if epilogue == GRADIENT else values
+        own = [aligned((rows,) if epilogue == ROWWISE else (rows, dim), np.float32) for _ in range(n_states)]
         for state in own:
             state[...] = draw.random(state.shape)
         weights.append(weight)
@@ -363,7 +372,7 @@ def check_rows(
                 total = (slice_of[bags] * np.reshape(factors, (-1, 1))).sum(0)
                 if options.get("by_frequency"):
                     total = total / len(bags)
-                old, old_states = updated(emit, old, old_states, total, numbers.astype(np.float64))
+                old, old_states = updated(epilogue, old, old_states, total, numbers.astype(np.float64))
             loose = {FLOAT32: 2e-5, FLOAT16: 2e-3, BFLOAT16: 1e-2}[dtype] * (1 + len(bags) ** 0.5)
             np.testing.assert_allclose(floats(weights[number][row], dtype), old, rtol=loose, atol=loose)
             for state, wanted in zip(states[number], old_states, strict=True):
@@ -374,18 +383,18 @@ HOT = Problem(bags=50, longest=30, hot=0.5, rows=(3, 7, 40), dims=(4, 16, 64), s
 
 
 @pytest.mark.parametrize("staged", (True, False))
-@pytest.mark.parametrize("emit", (GRADIENT, SGD, ADAGRAD, ROWWISE, ADAM))
-def test_rows(emit: int, staged: bool) -> None:
-    wide = emit != ROWWISE or not staged
+@pytest.mark.parametrize("epilogue", (GRADIENT, SGD, ADAGRAD, ROWWISE, ADAM))
+def test_rows(epilogue: int, staged: bool) -> None:
+    wide = epilogue != ROWWISE or not staged
     few = replace(PROBLEMS["few"], dims=(4, 20, 48 if wide else 32), rows=(5, 70, 150))
-    check_rows(few, SUM, emit, FLOAT32, FLOAT32, staged)
-    check_rows(replace(HOT, dims=HOT.dims if wide else (4, 16, 28)), MEAN, emit, FLOAT32, FLOAT32, staged)
+    check_rows(few, SUM, epilogue, FLOAT32, FLOAT32, staged)
+    check_rows(replace(HOT, dims=HOT.dims if wide else (4, 16, 28)), MEAN, epilogue, FLOAT32, FLOAT32, staged)
 
 
-@pytest.mark.parametrize(("dtype", "emit"), ((FLOAT16, GRADIENT), (FLOAT16, ADAM), (BFLOAT16, SGD)))
-def test_rows_of_halves(dtype: int, emit: int) -> None:
-    check_rows(PROBLEMS["few"], MEAN, emit, dtype, dtype, staged=emit != SGD)
-    check_rows(HOT, SUM, emit, FLOAT32, dtype, staged=True, columns=16)
+@pytest.mark.parametrize(("dtype", "epilogue"), ((FLOAT16, GRADIENT), (FLOAT16, ADAM), (BFLOAT16, SGD)))
+def test_rows_of_halves(dtype: int, epilogue: int) -> None:
+    check_rows(PROBLEMS["few"], MEAN, epilogue, dtype, dtype, staged=epilogue != SGD)
+    check_rows(HOT, SUM, epilogue, FLOAT32, dtype, staged=True, columns=16)
 
 
 @pytest.mark.parametrize("staged", (True, False))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from recfuse.data import workloads
 from support.c_program import COMPILER, FLAGS, ROOT, make_once
 
-SGD, ROWWISE, ADAM = 1, 3, 4  # RF_EMIT
+SGD, ROWWISE, ADAM = 1, 3, 4  # RF_EPILOGUE
 FLOAT32 = 0  # rf_dtype
 FEATURE = np.dtype(
     [("row", "i8"), ("start", "i8"), ("factors", "i8"), ("number", "i4"), ("rows", "i4"), ("padding", "i4"),
@@ -35,7 +35,7 @@ class Sizes(ctypes.Structure):
         ("sms", ctypes.c_int64),
         ("lookups", ctypes.c_double),
         ("staged_bytes", ctypes.c_int64),
-        ("emit", ctypes.c_int32),
+        ("epilogue", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
     )
 
@@ -52,10 +52,10 @@ def host_library() -> ctypes.CDLL:
     return ctypes.CDLL(str(make_once(["tasks of small tables"], ".so", build)))
 
 
-def shared_out(features: NDArray[Any], bags: int, emit: int, lookups: float) -> tuple[NDArray[Any], int]:
+def shared_out(features: NDArray[Any], bags: int, epilogue: int, lookups: float) -> tuple[NDArray[Any], int]:
     """Tasks as a call has them on a GPU of 132 SMs; how many are staged."""
     core = host_library()
-    sizes = Sizes(bags, 132, lookups, 108 << 10, emit, FLOAT32)
+    sizes = Sizes(bags, 132, lookups, 108 << 10, epilogue, FLOAT32)
     tasks, staged, gathered = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
     given = ctypes.byref(sizes), features.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(features.size)
     made = ctypes.byref(tasks), ctypes.byref(staged), ctypes.byref(gathered)
@@ -66,9 +66,9 @@ def shared_out(features: NDArray[Any], bags: int, emit: int, lookups: float) -> 
     return found, staged.value
 
 
-@pytest.mark.parametrize("emit", (SGD, ROWWISE, ADAM))
+@pytest.mark.parametrize("epilogue", (SGD, ROWWISE, ADAM))
 @pytest.mark.parametrize(("model", "bags"), (("A", 512), ("D", 512), ("A", 1000), ("B", 20_000), ("C", 1)))
-def test_tasks(model: str, bags: int, emit: int) -> None:
+def test_tasks(model: str, bags: int, epilogue: int) -> None:
     """Every column of every row is in one task, and tasks are about equally long."""
     given = workloads.model(model)
     rows, dims = np.asarray(given.rows), np.asarray(given.dims)
@@ -76,7 +76,7 @@ def test_tasks(model: str, bags: int, emit: int) -> None:
     features["rows"], features["dim"], features["factors"] = rows, dims, -1
     for step, name in enumerate(("row", "start", "column", "matrix"), start=1):
         features[name] = np.arange(rows.size) * step
-    tasks, staged = shared_out(features, bags, emit, lookups=20 * bags)
+    tasks, staged = shared_out(features, bags, epilogue, lookups=20 * bags)
     for name in ("row", "start", "factors", "matrix"):
         assert (tasks[name] == features[name][tasks["feature"]]).all()
     assert (tasks["output"] == features["column"][tasks["feature"]]).all()
@@ -91,9 +91,9 @@ def test_tasks(model: str, bags: int, emit: int) -> None:
     width = tasks["columns"]
     assert (width[:staged] <= 32).all() and (width * bags * 4 <= 108 << 10)[:staged].all()
     assert (width[staged:] <= 128).all()
-    if emit == ROWWISE:
+    if epilogue == ROWWISE:
         assert (width == dims[tasks["feature"]]).all()
     size = (tasks["last"] - tasks["first"]) * width
-    if (model, bags, emit) == ("A", 512, SGD):
+    if (model, bags, epilogue) == ("A", 512, SGD):
         assert staged == tasks.size and 1500 < tasks.size < 8000, tasks.size
         assert size.max() < 24 * size.mean() and size[: tasks.size // 4].mean() > size.mean()

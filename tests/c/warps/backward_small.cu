@@ -1,4 +1,4 @@
-/* The small path of the backward pass on the host: lists.cu, and small_rows.cu for given RF_STAGED, RF_EMIT
+/* The small path of the backward pass on the host: lists.cu, and small_rows.cu for given RF_STAGED, RF_EPILOGUE
  * and dtypes. */
 #include "warps.h"
 
@@ -7,7 +7,7 @@
 thread_local __align__(16) rf_u8 memory[256 << 10]; /* dynamic shared memory of a block */
 
 #define RF_STREAMED 0
-#include "families/fused_backward/emit.cuh"
+#include "families/fused_backward/epilogue.cuh"
 #include "families/fused_backward/small/backward_small_args.h"
 
 /* Namespaces separate equal names. */

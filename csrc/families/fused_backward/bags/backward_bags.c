@@ -62,7 +62,7 @@ static int64_t features_write(const rf_fused_embedding_bag_params *params, rf_ba
     int64_t blocks = 0;
     for (int64_t f = 0; f < params->n_features; f++) {
         const rf_feature *feature = &params->features[f];
-        const int64_t each = bags_a_block(feature->dim);
+        const int64_t block_bags = bags_a_block(feature->dim);
         to[f] = (rf_bags_feature){.weight = (uintptr_t)rf__feature_weight(params->buffers, feature),
                                   .rows = feature->rows,
                                   .padding_idx = feature->padding_idx,
@@ -71,7 +71,7 @@ static int64_t features_write(const rf_fused_embedding_bag_params *params, rf_ba
                                   .dtype = (int32_t)params->buffers[feature->buffer].dtype,
                                   .pooling = (int32_t)feature->pooling,
                                   .first_block = blocks};
-        if (feature->dim > 0) blocks += (params->bags + each - 1) / each;
+        if (feature->dim > 0) blocks += (params->bags + block_bags - 1) / block_bags;
     }
     return blocks;
 }

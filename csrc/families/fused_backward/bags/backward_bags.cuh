@@ -13,11 +13,12 @@ struct columns_t {
     float of[LANE_COLUMNS];
 };
 
-/* Loads up to four columns from element `first` on; `whole`: all four exist and are aligned. */
-template <int DTYPE> RF_INLINE columns_t columns_of(const rf_u8 *from, rf_i64 first, int count, bool whole) {
+/* Loads up to four columns from element `first` on; `is_aligned`: all four exist and are aligned. */
+template <int DTYPE>
+RF_INLINE columns_t columns_of(const rf_u8 *from, rf_i64 first, int count, bool is_aligned) {
     enum { BYTES = rf_element<DTYPE>::BYTES };
     columns_t to = {};
-    if (whole) {
+    if (is_aligned) {
         rf_elements_get<DTYPE, LANE_COLUMNS>(
             rf_load((const rf_elements<DTYPE, LANE_COLUMNS> *)(from + first * BYTES)), to.of);
         return to;
@@ -29,14 +30,14 @@ template <int DTYPE> RF_INLINE columns_t columns_of(const rf_u8 *from, rf_i64 fi
                 rf_load((const rf_elements<DTYPE, 1> *)(from + (first + i) * BYTES)), 0);
     return to;
 }
-RF_INLINE columns_t columns_of(const rf_u8 *from, int dtype, rf_i64 first, int count, bool whole) {
-    if (dtype == RF_FLOAT32) return columns_of<RF_FLOAT32>(from, first, count, whole);
-    if (dtype == RF_FLOAT16) return columns_of<RF_FLOAT16>(from, first, count, whole);
-    return columns_of<RF_BFLOAT16>(from, first, count, whole);
+RF_INLINE columns_t columns_of(const rf_u8 *from, int dtype, rf_i64 first, int count, bool is_aligned) {
+    if (dtype == RF_FLOAT32) return columns_of<RF_FLOAT32>(from, first, count, is_aligned);
+    if (dtype == RF_FLOAT16) return columns_of<RF_FLOAT16>(from, first, count, is_aligned);
+    return columns_of<RF_BFLOAT16>(from, first, count, is_aligned);
 }
 
 /* Returns true if all vectors of four columns are complete and aligned. */
-RF_INLINE bool are_whole(const rf_u8 *rows, int dtype, rf_i64 pitch, rf_i64 columns) {
+RF_INLINE bool are_aligned(const rf_u8 *rows, int dtype, rf_i64 pitch, rf_i64 columns) {
     const int bytes = LANE_COLUMNS * rf_table_element_bytes(dtype);
     return (rf_u64)rows % bytes == 0 && pitch % LANE_COLUMNS == 0 && columns % LANE_COLUMNS == 0;
 }

@@ -19,10 +19,10 @@ struct bag_grad_t {
     const rf_u8 *grad; /* of the bag's first column */
     rf_i64 first; /* first column of the lane */
     int lanes;
-    bool whole, whole_grad;
+    bool is_aligned, grad_is_aligned;
 
     RF_INLINE columns_t grad_of(rf_i64 column, int count) const {
-        return columns_of<RF_GRAD_DTYPE>(grad, column, count, whole_grad);
+        return columns_of<RF_GRAD_DTYPE>(grad, column, count, grad_is_aligned);
     }
 };
 
@@ -33,8 +33,8 @@ RF_INLINE void products_add(const rf_bags_feature &feature, const bag_grad_t &ba
 #pragma unroll
     for (int k = 0; k < UNROLL; k++)
         if (rows[k] >= 0)
-            values[k] =
-                columns_of(feature.weight, feature.dtype, rows[k] * feature.dim + column, count, bag.whole);
+            values[k] = columns_of(feature.weight, feature.dtype, rows[k] * feature.dim + column, count,
+                                   bag.is_aligned);
 #pragma unroll
     for (int k = 0; k < UNROLL; k++) {
         if (rows[k] < 0) continue;
@@ -56,33 +56,34 @@ extern "C" __global__ void __launch_bounds__(RF_BAGS_BLOCK, 8)
     at.first = threadIdx.x % at.lanes * LANE_COLUMNS;
     const rf_u8 *grad = args.grad + feature.output_column * rf_element<RF_GRAD_DTYPE>::BYTES;
     at.grad = grad + bag * args.output_dim * rf_element<RF_GRAD_DTYPE>::BYTES;
-    at.whole = are_whole(feature.weight, feature.dtype, feature.dim, feature.dim);
-    at.whole_grad = are_whole(grad, RF_GRAD_DTYPE, args.output_dim, feature.dim);
+    at.is_aligned = are_aligned(feature.weight, feature.dtype, feature.dim, feature.dim);
+    at.grad_is_aligned = are_aligned(grad, RF_GRAD_DTYPE, args.output_dim, feature.dim);
     const bool is_narrow = feature.dim <= 32 * LANE_COLUMNS;
     const int count = (int)min(max(feature.dim - at.first, (rf_i64)0), (rf_i64)LANE_COLUMNS);
-    columns_t kept = {};
-    if (is_narrow && count > 0 && lookups.from < lookups.to) kept = at.grad_of(at.first, count);
-    const int at_once = 32 / at.lanes, own = (int)threadIdx.x % 32 / at.lanes;
+    columns_t narrow_grad = {};
+    if (is_narrow && count > 0 && lookups.from < lookups.to) narrow_grad = at.grad_of(at.first, count);
+    const int at_once = 32 / at.lanes, own_slot = (int)threadIdx.x % 32 / at.lanes;
     const rf_i64 stride = (rf_i64)at_once * UNROLL;
     for (rf_i64 round = lookups.from + blockIdx.y * stride; round < lookups.to; round += gridDim.y * stride) {
         rf_i64 rows[UNROLL];
         float sums[UNROLL] = {};
 #pragma unroll
         for (int k = 0; k < UNROLL; k++) {
-            const rf_i64 lookup = round + k * at_once + own;
+            const rf_i64 lookup = round + k * at_once + own_slot;
             rows[k] = lookup < lookups.to ? row_of(args, feature, lookup) : -1;
         }
 #pragma unroll 1
         for (rf_i64 column = at.first; column < feature.dim; column += 32 * LANE_COLUMNS) {
             const int some = (int)min(feature.dim - column, (rf_i64)LANE_COLUMNS);
-            products_add(feature, at, column, some, is_narrow ? kept : at.grad_of(column, some), rows, sums);
+            products_add(feature, at, column, some, is_narrow ? narrow_grad : at.grad_of(column, some), rows,
+                         sums);
         }
         __syncwarp();
 #pragma unroll
         for (int k = 0; k < UNROLL; k++) {
             for (int apart = at.lanes / 2; apart > 0; apart /= 2)
                 sums[k] += __shfl_xor_sync(RF_FULL_WARP, sums[k], apart);
-            const rf_i64 lookup = round + k * at_once + own;
+            const rf_i64 lookup = round + k * at_once + own_slot;
             if (threadIdx.x % at.lanes == 0 && rows[k] >= 0) args.output[lookup] = sums[k];
         }
     }

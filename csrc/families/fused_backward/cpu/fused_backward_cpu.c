@@ -46,19 +46,19 @@ static void write_dense(void *context, int64_t bucket) {
     const rf__transpose *transpose = &gradient->transpose;
     const rf_fused_backward_params *params = transpose->params;
     const int64_t row_bytes = rf__elements_bytes(params->dtype, params->dim);
-    const int64_t first_row = bucket << transpose->shift, left = params->rows - first_row;
-    const int64_t rows = left >> transpose->shift > 0 ? (int64_t)1 << transpose->shift : left;
+    const int64_t first_row = bucket << transpose->shift, remaining = params->rows - first_row;
+    const int64_t rows = remaining >> transpose->shift > 0 ? (int64_t)1 << transpose->shift : remaining;
     const int64_t count = transpose->starts[bucket + 1] - transpose->starts[bucket];
     const rf__entry *at = rf__transpose_sort(transpose, bucket), *end = at == NULL ? NULL : at + count;
     char *output = gradient->values + first_row * row_bytes;
-    int64_t written = 0; /* rows of the bucket */
+    int64_t n_written = 0; /* rows of the bucket */
     while (at < end) {
         const int64_t row = rf__entry_row(at);
-        memset(output + written * row_bytes, 0, (size_t)((row - written) * row_bytes));
+        memset(output + n_written * row_bytes, 0, (size_t)((row - n_written) * row_bytes));
         at = pool_row(gradient, first_row, at, end, output + row * row_bytes);
-        written = row + 1;
+        n_written = row + 1;
     }
-    memset(output + written * row_bytes, 0, (size_t)((rows - written) * row_bytes));
+    memset(output + n_written * row_bytes, 0, (size_t)((rows - n_written) * row_bytes));
 }
 
 static void sort_sparse(void *context, int64_t bucket) {

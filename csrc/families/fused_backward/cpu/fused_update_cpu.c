@@ -15,7 +15,7 @@
 #include "families/fused_backward/device/optimizer_steps.h"
 
 enum {
-    ROWS_AHEAD = 6, /* between the prefetch of a row and its states and its update */
+    PREFETCH_ROWS = 6, /* between the prefetch of a row and its states and its update */
     STACK_SUM = 1024, /* columns whose sum fits on the stack */
     ROWS_A_TASK = 256, /* of a rows_update */
 };
@@ -56,7 +56,7 @@ static void update_begin(update *update, const rf_update *with, const rf_update_
 
 /* Prefetches a row that is updated soon. Always inline, because gcc drops calls of functions that only
  * prefetch. */
-static inline __attribute__((always_inline)) void ask_for_row(const update *update, int64_t row) {
+static inline __attribute__((always_inline)) void row_prefetch(const update *update, int64_t row) {
     const rf_update_matrix *matrix = update->matrix;
     const rf__row_format weight = rf__contiguous_row(matrix->dtype, matrix->dim);
     const int32_t columns = rf_optimizer_column_states(update->optimizer);
@@ -88,23 +88,23 @@ static void update_bucket(void *context, int64_t bucket) {
     const rf__transpose *transpose = &update->transpose;
     const rf_fused_backward_params *params = transpose->params;
     const int64_t first_row = bucket << transpose->shift;
-    const rf__entry *at = rf__transpose_sort(transpose, bucket), *ahead = at;
+    const rf__entry *at = rf__transpose_sort(transpose, bucket), *prefetched = at;
     if (at == NULL) return;
     const rf__entry *end = at + (transpose->starts[bucket + 1] - transpose->starts[bucket]);
     float stack[STACK_SUM];
     float *sum = sum_get(update, stack);
-    for (int32_t i = 0; sum != NULL && i < ROWS_AHEAD && ahead < end; i++) {
-        ask_for_row(update, first_row + rf__entry_row(ahead));
-        ahead = row_end(ahead, end);
+    for (int32_t i = 0; sum != NULL && i < PREFETCH_ROWS && prefetched < end; i++) {
+        row_prefetch(update, first_row + rf__entry_row(prefetched));
+        prefetched = row_end(prefetched, end);
     }
     while (sum != NULL && at < end) {
         const int64_t row = first_row + rf__entry_row(at);
         const rf__entry *last = row_end(at, end);
         bool maximum = false;
         for (const rf__entry *entry = at; entry < last; entry++) maximum |= (entry->row & RF__ENTRY_MAX) != 0;
-        if (ahead < end) {
-            ask_for_row(update, first_row + rf__entry_row(ahead));
-            ahead = row_end(ahead, end);
+        if (prefetched < end) {
+            row_prefetch(update, first_row + rf__entry_row(prefetched));
+            prefetched = row_end(prefetched, end);
         }
         if (maximum) {
             update->kernels->mixed_row(params, at, last, row, 1.0f, (char *)sum);
@@ -160,8 +160,8 @@ static void update_rows(void *context, int64_t task) {
     float *sum = sum_get(update, stack);
     for (int64_t i = first; sum != NULL && i < last; i++) {
         const int64_t row = params->rows[i],
-                      ahead = i + ROWS_AHEAD < last ? params->rows[i + ROWS_AHEAD] : -1;
-        if (ahead >= 0 && ahead < matrix->rows) ask_for_row(update, ahead);
+                      prefetched = i + PREFETCH_ROWS < last ? params->rows[i + PREFETCH_ROWS] : -1;
+        if (prefetched >= 0 && prefetched < matrix->rows) row_prefetch(update, prefetched);
         if (row < 0 || row >= matrix->rows) continue;
         update->kernels->load((const char *)params->sums + i * sums.pitch, sums.dtype, dim, sum);
         update->update_row(&update->step, matrix, row, sum);

@@ -15,7 +15,7 @@ enum {
     MOST_BUCKETS = 1024,    /* streams that a chunk writes to at once */
     MOST_SHIFT = 31,        /* a row of a bucket fits 31 bits */
     MOST_ROW_BITS = 47,     /* no memory holds more rows, except expanded or invalid tensors */
-    FEW = 24,               /* entries that are sorted by insertion */
+    INSERTION_ENTRIES = 24,               /* entries that are sorted by insertion */
     DIGIT_BITS = 8,
     MOST_PASSES = 4,        /* MOST_SHIFT by DIGIT_BITS */
 };
@@ -109,19 +109,19 @@ static int64_t cursors_sum(rf__transpose *transpose) {
     return total;
 }
 
-static int64_t between(int64_t value, int64_t least, int64_t most) {
-    return value < least ? least : value > most ? most : value;
+static int64_t clamp(int64_t value, int64_t smallest, int64_t largest) {
+    return value < smallest ? smallest : value > largest ? largest : value;
 }
 
 /* Cuts the work: chunks of bags, buckets of rows. `lookups` is an estimate. */
 static void cut(rf__transpose *transpose, int64_t lookups, int64_t bucket_rows) {
     const int64_t all_bags = transpose->n_features * transpose->params->bags;
-    const int64_t chunks = between((lookups + all_bags) / CHUNK_LOOKUPS, 1, MOST_CHUNKS);
-    transpose->chunk_bags = between((all_bags + chunks - 1) / chunks, 1, INT64_MAX);
+    const int64_t chunks = clamp((lookups + all_bags) / CHUNK_LOOKUPS, 1, MOST_CHUNKS);
+    transpose->chunk_bags = clamp((all_bags + chunks - 1) / chunks, 1, INT64_MAX);
     transpose->chunks = (all_bags + transpose->chunk_bags - 1) / transpose->chunk_bags;
-    const int64_t rows = between(transpose->params->rows, 1, INT64_MAX);
+    const int64_t rows = clamp(transpose->params->rows, 1, INT64_MAX);
     const int64_t by_rows = bucket_rows > 0 ? rows / bucket_rows : 1, by_lookups = lookups / BUCKET_LOOKUPS;
-    const int64_t buckets = between(by_rows > by_lookups ? by_rows : by_lookups, 1, MOST_BUCKETS);
+    const int64_t buckets = clamp(by_rows > by_lookups ? by_rows : by_lookups, 1, MOST_BUCKETS);
     while (transpose->shift < MOST_SHIFT && (rows - 1) >> transpose->shift >= buckets) transpose->shift++;
     transpose->buckets = ((rows - 1) >> transpose->shift) + 1;
 }
@@ -134,7 +134,7 @@ rf_status rf__transpose_run(rf__transpose *transpose, const rf_fused_backward_pa
                "recfuse.%s: the weight has %lld rows; expected at most 2^%d", operator_name,
                (long long)params->rows, (int)MOST_ROW_BITS);
     transpose->params = params;
-    transpose->features = malloc(sizeof(int64_t) * (size_t)between(params->n_features, 1, INT64_MAX));
+    transpose->features = malloc(sizeof(int64_t) * (size_t)clamp(params->n_features, 1, INT64_MAX));
     RF_FAIL_IF(transpose->features == NULL, RF_ERR_MEMORY, "recfuse.%s: no memory for %lld features",
                operator_name, (long long)params->n_features);
     for (int64_t f = 0; f < params->n_features; f++) {
@@ -146,7 +146,7 @@ rf_status rf__transpose_run(rf__transpose *transpose, const rf_fused_backward_pa
     }
     cut(transpose, lookups, bucket_rows);
     const int64_t counters = transpose->chunks * transpose->buckets;
-    transpose->cursors = calloc((size_t)between(counters, 1, INT64_MAX), sizeof(int64_t));
+    transpose->cursors = calloc((size_t)clamp(counters, 1, INT64_MAX), sizeof(int64_t));
     transpose->starts = calloc((size_t)transpose->buckets + 1, sizeof(int64_t));
     RF_FAIL_IF(transpose->cursors == NULL || transpose->starts == NULL, RF_ERR_MEMORY,
                "recfuse.%s: no memory for %lld counters", operator_name, (long long)counters);
@@ -171,7 +171,7 @@ void rf__transpose_free(rf__transpose *transpose) {
     free(transpose->features);
 }
 
-static void sort_few(rf__entry *entries, int64_t count) {
+static void sort_by_insertion(rf__entry *entries, int64_t count) {
     for (int64_t i = 1; i < count; i++) {
         const rf__entry entry = entries[i];
         const uint32_t row = rf__entry_row(&entry);
@@ -202,8 +202,8 @@ rf__entry *rf__transpose_sort(const rf__transpose *transpose, int64_t bucket) {
     const int64_t first = transpose->starts[bucket], count = transpose->starts[bucket + 1] - first;
     if (count == 0) return NULL;
     rf__entry *from = transpose->entries + first, *to = transpose->scratch + first;
-    if (count <= FEW) {
-        sort_few(from, count);
+    if (count <= INSERTION_ENTRIES) {
+        sort_by_insertion(from, count);
         return from;
     }
     const int64_t passes = (transpose->shift + DIGIT_BITS - 1) / DIGIT_BITS;
@@ -217,9 +217,9 @@ rf__entry *rf__transpose_sort(const rf__transpose *transpose, int64_t bucket) {
     }
     for (int64_t pass = 0; pass < passes; pass++) {
         sort_digit(from, to, count, pass * bits, mask, cursors[pass]);
-        rf__entry *other = from;
+        rf__entry *previous = from;
         from = to;
-        to = other;
+        to = previous;
     }
     return from;
 }

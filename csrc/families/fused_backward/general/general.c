@@ -8,15 +8,15 @@
 enum { WARPS = RF_BACKWARD_BLOCK / 32, WORD = sizeof(uint32_t) };
 
 /* Binds positions in the workspace to bytes of the last launch's arguments, for existing parts. */
-#define BIND(launches, ...)                              \
-    places_bind(launches, (const size_t[]){__VA_ARGS__}, \
-                sizeof((const size_t[]){__VA_ARGS__}) / sizeof(size_t))
-static void places_bind(rf__launches *launches, const size_t *at, size_t count) {
+#define BIND(launches, ...)                                 \
+    workspace_bind(launches, (const size_t[]){__VA_ARGS__}, \
+                   sizeof((const size_t[]){__VA_ARGS__}) / sizeof(size_t))
+static void workspace_bind(rf__launches *launches, const size_t *at, size_t count) {
     const unsigned char *arguments = rf__launches_arguments(launches, launches->count - 1);
     for (size_t i = 0; i < count; i++) {
-        uint64_t place;
-        memcpy(&place, arguments + at[i], sizeof place);
-        if (place != 0) rf__launches_bind_workspace(launches, at[i]);
+        uint64_t address;
+        memcpy(&address, arguments + at[i], sizeof address);
+        if (address != 0) rf__launches_bind_workspace(launches, at[i]);
     }
 }
 
@@ -58,20 +58,20 @@ static rf_status keys_lower(const rf__backward_problem *problem, const rf__backw
                                         .bag_factors = (uint64_t)layout->bag_factors,
                                         .lookups = layout->lookups,
                                         .output_dim = call->output_dim,
-                                        .trash = layout->trash,
+                                        .invalid_key = layout->invalid_key,
                                         .span = INT64_C(1) << layout->passes * layout->variant.digit_bits,
                                         .slots = (uint32_t)layout->slots,
                                         .bags = (uint32_t)call->bags,
                                         .segments = *layout->segments,
                                         .counts = counts_of(layout, 0)};
-    const int64_t read = layout->lookups * (call->index_type == RF_INT64 ? 8 : 4) +
-                         (layout->slots + 1) * (call->offset_type == RF_INT64 ? 8 : 4);
+    const int64_t lookup_bytes = layout->lookups * (call->index_type == RF_INT64 ? 8 : 4) +
+                                 (layout->slots + 1) * (call->offset_type == RF_INT64 ? 8 : 4);
     const rf__kernel_launch factors = {.grid = {(uint32_t)((layout->slots + BAGS - 1) / BAGS), 1},
-                                       .read_bytes = read,
+                                       .read_bytes = lookup_bytes,
                                        .written_bytes = layout->slots * (int64_t)sizeof(float)};
     const rf__kernel_launch keys = {
         .grid = {(uint32_t)layout->chunks, 1},
-        .read_bytes = read + (call->sample_weights != NULL ? layout->lookups * 4 : 0),
+        .read_bytes = lookup_bytes + (call->sample_weights != NULL ? layout->lookups * 4 : 0),
         .written_bytes = all_entries_bytes(layout) + sources_bytes(layout) + digits * layout->chunks * WORD};
     const bool any_mean = layout->bag_factors != 0;
     if (any_mean)
@@ -94,7 +94,7 @@ static rf_status pass_lower(const rf__backward_layout *layout, int32_t pass, rf_
     const rf_backward_sort_args args = {.entries = (uint64_t)layout->entries[pass % 2],
                                         .sorted = (uint64_t)layout->entries[1 - pass % 2],
                                         .count = (uint64_t)layout->count,
-                                        .trash = layout->trash,
+                                        .invalid_key = layout->invalid_key,
                                         .segments = *layout->segments,
                                         .counts = counts_of(layout, pass)};
     const rf__kernel_launch count = {
@@ -139,7 +139,7 @@ static rf_backward_rows_args rows_args(const rf__backward_problem *problem,
                                   .grad = (uintptr_t)call->grad,
                                   .winners = (uintptr_t)call->winners,
                                   .partials = (uint64_t)layout->partials,
-                                  .bases = problem->listed != NULL ? (uint64_t)layout->bases : 0,
+                                  .bases = problem->row_sparse != NULL ? (uint64_t)layout->bases : 0,
                                   .count = (uint64_t)layout->count,
                                   .lookups = layout->lookups,
                                   .chunk = layout->rows_chunk,
@@ -147,7 +147,7 @@ static rf_backward_rows_args rows_args(const rf__backward_problem *problem,
                                   .pitch = layout->pitch,
                                   .n_matrices = problem->n_matrices,
                                   .by_frequency = call->scale_grad_by_freq,
-                                  .emit = problem->emit_args};
+                                  .epilogue = problem->epilogue_args};
     memcpy(args.matrices, problem->matrices, sizeof args.matrices);
     return args;
 }

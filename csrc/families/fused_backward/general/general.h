@@ -8,7 +8,7 @@
 typedef struct rf__backward_layout {
     rf__backward_variant variant;
     const rf_backward_segments *segments; /* the features' */
-    int64_t lookups, slots, trash;
+    int64_t lookups, slots, invalid_key;
     int32_t passes, chunks; /* of the sort */
     int32_t rows_chunk, rows_chunks, slices, pitch;
     int64_t entries[2], sources, factors, bag_factors, partials, bases, count;

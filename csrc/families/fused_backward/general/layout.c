@@ -13,7 +13,7 @@ enum {
 };
 static const int64_t MOST_ENTRIES = INT64_C(1) << 31; /* their places are numbers of 32 bits */
 
-static int64_t part(rf__backward_layout *to, int64_t bytes) {
+static int64_t workspace_add(rf__backward_layout *to, int64_t bytes) {
     const int64_t at = to->bytes;
     to->bytes += rf__round_up(bytes, ALIGNMENT);
     return at;
@@ -23,11 +23,11 @@ int64_t rf__backward_entry_bytes(const rf__backward_variant *variant) {
     return variant->wide_keys || variant->wide_values ? 16 : 8;
 }
 
-/* Returns the entries per block: `most`, half of it, a quarter, ..., so that there are as many blocks as
+/* Returns the entries per block: `largest`, half of it, a quarter, ..., so that there are as many blocks as
  * wanted if possible. */
-static int32_t chunk_of(int64_t lookups, int64_t wanted, int32_t most, int32_t least) {
-    int32_t chunk = most;
-    while (chunk > least && lookups / chunk < wanted) chunk /= 2;
+static int32_t chunk_of(int64_t lookups, int64_t least_chunks, int32_t largest, int32_t smallest) {
+    int32_t chunk = largest;
+    while (chunk > smallest && lookups / chunk < least_chunks) chunk /= 2;
     return chunk;
 }
 
@@ -60,7 +60,7 @@ static rf__backward_variant variant_of(const rf__gpu *gpu, const rf__backward_pr
                                     .entries = described->entries,
                                     .grad_dtype = (int32_t)call->grad_dtype,
                                     .weight_dtype = (int32_t)problem->dtype,
-                                    .emit = problem->emit,
+                                    .epilogue = problem->epilogue,
                                     .round = rf__backward_rounds(problem),
                                     .aligned = described->aligned,
                                     .vectors = 1};
@@ -80,12 +80,12 @@ rf_status rf__backward_layout_of(const rf__gpu *gpu, const char *operator_name,
                                 .segments = &described->segments,
                                 .lookups = call->lookups,
                                 .slots = call->n_features * call->bags,
-                                .trash = described->rows,
+                                .invalid_key = described->rows,
                                 .passes = described->passes,
                                 .slices = ceil_div(described->dim, COLUMNS * variant.vectors),
                                 .pitch = ceil_div(described->dim, 4) * 4,
                                 .bytes = begin};
-    RF__REFUSE_IF(rf_optimizer_row_states(problem->emit - 1) > 0 && to->slices > 1, RF_ERR_UNSUPPORTED,
+    RF__REFUSE_IF(rf_optimizer_row_states(problem->epilogue - 1) > 0 && to->slices > 1, RF_ERR_UNSUPPORTED,
                   "row-wise Adagrad in the backward pass has rows of %d columns; expected up to %d on a GPU. "
                   "Pass deferred=True.",
                   (int)described->dim, (int)(COLUMNS * WIDEST_VECTORS));
@@ -96,16 +96,17 @@ rf_status rf__backward_layout_of(const rf__gpu *gpu, const char *operator_name,
         chunk_of(to->lookups, (int64_t)gpu->sms * ROWS_BLOCKS, RF_BACKWARD_MOST_ROWS_CHUNK, LEAST_CHUNK);
     to->rows_chunks = ceil_div(to->lookups, to->rows_chunk);
     for (int32_t i = 0; i < 2; i++)
-        to->entries[i] = part(to, to->lookups * rf__backward_entry_bytes(&variant));
+        to->entries[i] = workspace_add(to, to->lookups * rf__backward_entry_bytes(&variant));
     if (variant.entries != RF_ENTRIES_DIRECT) {
-        to->sources = part(to, to->lookups * (variant.wide_values ? 8 : 4));
-        to->factors = part(to, to->lookups * (int64_t)sizeof(float));
+        to->sources = workspace_add(to, to->lookups * (variant.wide_values ? 8 : 4));
+        to->factors = workspace_add(to, to->lookups * (int64_t)sizeof(float));
     }
-    to->count = part(to, sizeof(int64_t));
-    if (described->any_mean) to->bag_factors = part(to, to->slots * (int64_t)sizeof(float));
-    to->partials = part(to, rf__elements_bytes(RF_FLOAT32, (int64_t)to->rows_chunks * 2 * to->pitch));
-    to->bases = part(to, ((int64_t)to->rows_chunks + 1 + problem->n_matrices) * word);
-    to->sums = part(to, (2 * RF_BACKWARD_MOST_SEGMENTS + to->segments->count * digits) * word);
-    to->places = part(to, digits * to->chunks * word);
+    to->count = workspace_add(to, sizeof(int64_t));
+    if (described->any_mean) to->bag_factors = workspace_add(to, to->slots * (int64_t)sizeof(float));
+    to->partials =
+        workspace_add(to, rf__elements_bytes(RF_FLOAT32, (int64_t)to->rows_chunks * 2 * to->pitch));
+    to->bases = workspace_add(to, ((int64_t)to->rows_chunks + 1 + problem->n_matrices) * word);
+    to->sums = workspace_add(to, (2 * RF_BACKWARD_MOST_SEGMENTS + to->segments->count * digits) * word);
+    to->places = workspace_add(to, digits * to->chunks * word);
     return RF_OK;
 }

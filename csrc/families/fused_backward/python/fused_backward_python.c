@@ -8,7 +8,7 @@ RF__PY_METHOD(fused_embedding_bag_backward_leave_out,
               "these parts; 1: the path of small tables; 0: all are used") {
     int parts;
     if (!PyArg_ParseTuple(arguments, "i:fused_embedding_bag_backward_leave_out", &parts)) return NULL;
-    rf__backward_leave_out(parts);
+    rf__backward_omit(parts);
     Py_RETURN_NONE;
 }
 

@@ -3,7 +3,7 @@
  * "families/fused_backward/small/backward_small_args.h" on both sides.
  *
  * lists.cu sorts the lookups of each such feature by row, in one block's shared memory; small_rows.cu pools
- * the rows from the lists and passes the sums to the epilogue (emit.cuh). No keys, no sort of all lookups, no
+ * the rows from the lists and passes the sums to the epilogue (epilogue.cuh). No keys, no sort of all lookups, no
  * partial sums in memory.
  */
 #ifndef RECFUSE_CUDA_BACKWARD_SMALL_ARGS_H
@@ -35,11 +35,11 @@ enum {
 #define RF_SMALL_LANE_COLUMNS(staged) ((staged) ? 4 : 8)
 /* Threads of a block of small_rows.cu: as many as the registers allow. Two blocks per SM, three if gradients
  * are gathered for SGD or are the output. */
-#define RF_SMALL_THREADS(staged, emit)                                 \
-    (rf_optimizer_column_states((emit) - 1) > 1 ? (staged) ? 384 : 256 \
-     : (staged)                                 ? 512                  \
-     : rf_optimizer_row_states((emit) - 1) > 0  ? 320                  \
-                                                : 256)
+#define RF_SMALL_THREADS(staged, epilogue)                                 \
+    (rf_optimizer_column_states((epilogue) - 1) > 1 ? (staged) ? 384 : 256 \
+     : (staged)                                     ? 512                  \
+     : rf_optimizer_row_states((epilogue) - 1) > 0  ? 320                  \
+                                                    : 256)
 
 /* The task of a block of lists.cu: rows [first_row, last_row) of a small feature. Like a task of
  * small_rows.cu it contains all data of the feature, so that the block does not wait for memory twice. */
@@ -86,7 +86,7 @@ typedef struct rf_small_args {
     rf_i64 output_dim;
     rf_i32 bags;
     rf_i32 by_frequency; /* a row's sum is divided by the number of its lookups */
-    rf_emit_args emit;
+    rf_epilogue_args epilogue;
     rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
 } rf_small_args;
 RF_SIZE_IS(rf_small_args, 840);

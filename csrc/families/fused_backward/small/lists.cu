@@ -35,14 +35,14 @@ RF_INLINE bool list_by_steps(const rf_small_lists_args &args, const feature_t &f
     steps_begin(feature, steps, of_warps);
     counting_begin(feature, block);
     rf_u32 before = 0;
-    const rf_u32 seen = block.factors != nullptr || block.first_row > 0
-                            ? steps_count<BITS, true>(feature, steps, block, before)
-                            : steps_count<BITS, false>(feature, steps, block, before);
+    const rf_u32 n_counted = block.factors != nullptr || block.first_row > 0
+                                 ? steps_count<BITS, true>(feature, steps, block, before)
+                                 : steps_count<BITS, false>(feature, steps, block, before);
     before = counting_end(feature, block, before, of_warps);
-    const rf_u32 place = (rf_u32)feature.first + before;
-    const rf_u32 all = steps_sum<BITS>(steps, block, place, seen, of_warps, lost);
-    if (all == NO_PLACES) return false;
-    steps_list<BITS>(feature, steps, block, all, block.list + place);
+    const rf_u32 position = (rf_u32)feature.first + before;
+    const rf_u32 counts_total = steps_sum<BITS>(steps, block, position, n_counted, of_warps, lost);
+    if (counts_total == NO_POSITIONS) return false;
+    steps_list<BITS>(feature, steps, block, counts_total, block.list + position);
     return true;
 }
 

@@ -15,7 +15,7 @@ enum {
     MOST_MARKS = 1024,
     NEAR_LOOKUPS = 65536, /* up to this number, bags are found by bits in shared memory */
     TILE = 512, /* bytes of counters that a warp sums at once */
-    MOST_TURNS = 4 /* spans of a list that does not fit at once */
+    MOST_SPANS = 4 /* spans of a list that does not fit at once */
 };
 static_assert(UNIT == 1 << UNIT_BITS, "as pieces are counted");
 #define NO_ROW 0xffffffffu
@@ -39,7 +39,7 @@ struct feature_t {
 };
 
 /* The layout of shared memory. */
-struct room_t {
+struct layout_t {
     rf_u32 *cells; /* counters [rows][parts], of 2 or 4 bytes */
     rf_u16 *marks; /* bag of the first lookup of each piece, followed by the last bag */
     /* If the offsets are valid and there are not too many bags (`near`): a bit a lookup, set at the start of
@@ -104,47 +104,48 @@ RF_INLINE int cell_bytes_of(const feature_t &feature) { return feature.count > 6
 
 /* Returns the number of parts, at most one a warp. */
 RF_INLINE int parts_of(const feature_t &feature, int bytes, int rows) {
-    enum { WORTH = 256 }; /* least lookups of a part */
+    enum { LEAST_LOOKUPS = 256 }; /* least lookups of a part */
     int parts = 1;
-    while (parts * 2 <= (int)WARPS && (rf_u32)parts * WORTH < feature.count &&
+    while (parts * 2 <= (int)WARPS && (rf_u32)parts * LEAST_LOOKUPS < feature.count &&
            rows * parts * 2 * cell_bytes_of(feature) <= bytes / 8 * 5)
         parts *= 2;
     return parts;
 }
 
 /* Divides shared memory: counters take up to five eighths of it, the list the rest. */
-RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows) {
-    room_t room;
-    room.cell_bytes = cell_bytes_of(feature);
-    room.parts = parts_of(feature, bytes, rows);
-    room.cells_bytes = rounded_up(rows * room.parts * room.cell_bytes, TILE);
-    room.piece_bits = UNIT_BITS;
-    while (feature.count >> room.piece_bits >= MOST_MARKS) room.piece_bits++;
-    const rf_u32 pieces = (feature.count + (1u << room.piece_bits) - 1) >> room.piece_bits;
+RF_INLINE layout_t layout_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows) {
+    layout_t layout;
+    layout.cell_bytes = cell_bytes_of(feature);
+    layout.parts = parts_of(feature, bytes, rows);
+    layout.cells_bytes = rounded_up(rows * layout.parts * layout.cell_bytes, TILE);
+    layout.piece_bits = UNIT_BITS;
+    while (feature.count >> layout.piece_bits >= MOST_MARKS) layout.piece_bits++;
+    const rf_u32 pieces = (feature.count + (1u << layout.piece_bits) - 1) >> layout.piece_bits;
     const rf_u32 units = (feature.count + UNIT - 1) / UNIT;
-    room.part_units = (units + room.parts - 1) / room.parts;
-    room.cells = (rf_u32 *)memory;
-    int used = room.cells_bytes;
+    layout.part_units = (units + layout.parts - 1) / layout.parts;
+    layout.cells = (rf_u32 *)memory;
+    int bytes_used = layout.cells_bytes;
     const int near_bytes = rounded_up((int)words_of(feature) * 6 + feature.bags * 2, 16);
-    room.near = feature.sound && feature.count <= NEAR_LOOKUPS && used + near_bytes <= bytes;
-    room.begins = (rf_u32 *)(memory + used);
-    room.before = (rf_u16 *)(room.begins + units * STEPS);
-    room.numbers = room.before + units * STEPS;
-    room.marks = (rf_u16 *)(memory + used);
-    used += room.near ? near_bytes : rounded_up(((int)pieces + 1) * 2, 16);
-    room.window = (rf_u16 *)(memory + used);
-    room.window_size = (rf_u32)max((bytes - used) / 2 - 8, 0); /* the window has the alignment of the list */
-    return room;
+    layout.near = feature.sound && feature.count <= NEAR_LOOKUPS && bytes_used + near_bytes <= bytes;
+    layout.begins = (rf_u32 *)(memory + bytes_used);
+    layout.before = (rf_u16 *)(layout.begins + units * STEPS);
+    layout.numbers = layout.before + units * STEPS;
+    layout.marks = (rf_u16 *)(memory + bytes_used);
+    bytes_used += layout.near ? near_bytes : rounded_up(((int)pieces + 1) * 2, 16);
+    layout.window = (rf_u16 *)(memory + bytes_used);
+    layout.window_size =
+        (rf_u32)max((bytes - bytes_used) / 2 - 8, 0); /* the window has the alignment of the list */
+    return layout;
 }
 
-RF_INLINE rf_u32 cell_at(const room_t &room, rf_u32 cell) {
-    return room.cell_bytes == 4 ? room.cells[cell] : (rf_u32)((const rf_u16 *)room.cells)[cell];
+RF_INLINE rf_u32 cell_at(const layout_t &layout, rf_u32 cell) {
+    return layout.cell_bytes == 4 ? layout.cells[cell] : (rf_u32)((const rf_u16 *)layout.cells)[cell];
 }
 /* Adds to a counter and returns its old value. Two counters of 16 bits share a word; no counter overflows. */
-RF_INLINE rf_u32 cell_add(const room_t &room, rf_u32 cell, rf_u32 more) {
-    if (room.cell_bytes == 4) return atomicAdd(room.cells + cell, more);
+RF_INLINE rf_u32 cell_add(const layout_t &layout, rf_u32 cell, rf_u32 increment) {
+    if (layout.cell_bytes == 4) return atomicAdd(layout.cells + cell, increment);
     const rf_u32 shift = cell % 2 * 16;
-    return atomicAdd(room.cells + cell / 2, more << shift) >> shift & 0xffffu;
+    return atomicAdd(layout.cells + cell / 2, increment << shift) >> shift & 0xffffu;
 }
 
 /* Finds the bag of a position in [first, first + span): the first bag whose end is past the position. */
@@ -173,7 +174,7 @@ RF_INLINE rf_u32 row_of(const feature_t &feature, RF_INDEX index) {
  * that a prefetch does not stall. */
 RF_INLINE void indices_load(const feature_t &feature, rf_u32 position, RF_INDEX (&indices)[STEPS]) {
     const RF_INDEX *from =
-        (const RF_INDEX *)rf_place((const rf_u8 *)feature.indices, position, sizeof(RF_INDEX));
+        (const RF_INDEX *)rf_address((const rf_u8 *)feature.indices, position, sizeof(RF_INDEX));
     if (position - threadIdx.x % 32 + UNIT <= feature.count) { /* the unit is complete */
 #pragma unroll
         for (int k = 0; k < STEPS; k++) indices[k] = rf_load(from + k * 32);
@@ -194,11 +195,11 @@ RF_INLINE void indices_prefetch(const feature_t &feature) {
 /* Returns the address, in shared memory, of the counter of an index: `cells` + its row - `first`, if the row
  * is one of `count` rows and counts; otherwise a counter that is never read, which saves a branch. */
 RF_INLINE rf_u32 cell_of(const feature_t &feature, RF_INDEX index, rf_u32 first, rf_u32 count, rf_u32 cells,
-                         rf_u32 unread, bool &own) {
+                         rf_u32 unread, bool &is_own) {
     const rf_u32 row = (rf_u32)index - first;
     const bool far = sizeof index > 4 && (rf_u64)index >= (rf_u64)feature.rows;
-    own = row < count && (rf_i32)index != feature.padding_idx && !far;
-    return own ? cells + row * 4 : unread;
+    is_own = row < count && (rf_i32)index != feature.padding_idx && !far;
+    return is_own ? cells + row * 4 : unread;
 }
 RF_INLINE void rows_of(const feature_t &feature, const RF_INDEX (&indices)[STEPS], rf_u32 (&rows)[STEPS]) {
 #pragma unroll
@@ -207,30 +208,30 @@ RF_INLINE void rows_of(const feature_t &feature, const RF_INDEX (&indices)[STEPS
 
 /* Loads the bags of a lane's lookups if the offsets are valid. Returns true if all lanes have the same
  * bag. */
-RF_INLINE bool sound_bags_load(const feature_t &feature, const room_t &room, rf_u32 position,
+RF_INLINE bool sound_bags_load(const feature_t &feature, const layout_t &layout, rf_u32 position,
                                int (&bags)[STEPS]) {
     const rf_u32 lane = threadIdx.x % 32;
-    if (room.near) {
+    if (layout.near) {
         const rf_u32 word = (position - lane) / 32, upto = 0xffffffffu >> (31 - lane);
-        const rf_bytes<16> begins = *(const rf_bytes<16> *)(room.begins + word);
-        const rf_bytes<8> before = *(const rf_bytes<8> *)(room.before + word);
+        const rf_bytes<16> begins = *(const rf_bytes<16> *)(layout.begins + word);
+        const rf_bytes<8> before = *(const rf_bytes<8> *)(layout.before + word);
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
             const rf_u32 first = before.word[k / 2] >> k % 2 * 16 & 0xffffu;
-            bags[k] = room.numbers[first + __popc(begins.word[k] & upto) - 1];
+            bags[k] = layout.numbers[first + __popc(begins.word[k] & upto) - 1];
         }
         return false;
     }
-    const rf_u32 piece = (position - lane) >> room.piece_bits;
-    const int first = room.marks[piece], last = room.marks[piece + 1];
+    const rf_u32 piece = (position - lane) >> layout.piece_bits;
+    const int first = layout.marks[piece], last = layout.marks[piece + 1];
     bags_find(feature, position, first, last - first + 1, bags);
     return first == last;
 }
 
 /* Loads the bags of a lane's lookups if offsets may be invalid: lookups of no bag get NO_ROW. */
-RF_INLINE bool bags_load(const feature_t &feature, const room_t &room, rf_u32 position, rf_u32 (&rows)[STEPS],
-                         int (&bags)[STEPS]) {
-    if (feature.sound) return sound_bags_load(feature, room, position, bags);
+RF_INLINE bool bags_load(const feature_t &feature, const layout_t &layout, rf_u32 position,
+                         rf_u32 (&rows)[STEPS], int (&bags)[STEPS]) {
+    if (feature.sound) return sound_bags_load(feature, layout, position, bags);
     bags_find(feature, position, 0, feature.bags, bags);
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
@@ -246,54 +247,54 @@ struct bag_t {
     rf_u32 from, to;
 };
 RF_INLINE bag_t bag_load(const feature_t &feature, int bag) {
-    bag_t found = {0, 0};
+    bag_t bag_range = {0, 0};
     if (bag < feature.bags) {
-        found.from = (rf_u32)(rf_load(feature.offsets + bag) - feature.first);
-        found.to = (rf_u32)(rf_load(feature.offsets + bag + 1) - feature.first);
+        bag_range.from = (rf_u32)(rf_load(feature.offsets + bag) - feature.first);
+        bag_range.to = (rf_u32)(rf_load(feature.offsets + bag + 1) - feature.first);
     }
-    return found;
+    return bag_range;
 }
 
 /* Clears the bits that begins_write sets. The caller must synchronise between the two. */
-RF_INLINE void begins_clear(const feature_t &feature, const room_t &room) {
-    if (!room.near) return;
-    for (rf_u32 i = threadIdx.x; i < words_of(feature); i += BLOCK) room.begins[i] = 0;
+RF_INLINE void begins_clear(const feature_t &feature, const layout_t &layout) {
+    if (!layout.near) return;
+    for (rf_u32 i = threadIdx.x; i < words_of(feature); i += BLOCK) layout.begins[i] = 0;
 }
 
 /* Writes the bag in which each piece begins; nothing if offsets are invalid. */
-RF_INLINE void marks_write(const feature_t &feature, const room_t &room, rf_u32 *of_warps) {
+RF_INLINE void marks_write(const feature_t &feature, const layout_t &layout, rf_u32 *of_warps) {
     if (!feature.sound) return;
-    const rf_u32 size = room.near ? 32 : 1u << room.piece_bits;
+    const rf_u32 size = layout.near ? 32 : 1u << layout.piece_bits;
     const rf_u32 words = words_of(feature);
-    rf_u32 all = 0; /* number of bags with lookups before this turn */
+    rf_u32 n_bags = 0; /* number of bags with lookups before this turn */
     for (int start = 0; start < feature.bags; start += BLOCK) {
         const int bag = start + (int)threadIdx.x;
         const auto [from, to] = bag_load(feature, bag);
-        if (!room.near) {
+        if (!layout.near) {
             for (rf_u32 piece = (from + size - 1) / size; piece * size < to; piece++)
-                room.marks[piece] = (rf_u16)bag;
+                layout.marks[piece] = (rf_u16)bag;
             continue;
         }
-        const rf_u32 own = __ballot_sync(RF_FULL_WARP, to > from);
-        if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = __popc(own);
+        const rf_u32 is_own = __ballot_sync(RF_FULL_WARP, to > from);
+        if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = __popc(is_own);
         __syncthreads();
-        const rf_u32 before = all + __popc(own & ((1u << threadIdx.x % 32) - 1));
+        const rf_u32 before = n_bags + __popc(is_own & ((1u << threadIdx.x % 32) - 1));
         const rf_u32 number =
-            rf_sum_of_warps_before<(int)WARPS>(before, of_warps, (int)(threadIdx.x / 32), all);
+            rf_sum_of_warps_before<(int)WARPS>(before, of_warps, (int)(threadIdx.x / 32), n_bags);
         if (start + BLOCK < feature.bags)
             __syncthreads(); /* separates turns; the caller synchronises after the last */
         if (to == from) continue;
-        room.numbers[number] = (rf_u16)bag;
-        atomicOr(&room.begins[from / 32], 1u << from % 32);
+        layout.numbers[number] = (rf_u16)bag;
+        atomicOr(&layout.begins[from / 32], 1u << from % 32);
         const rf_u32 last =
             to == feature.count ? words - 1 : to / 32; /* past all lookups it is the last bag */
-        for (rf_u32 word = from / 32 + 1; word <= last; word++) room.before[word] = (rf_u16)(number + 1);
+        for (rf_u32 word = from / 32 + 1; word <= last; word++) layout.before[word] = (rf_u16)(number + 1);
     }
     if (threadIdx.x != 0) return;
-    if (room.near) {
-        room.before[0] = 0;
+    if (layout.near) {
+        layout.before[0] = 0;
     } else {
-        room.marks[(feature.count + size - 1) / size] = (rf_u16)(feature.bags - 1);
+        layout.marks[(feature.count + size - 1) / size] = (rf_u16)(feature.bags - 1);
     }
 }
 

@@ -27,7 +27,7 @@ struct block_t {
 /* The rows [first, last) of the block, listed together: positions [from, to) of the list. */
 struct span_t {
     rf_u32 first, last, from, to;
-    bool kept; /* true: the span fits into the window */
+    bool fits_window; /* true: the span fits into the window */
 };
 
 /* Initialises the counts of lookups of each bag, from which lookups that do not count are subtracted. */
@@ -45,12 +45,12 @@ RF_INLINE void counts_end(const feature_t &feature, float *factors) {
 }
 RF_INLINE void count_less(const feature_t &feature, rf_u32 position, const rf_u32 (&rows)[STEPS],
                           int *counts) {
-    rf_u32 there[STEPS];
+    rf_u32 validity[STEPS];
     bool any = false;
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
-        there[k] = position + k * 32 < feature.count ? 0 : NO_ROW;
-        any |= rows[k] == NO_ROW && there[k] == 0;
+        validity[k] = position + k * 32 < feature.count ? 0 : NO_ROW;
+        any |= rows[k] == NO_ROW && validity[k] == 0;
     }
     if (!any) return;
     int bags[STEPS];
@@ -61,19 +61,19 @@ RF_INLINE void count_less(const feature_t &feature, rf_u32 position, const rf_u3
             const rf_i64 at = feature.first + (rf_i64)position + k * 32;
             const rf_i64 from = rf_load(feature.offsets + bags[k]);
             const rf_i64 to = rf_load(feature.offsets + bags[k] + 1);
-            if (!is_bag(feature, bags[k], from, to) || at < from || at >= to) there[k] = NO_ROW;
+            if (!is_bag(feature, bags[k], from, to) || at < from || at >= to) validity[k] = NO_ROW;
         }
     }
 #pragma unroll
     for (int k = 0; k < STEPS; k++)
-        if (rows[k] == NO_ROW && there[k] == 0) atomicAdd(counts + bags[k], -1);
+        if (rows[k] == NO_ROW && validity[k] == 0) atomicAdd(counts + bags[k], -1);
 }
 
 /* Counts all lookups. Returns the number of lookups of this thread in rows before the block's. */
-RF_APART rf_u32 rows_count(const feature_t feature, const room_t room, rf_u32 first_row, rf_u32 n_rows,
+RF_APART rf_u32 rows_count(const feature_t feature, const layout_t layout, rf_u32 first_row, rf_u32 n_rows,
                            int *counts) {
     const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
-    rf_u32 before = 0, part = 0, part_end = room.part_units;
+    rf_u32 before = 0, part = 0, part_end = layout.part_units;
     RF_INDEX coming[STEPS];
     indices_load(feature, threadIdx.x / 32 * UNIT + lane, coming);
 #pragma unroll 1
@@ -85,23 +85,23 @@ RF_APART rf_u32 rows_count(const feature_t feature, const room_t room, rf_u32 fi
         if (counts != nullptr) count_less(feature, position, rows, counts);
         if (!feature.sound) {
             int bags[STEPS];
-            bags_load(feature, room, position, rows, bags);
+            bags_load(feature, layout, position, rows, bags);
         }
         while (unit >= part_end) {
             part++;
-            part_end += room.part_units;
+            part_end += layout.part_units;
         }
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
             const rf_u32 row = rows[k] - first_row;
-            const bool own = row < n_rows; /* false for NO_ROW */
+            const bool is_own = row < n_rows; /* false for NO_ROW */
             if (first_row > 0) before += rows[k] < first_row;
             if (n_rows <= RF_SMALL_FEW_ROWS) {
-                const rf_u32 same = __match_any_sync(RF_FULL_WARP, own ? (int)row : -1);
-                if (own && (rf_u32)__ffs(same) == lane + 1)
-                    cell_add(room, row * room.parts + part, __popc(same));
-            } else if (own) {
-                cell_add(room, row * room.parts + part, 1);
+                const rf_u32 alike = __match_any_sync(RF_FULL_WARP, is_own ? (int)row : -1);
+                if (is_own && (rf_u32)__ffs(alike) == lane + 1)
+                    cell_add(layout, row * layout.parts + part, __popc(alike));
+            } else if (is_own) {
+                cell_add(layout, row * layout.parts + part, 1);
             }
         }
     }
@@ -109,112 +109,113 @@ RF_APART rf_u32 rows_count(const feature_t feature, const room_t room, rf_u32 fi
 }
 
 /* The caller must synchronise before counting. */
-RF_INLINE void counters_clear(const feature_t &feature, const room_t &room) {
-    for (int i = threadIdx.x; i < room.cells_bytes / 16; i += BLOCK)
-        ((rf_bytes<16> *)room.cells)[i] = rf_bytes<16>{};
-    begins_clear(feature, room);
+RF_INLINE void counters_clear(const feature_t &feature, const layout_t &layout) {
+    for (int i = threadIdx.x; i < layout.cells_bytes / 16; i += BLOCK)
+        ((rf_bytes<16> *)layout.cells)[i] = rf_bytes<16>{};
+    begins_clear(feature, layout);
 }
 
 /* Returns the sum of four words of counters. */
-RF_INLINE rf_u32 word_sum(const room_t &room, rf_u32 word) {
-    return room.cell_bytes == 4 ? word : (word & 0xffffu) + (word >> 16);
+RF_INLINE rf_u32 word_sum(const layout_t &layout, rf_u32 word) {
+    return layout.cell_bytes == 4 ? word : (word & 0xffffu) + (word >> 16);
 }
 /* Replaces the counters of a word by positions and advances `at`. */
-RF_INLINE rf_u32 word_places(const room_t &room, rf_u32 word, rf_u32 &at) {
+RF_INLINE rf_u32 word_places(const layout_t &layout, rf_u32 word, rf_u32 &at) {
     const rf_u32 first = at;
-    at += word_sum(room, word);
-    if (room.cell_bytes == 4) return first;
+    at += word_sum(layout, word);
+    if (layout.cell_bytes == 4) return first;
     return first | (first + (word & 0xffffu)) << 16;
 }
 
 /* Replaces counters by positions: exclusive prefix sums. Returns the total. */
-RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tiles = room.cells_bytes / TILE;
-    const int each = (tiles + WARPS - 1) / WARPS, first = warp * each, behind = min(first + each, tiles);
-    rf_bytes<16> *words = (rf_bytes<16> *)room.cells;
+RF_INLINE rf_u32 cells_sum(const layout_t &layout, rf_u32 *of_warps) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tiles = layout.cells_bytes / TILE;
+    const int tiles_a_warp = (tiles + WARPS - 1) / WARPS, first = warp * tiles_a_warp,
+              limit = min(first + tiles_a_warp, tiles);
+    rf_bytes<16> *words = (rf_bytes<16> *)layout.cells;
     rf_u32 sum = 0;
-    for (int tile = first; tile < behind; tile++) {
-        const rf_bytes<16> found = words[tile * 32 + lane];
+    for (int tile = first; tile < limit; tile++) {
+        const rf_bytes<16> words_found = words[tile * 32 + lane];
 #pragma unroll
-        for (int i = 0; i < 4; i++) sum += word_sum(room, found.word[i]);
+        for (int i = 0; i < 4; i++) sum += word_sum(layout, words_found.word[i]);
     }
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(RF_FULL_WARP, sum, apart);
     if (lane == 0) of_warps[warp] = sum;
     __syncthreads();
-    rf_u32 all = 0, before = rf_sum_of_warps_before<(int)WARPS>(0u, of_warps, warp, all);
-    for (int tile = first; tile < behind; tile++) {
-        rf_bytes<16> found = words[tile * 32 + lane];
-        rf_u32 own = 0;
+    rf_u32 total = 0, before = rf_sum_of_warps_before<(int)WARPS>(0u, of_warps, warp, total);
+    for (int tile = first; tile < limit; tile++) {
+        rf_bytes<16> words_found = words[tile * 32 + lane];
+        rf_u32 is_own = 0;
 #pragma unroll
-        for (int i = 0; i < 4; i++) own += word_sum(room, found.word[i]);
-        const rf_u32 upto = rf_sum_of_lanes_to(own);
-        rf_u32 at = before + upto - own;
+        for (int i = 0; i < 4; i++) is_own += word_sum(layout, words_found.word[i]);
+        const rf_u32 upto = rf_sum_of_lanes_to(is_own);
+        rf_u32 at = before + upto - is_own;
 #pragma unroll
-        for (int i = 0; i < 4; i++) found.word[i] = word_places(room, found.word[i], at);
-        words[tile * 32 + lane] = found;
+        for (int i = 0; i < 4; i++) words_found.word[i] = word_places(layout, words_found.word[i], at);
+        words[tile * 32 + lane] = words_found;
         before += __shfl_sync(RF_FULL_WARP, upto, 31);
     }
     __syncthreads();
-    return all;
+    return total;
 }
 
 /* Returns the rows from `first` on that are listed together. */
-RF_INLINE span_t span_of(const room_t &room, rf_u32 first, rf_u32 rows, rf_u32 all) {
-    span_t span = {first, rows, cell_at(room, first * room.parts), all, false};
-    if (all > MOST_TURNS * room.window_size) return span;
-    span.kept = all - span.from <= room.window_size;
-    if (span.kept) return span;
-    rf_u32 behind = rows; /* the first row that does not fit is in (first, behind) */
+RF_INLINE span_t span_of(const layout_t &layout, rf_u32 first, rf_u32 rows, rf_u32 total) {
+    span_t span = {first, rows, cell_at(layout, first * layout.parts), total, false};
+    if (total > MOST_SPANS * layout.window_size) return span;
+    span.fits_window = total - span.from <= layout.window_size;
+    if (span.fits_window) return span;
+    rf_u32 limit = rows; /* the first row that does not fit is in (first, behind) */
     span.last = first;
-    while (behind - span.last > 1) {
-        const rf_u32 middle = span.last + (behind - span.last) / 2;
-        if (cell_at(room, middle * room.parts) - span.from <= room.window_size) {
+    while (limit - span.last > 1) {
+        const rf_u32 middle = span.last + (limit - span.last) / 2;
+        if (cell_at(layout, middle * layout.parts) - span.from <= layout.window_size) {
             span.last = middle;
         } else {
-            behind = middle;
+            limit = middle;
         }
     }
-    span.kept = span.last > first;
-    if (!span.kept) span.last = first + 1;
-    span.to = span.last < rows ? cell_at(room, span.last * room.parts) : all;
+    span.fits_window = span.last > first;
+    if (!span.fits_window) span.last = first + 1;
+    span.to = span.last < rows ? cell_at(layout, span.last * layout.parts) : total;
     return span;
 }
 
 /* Lists the lookups of a warp's part whose rows are in the span; position p of the list is to[p]. */
-RF_INLINE void part_list(const feature_t &feature, const room_t &room, rf_u32 first_row, const span_t &span,
-                         rf_u16 *to) {
+RF_INLINE void part_list(const feature_t &feature, const layout_t &layout, rf_u32 first_row,
+                         const span_t &span, rf_u16 *to) {
     const rf_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, before = (1u << lane) - 1;
     const rf_u32 units = (feature.count + UNIT - 1) / UNIT;
-    const rf_u32 behind = min((warp + 1) * room.part_units, units);
-    rf_u32 unit = warp * room.part_units;
-    if (warp >= (rf_u32)room.parts || unit >= behind) return;
+    const rf_u32 limit = min((warp + 1) * layout.part_units, units);
+    rf_u32 unit = warp * layout.part_units;
+    if (warp >= (rf_u32)layout.parts || unit >= limit) return;
     RF_INDEX coming[STEPS];
     indices_load(feature, unit * UNIT + lane, coming);
 #pragma unroll 1
-    for (; unit < behind; unit++) {
+    for (; unit < limit; unit++) {
         rf_u32 rows[STEPS];
         int bags[STEPS];
         rows_of(feature, coming, rows);
         indices_load(feature, (unit + 1) * UNIT + lane, coming);
-        const bool one_bag = bags_load(feature, room, unit * UNIT + lane, rows, bags);
+        const bool one_bag = bags_load(feature, layout, unit * UNIT + lane, rows, bags);
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
             const rf_u32 row = rows[k] - first_row;
-            const bool own = row - span.first < span.last - span.first;
-            const rf_u32 cell = row * room.parts + warp;
-            rf_u32 place = 0;
+            const bool is_own = row - span.first < span.last - span.first;
+            const rf_u32 cell = row * layout.parts + warp;
+            rf_u32 list_position = 0;
             const bool no_order = one_bag || (feature.sound && __shfl_sync(RF_FULL_WARP, bags[k], 0) ==
                                                                    __shfl_sync(RF_FULL_WARP, bags[k], 31));
             if (no_order) {
-                if (own) place = cell_add(room, cell, 1);
+                if (is_own) list_position = cell_add(layout, cell, 1);
             } else {
-                const rf_u32 same = __match_any_sync(RF_FULL_WARP, own ? (int)row : -1);
-                const int leader = __ffs(same) - 1;
-                if (own && (int)lane == leader) place = cell_add(room, cell, __popc(same));
-                place = __shfl_sync(RF_FULL_WARP, place, leader) + __popc(same & before);
+                const rf_u32 alike = __match_any_sync(RF_FULL_WARP, is_own ? (int)row : -1);
+                const int leader = __ffs(alike) - 1;
+                if (is_own && (int)lane == leader) list_position = cell_add(layout, cell, __popc(alike));
+                list_position = __shfl_sync(RF_FULL_WARP, list_position, leader) + __popc(alike & before);
             }
-            if (own) to[place] = (rf_u16)bags[k];
+            if (is_own) to[list_position] = (rf_u16)bags[k];
             __syncwarp(); /* the leaders of the next step are other lanes and read these counters */
         }
     }
@@ -231,34 +232,34 @@ RF_INLINE void window_copy(const rf_u16 *from, rf_u16 *to, rf_u32 count) {
 }
 
 /* Writes the begins of the rows in the list. Returns the address of the block's part of the list. */
-RF_INLINE rf_u16 *starts_write(const feature_t &feature, const room_t &room, const block_t &block,
-                               rf_u32 before, rf_u32 all) {
-    const rf_u32 place = (rf_u32)feature.first + before;
+RF_INLINE rf_u16 *starts_write(const feature_t &feature, const layout_t &layout, const block_t &block,
+                               rf_u32 before, rf_u32 total) {
+    const rf_u32 list_position = (rf_u32)feature.first + before;
     for (rf_u32 row = threadIdx.x; row < block.rows; row += BLOCK)
-        block.starts[block.first_row + row] = place + cell_at(room, row * room.parts);
-    if (threadIdx.x == 0 && block.is_last) block.starts[block.first_row + block.rows] = place + all;
-    return block.list + place;
+        block.starts[block.first_row + row] = list_position + cell_at(layout, row * layout.parts);
+    if (threadIdx.x == 0 && block.is_last) block.starts[block.first_row + block.rows] = list_position + total;
+    return block.list + list_position;
 }
 
 /* Returns the sum of a number of each thread to all threads; of_warps [WARPS]. Synchronises before their next
  * use. */
-RF_INLINE rf_u32 sum_of_block(rf_u32 own, rf_u32 *of_warps) {
-    rf_u32 all;
-    (void)rf_sum_of_block_before<(int)WARPS>(own, of_warps, all);
-    return all;
+RF_INLINE rf_u32 sum_of_block(rf_u32 is_own, rf_u32 *of_warps) {
+    rf_u32 total;
+    (void)rf_sum_of_block_before<(int)WARPS>(is_own, of_warps, total);
+    return total;
 }
 
 /* Lists span by span; spans built on chip are then copied. */
-RF_INLINE void spans_list(const feature_t &feature, const room_t &room, const block_t &block, rf_u16 *list,
-                          rf_u32 all) {
-    for (rf_u32 next = 0; next < block.rows && all > 0;) {
-        const span_t span = span_of(room, next, block.rows, all);
+RF_INLINE void spans_list(const feature_t &feature, const layout_t &layout, const block_t &block,
+                          rf_u16 *list, rf_u32 total) {
+    for (rf_u32 next = 0; next < block.rows && total > 0;) {
+        const span_t span = span_of(layout, next, block.rows, total);
         rf_u16 *to = list + span.from;
-        rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
+        rf_u16 *window = layout.window + (rf_u64)to % 16 / 2;
         __syncthreads(); /* all threads have read the end of the span and copied the previous one */
-        part_list(feature, room, block.first_row, span, span.kept ? window - span.from : list);
+        part_list(feature, layout, block.first_row, span, span.fits_window ? window - span.from : list);
         __syncthreads();
-        if (span.kept) window_copy(window, to, span.to - span.from);
+        if (span.fits_window) window_copy(window, to, span.to - span.from);
         next = span.last;
     }
 }
@@ -281,14 +282,14 @@ RF_INLINE rf_u32 counting_end(const feature_t &feature, const block_t &block, rf
 /* Lists all rows, a warp a part. */
 RF_APART void list_by_parts(const rf_small_lists_args &args, const feature_t feature, const block_t block,
                             rf_u8 *memory, rf_u32 *of_warps) {
-    const room_t room = room_of(feature, memory, args.shared_bytes, (int)block.rows);
-    counters_clear(feature, room);
-    marks_write(feature, room, of_warps);
+    const layout_t layout = layout_of(feature, memory, args.shared_bytes, (int)block.rows);
+    counters_clear(feature, layout);
+    marks_write(feature, layout, of_warps);
     counting_begin(feature, block);
-    rf_u32 before = rows_count(feature, room, block.first_row, block.rows, (int *)block.factors);
+    rf_u32 before = rows_count(feature, layout, block.first_row, block.rows, (int *)block.factors);
     before = counting_end(feature, block, before, of_warps);
-    const rf_u32 all = cells_sum(room, of_warps);
-    spans_list(feature, room, block, starts_write(feature, room, block, before, all), all);
+    const rf_u32 total = cells_sum(layout, of_warps);
+    spans_list(feature, layout, block, starts_write(feature, layout, block, before, total), total);
 }
 
 #endif

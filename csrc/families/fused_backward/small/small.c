@@ -16,11 +16,11 @@ enum {
 
 static int64_t rounded_up(int64_t bytes) { return rf__round_up(bytes, ALIGNMENT); }
 
-/* Returns the shared memory of each of two blocks of an SM; `own`: the kernel's static part. */
-static int32_t shared_bytes(const rf__gpu *gpu, int64_t own) {
+/* Returns the shared memory of each of two blocks of an SM; `static_bytes`: the kernel's static part. */
+static int32_t shared_bytes(const rf__gpu *gpu, int64_t static_bytes) {
     const int64_t half = gpu->shared_per_sm / BLOCKS - gpu->reserved_shared_per_block;
-    const int64_t most = half < gpu->shared_per_block_optin ? half : gpu->shared_per_block_optin;
-    const int64_t bytes = (most - own) / 1024 * 1024;
+    const int64_t largest = half < gpu->shared_per_block_optin ? half : gpu->shared_per_block_optin;
+    const int64_t bytes = (largest - static_bytes) / 1024 * 1024;
     return (int32_t)(bytes > RF_SMALL_LISTS_LEAST_SHARED ? bytes : RF_SMALL_LISTS_LEAST_SHARED);
 }
 
@@ -29,7 +29,7 @@ static bool matrix_fits(const rf__backward_problem *problem, const rf_backward_m
     if (matrix->dim <= 0 || matrix->dim % VECTOR != 0 ||
         !rf__elements_aligned(matrix->weight, problem->dtype, VECTOR))
         return false;
-    if (rf_optimizer_row_states(problem->emit - 1) > 0) return matrix->dim <= RF_SMALL_WHOLE_COLUMNS;
+    if (rf_optimizer_row_states(problem->epilogue - 1) > 0) return matrix->dim <= RF_SMALL_WHOLE_COLUMNS;
     return matrix->states[0] % ALIGNMENT == 0 && matrix->states[1] % ALIGNMENT == 0;
 }
 
@@ -56,25 +56,25 @@ static bool feature_fits(const rf__backward_problem *problem, const rf_backward_
 
 /* A feature's rows among all; features are sorted by first row to find overlaps. */
 typedef struct rows_t {
-    int64_t first, behind;
+    int64_t first, limit;
     int64_t feature;
 } rows_t;
 
 static int rows_compare(const void *a, const void *b) {
-    const rows_t *one = a, *other = b;
-    return (one->first > other->first) - (one->first < other->first);
+    const rows_t *lhs = a, *rhs = b;
+    return (lhs->first > rhs->first) - (lhs->first < rhs->first);
 }
 
 /* Marks features that share no rows: alone [n_features]. `rows` [n_features] is scratch. */
-static void mark_alone(const rf__backward_problem *problem, const rf_backward_feature *features, rows_t *rows,
-                       bool *alone) {
-    int64_t count = 0, behind = -1, last = -1;
+static void mark_disjoint(const rf__backward_problem *problem, const rf_backward_feature *features,
+                          rows_t *rows, bool *disjoint) {
+    int64_t count = 0, limit = -1, last = -1;
     bool sorted = true;
-    for (int64_t f = 0; f < problem->call.n_features; f++) alone[f] = features[f].pooling >= 0;
+    for (int64_t f = 0; f < problem->call.n_features; f++) disjoint[f] = features[f].pooling >= 0;
     for (int32_t m = 0; m < problem->n_matrices; m++) { /* inside a matrix they mostly are in order */
         const int64_t first = problem->matrices[m].first_row, end = first + problem->matrices[m].rows;
         for (int64_t f = 0; f < problem->call.n_features; f++) {
-            if (!alone[f] || features[f].first_row < first || features[f].first_row >= end) continue;
+            if (!disjoint[f] || features[f].first_row < first || features[f].first_row >= end) continue;
             rows[count] = (rows_t){features[f].first_row, features[f].first_row + features[f].rows, f};
             sorted &= count == 0 || rows[count - 1].first <= rows[count].first;
             count++;
@@ -82,9 +82,9 @@ static void mark_alone(const rf__backward_problem *problem, const rf_backward_fe
     }
     if (!sorted) qsort(rows, (size_t)count, sizeof *rows, rows_compare);
     for (int64_t i = 0; i < count; i++) {
-        if (rows[i].first < behind) alone[rows[i].feature] = alone[last] = false;
-        if (rows[i].behind > behind) {
-            behind = rows[i].behind;
+        if (rows[i].first < limit) disjoint[rows[i].feature] = disjoint[last] = false;
+        if (rows[i].limit > limit) {
+            limit = rows[i].limit;
             last = rows[i].feature;
         }
     }
@@ -92,11 +92,11 @@ static void mark_alone(const rf__backward_problem *problem, const rf_backward_fe
 
 /* Describes the small features in to [n_features]. Returns their number. */
 static int64_t features_take(const rf__backward_problem *problem, rf_backward_feature *features,
-                             const bool *alone, rf_small_feature *to, int64_t *starts, int64_t *factors) {
+                             const bool *disjoint, rf_small_feature *to, int64_t *starts, int64_t *factors) {
     int64_t count = 0;
     for (int64_t f = 0; f < problem->call.n_features; f++) {
         rf_backward_feature *from = &features[f];
-        if (!alone[f] || !feature_fits(problem, from)) continue;
+        if (!disjoint[f] || !feature_fits(problem, from)) continue;
         const int32_t matrix = matrix_of(problem, from->first_row);
         to[count++] = (rf_small_feature){.row = from->first_row - problem->matrices[matrix].first_row,
                                          .start = *starts,
@@ -126,11 +126,12 @@ static int32_t list_class(const rf_small_feature *feature) {
 
 /* Counts the tasks of lists.cu. Of class c and previous classes: places[c + 1]. */
 static int32_t lists_count(const rf_small_feature *features, int64_t n_features,
-                           int32_t places[LIST_CLASSES + 1]) {
-    memset(places, 0, (LIST_CLASSES + 1) * sizeof *places);
-    for (int64_t f = 0; f < n_features; f++) places[list_class(&features[f]) + 1] += lists_of(&features[f]);
-    for (int32_t class = 0; class < LIST_CLASSES; class ++) places[class + 1] += places[class];
-    return places[LIST_CLASSES];
+                           int32_t positions[LIST_CLASSES + 1]) {
+    memset(positions, 0, (LIST_CLASSES + 1) * sizeof *positions);
+    for (int64_t f = 0; f < n_features; f++)
+        positions[list_class(&features[f]) + 1] += lists_of(&features[f]);
+    for (int32_t class = 0; class < LIST_CLASSES; class ++) positions[class + 1] += positions[class];
+    return positions[LIST_CLASSES];
 }
 
 /* Rows of a feature before a part of them; a number that starts can be written from by vectors. */
@@ -139,20 +140,20 @@ static int32_t rows_before(const rf_small_feature *feature, int32_t part, int32_
     return rows < feature->rows ? rows : feature->rows;
 }
 
-/* Writes them; `places` as counted. */
-static void lists_write(const rf_small_feature *features, int64_t n_features, int32_t *places,
+/* Writes them; `positions` as counted. */
+static void lists_write(const rf_small_feature *features, int64_t n_features, int32_t *positions,
                         rf_small_list *to) {
     for (int64_t f = 0; f < n_features; f++) {
         const int32_t parts = lists_of(&features[f]);
-        int32_t *place = &places[list_class(&features[f])];
+        int32_t *position = &positions[list_class(&features[f])];
         for (int32_t part = 0; part < parts; part++)
-            to[(*place)++] = (rf_small_list){.start = features[f].start,
-                                             .factors = features[f].factors,
-                                             .number = features[f].number,
-                                             .rows = features[f].rows,
-                                             .padding_idx = features[f].padding_idx,
-                                             .first_row = rows_before(&features[f], part, parts),
-                                             .last_row = rows_before(&features[f], part + 1, parts)};
+            to[(*position)++] = (rf_small_list){.start = features[f].start,
+                                                .factors = features[f].factors,
+                                                .number = features[f].number,
+                                                .rows = features[f].rows,
+                                                .padding_idx = features[f].padding_idx,
+                                                .first_row = rows_before(&features[f], part, parts),
+                                                .last_row = rows_before(&features[f], part + 1, parts)};
     }
 }
 
@@ -175,16 +176,16 @@ static rf_status description_write(const rf__gpu *gpu, const rf__backward_proble
     const rf_fused_backward_params *call = &problem->call;
     rf_status status = RF_OK;
     rf_small_task *tasks = NULL;
-    int32_t places[LIST_CLASSES + 1];
+    int32_t positions[LIST_CLASSES + 1];
     const rf__backward_small_sizes sizes = {.bags = call->bags,
                                             .sms = gpu->sms,
                                             .lookups = (double)call->lookups / (double)call->n_features,
                                             .staged_bytes = plan->most_staged_shared,
-                                            .emit = problem->emit,
+                                            .epilogue = problem->epilogue,
                                             .dtype = problem->dtype};
     RF_TRY(rf__backward_small_tasks(&sizes, features, plan->n_features, &tasks, &plan->n_staged,
                                     &plan->n_gathered));
-    plan->n_lists = lists_count(features, plan->n_features, places);
+    plan->n_lists = lists_count(features, plan->n_features, positions);
     const size_t tasks_bytes = ((size_t)plan->n_staged + (size_t)plan->n_gathered) * sizeof *tasks;
     plan->tasks_at = rounded_up(plan->n_lists * (int64_t)sizeof(rf_small_list));
     plan->description_bytes = plan->tasks_at + (int64_t)tasks_bytes;
@@ -194,7 +195,7 @@ static rf_status description_write(const rf__gpu *gpu, const rf__backward_proble
         goto out;
     }
     char *to = plan->description;
-    lists_write(features, plan->n_features, places, (rf_small_list *)(void *)to);
+    lists_write(features, plan->n_features, positions, (rf_small_list *)(void *)to);
     memcpy(to + plan->tasks_at, tasks, tasks_bytes);
     for (int32_t i = 0; i < plan->n_staged; i++) {
         const int32_t bytes = (int32_t)rf__elements_bytes(RF_FLOAT32, call->bags * tasks[i].columns);
@@ -215,18 +216,18 @@ rf_status rf__backward_small_take(const rf__gpu *gpu, const rf__backward_problem
     if (!call_fits(&problem->call)) return RF_OK;
     rf_small_feature *small = malloc(count * sizeof *small);
     rows_t *rows = malloc(count * sizeof *rows);
-    bool *alone = malloc(count * sizeof *alone);
-    if (small == NULL || rows == NULL || alone == NULL) {
+    bool *disjoint = malloc(count * sizeof *disjoint);
+    if (small == NULL || rows == NULL || disjoint == NULL) {
         status = rf__fail(RF_ERR_MEMORY, "no memory for %" PRId64 " features", problem->call.n_features);
         goto out;
     }
-    mark_alone(problem, features, rows, alone);
-    plan->n_features = features_take(problem, features, alone, small, &starts, &factors);
+    mark_disjoint(problem, features, rows, disjoint);
+    plan->n_features = features_take(problem, features, disjoint, small, &starts, &factors);
     if (plan->n_features == 0) goto out;
     layout(starts, factors, plan);
     RF_TRY(description_write(gpu, problem, small, plan));
 out:
-    free(alone);
+    free(disjoint);
     free(rows);
     free(small);
     return status;

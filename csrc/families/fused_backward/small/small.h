@@ -44,7 +44,7 @@ typedef struct rf__backward_small_sizes {
     int64_t bags, sms;
     double lookups; /* a feature, about */
     int64_t staged_bytes; /* of shared memory per block */
-    int32_t emit;
+    int32_t epilogue;
     rf_dtype dtype; /* of the matrices */
 } rf__backward_small_sizes;
 /* The columns of a task, of a feature of `dim` columns; *staged: whether their gradients are. */

@@ -13,7 +13,7 @@ static const rf__kernel_source sources[] = {
 typedef struct small_variant {
     int32_t kernel; /* number of its source */
     int32_t index_type, offset_type;
-    int32_t staged, emit, grad_dtype, weight_dtype, round;
+    int32_t staged, epilogue, grad_dtype, weight_dtype, round;
     int32_t dynamic_shared;
 } small_variant;
 
@@ -25,8 +25,8 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
                  rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type));
     } else {
         snprintf(options->defines, sizeof options->defines,
-                 "-DRF_STAGED=%d -DRF_EMIT=%d -DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_ROUND=%d",
-                 (int)variant->staged, (int)variant->emit, (int)variant->grad_dtype,
+                 "-DRF_STAGED=%d -DRF_EPILOGUE=%d -DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_ROUND=%d",
+                 (int)variant->staged, (int)variant->epilogue, (int)variant->grad_dtype,
                  (int)variant->weight_dtype, (int)variant->round);
     }
     return RF_OK;
@@ -41,7 +41,7 @@ static rf_small_args rows_args(const rf__backward_problem *problem, const rf_sma
                           .output_dim = call->output_dim,
                           .bags = (int32_t)call->bags,
                           .by_frequency = call->scale_grad_by_freq,
-                          .emit = problem->emit_args};
+                          .epilogue = problem->epilogue_args};
     memcpy(args.matrices, problem->matrices, (size_t)problem->n_matrices * sizeof *problem->matrices);
     return args;
 }
@@ -50,15 +50,15 @@ static rf_status rows_lower(const rf__backward_problem *problem, const rf__backw
                             const rf_small_lists_args *lists, bool staged, uint64_t tasks,
                             rf__launches *launches) {
     const int32_t count = staged ? plan->n_staged : plan->n_gathered;
-    const double share = count / (double)(plan->n_staged + plan->n_gathered); /* approximate traffic */
-    const rf__backward_traffic *all = &plan->traffic;
-    const rf__backward_traffic traffic = {.columns = all->columns * share,
-                                          .lookup_elements = all->lookup_elements * share,
-                                          .rows = all->rows * share,
-                                          .row_elements = all->row_elements * share};
+    const double fraction = count / (double)(plan->n_staged + plan->n_gathered); /* approximate traffic */
+    const rf__backward_traffic *total = &plan->traffic;
+    const rf__backward_traffic traffic = {.columns = total->columns * fraction,
+                                          .lookup_elements = total->lookup_elements * fraction,
+                                          .rows = total->rows * fraction,
+                                          .row_elements = total->row_elements * fraction};
     const small_variant variant = {.kernel = ROWS,
                                    .staged = staged,
-                                   .emit = problem->emit,
+                                   .epilogue = problem->epilogue,
                                    .grad_dtype = (int32_t)problem->call.grad_dtype,
                                    .weight_dtype = (int32_t)problem->dtype,
                                    .round = rf__backward_rounds(problem),
@@ -66,10 +66,10 @@ static rf_status rows_lower(const rf__backward_problem *problem, const rf__backw
     rf__kernel_launch launch = {.source = &sources[ROWS],
                                 .describe = describe,
                                 .grid = {(uint32_t)count},
-                                .block = {(uint32_t)RF_SMALL_THREADS(staged, problem->emit)},
+                                .block = {(uint32_t)RF_SMALL_THREADS(staged, problem->epilogue)},
                                 .shared_bytes = staged ? (uint32_t)plan->staged_shared : 0,
                                 .overlap = RF__OVERLAP_ALWAYS,
-                                .read_bytes = (int64_t)(all->lookups * share) * (int64_t)sizeof(rf_u16)};
+                                .read_bytes = (int64_t)(total->lookups * fraction) * (int64_t)sizeof(rf_u16)};
     rf_small_args args = rows_args(problem, lists);
     if (count == 0) return RF_OK;
     args.tasks = tasks + (staged ? 0 : (uint64_t)plan->n_staged * sizeof(rf_small_task));

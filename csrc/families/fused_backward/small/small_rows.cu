@@ -1,4 +1,4 @@
-/* Sums the rows of small features from the lists of lists.cu and passes the sums to the epilogue (emit.cuh).
+/* Sums the rows of small features from the lists of lists.cu and passes the sums to the epilogue (epilogue.cuh).
  * Each row that was looked up is read and written once.
  *
  * Thread mapping. A block has up to RF_SMALL_COLUMNS columns of some rows of a feature
@@ -31,66 +31,67 @@
 #define RF_STAGED 1
 #endif
 #define RF_STREAMED 0 /* rows are adjacent, and slices of them even share lines */
-#include "families/fused_backward/emit.cuh"
+#include "families/fused_backward/epilogue.cuh"
 #include "families/fused_backward/small/backward_small_args.h"
 
 enum {
-    BLOCK = RF_SMALL_THREADS(RF_STAGED, RF_EMIT),
-    BLOCKS = RF_STAGED || EMIT_STATES > 0 || EMIT_ROWWISE || RF_ROUND ? 2 : 3, /* per SM */
+    BLOCK = RF_SMALL_THREADS(RF_STAGED, RF_EPILOGUE),
+    BLOCKS = RF_STAGED || EPILOGUE_STATES > 0 || EPILOGUE_ROWWISE || RF_ROUND ? 2 : 3, /* per SM */
     WARPS = BLOCK / 32,
     MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS,
-    QUADS = EMIT_ROWWISE || (RF_STAGED && EMIT_STATES == 0) ? 4 : 2 /* limited by registers */
+    QUADS = EPILOGUE_ROWWISE || (RF_STAGED && EPILOGUE_STATES == 0) ? 4 : 2 /* limited by registers */
 };
 #include "families/fused_backward/small/pooled.cuh"
 
 /* The prefetched data of a row. */
-RF_INLINE void row_prepare(const rows_t &rows, const place_t &place, int number, const places_t &places,
+RF_INLINE void row_prepare(const rows_t &rows, const mapping_t &mapping, int number, const range_t &range,
                            row_t &row, window_t &window) {
-    const bool there = is_short(places);
-    window = window_load(rows, places, there);
-    row_load(place, number, there, row);
+    const bool is_present = is_short(range);
+    window = window_load(rows, range, is_present);
+    row_load(mapping, number, is_present, row);
 }
 
 /* The loads before the first row: its data, and the position of the next row. */
 struct begin_t {
-    places_t places, next;
+    range_t range, next;
     row_t row;
     window_t window;
 };
-RF_INLINE begin_t rows_begin(const place_t &place, const rows_t &rows) {
-    const int number = rows.first + place.group;
+RF_INLINE begin_t rows_begin(const mapping_t &mapping, const rows_t &rows) {
+    const int number = rows.first + mapping.group;
     begin_t begin;
-    begin.places = rows.places(number);
-    begin.next = rows.places(number + place.groups);
-    row_prepare(rows, place, number, begin.places, begin.row, begin.window);
+    begin.range = rows.range(number);
+    begin.next = rows.range(number + mapping.groups);
+    row_prepare(rows, mapping, number, begin.range, begin.row, begin.window);
     return begin;
 }
 
 /* Sums all rows of the task that few bags look up; each warp takes as many turns as its first group has rows.
  * Returns true if there are other rows. */
-RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
+RF_INLINE bool rows_pool(const rf_small_args &args, const rf_epilogue_t &epilogue, const mapping_t &mapping,
                          const rows_t &rows, const begin_t &begin) {
     bool any_long = false;
-    int number = rows.first + place.group;
-    int left =
-        rows.last - (rows.first + ((int)(threadIdx.x & ~31u) / place.lanes)); /* of the warp's first group */
-    places_t places = begin.places, next = begin.next;
+    int number = rows.first + mapping.group;
+    int remaining = rows.last - (rows.first +
+                                 ((int)(threadIdx.x & ~31u) / mapping.lanes)); /* of the warp's first group */
+    range_t range = begin.range, next = begin.next;
     row_t row = begin.row;
     window_t window = begin.window;
 #pragma unroll 2 /* keeps prefetched values in registers */
-    for (; left > 0; left -= place.groups) {
-        const places_t later = rows.places(number + 2 * place.groups);
+    for (; remaining > 0; remaining -= mapping.groups) {
+        const range_t after_next = rows.range(number + 2 * mapping.groups);
         row_t next_row;
         window_t next_window;
-        row_prepare(rows, place, number + place.groups, next, next_row, next_window);
-        const bool there = is_short(places);
+        row_prepare(rows, mapping, number + mapping.groups, next, next_row, next_window);
+        const bool is_present = is_short(range);
         sums_t sums = {};
-        places_add(rows, place, places.from, there ? lookups_of(places) : 0, window, sums);
-        row_emit(args, emit, place, {number, rows.row + number, lookups_of(places), there}, row, sums);
-        any_long |= is_long(places);
-        number += place.groups;
-        places = next;
-        next = later;
+        range_add(rows, mapping, range.from, is_present ? lookups_of(range) : 0, window, sums);
+        row_epilogue(args, epilogue, mapping, {number, rows.row + number, lookups_of(range), is_present}, row,
+                     sums);
+        any_long |= is_long(range);
+        number += mapping.groups;
+        range = next;
+        next = after_next;
         row = next_row;
         window = next_window;
     }
@@ -100,26 +101,26 @@ RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const
 extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
     rf_small_rows(const __grid_constant__ rf_small_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
-    __shared__ __align__(16) float parts[WARPS * MOST_COLUMNS];
-    __shared__ rf_u32 found[WARPS];
-    const rf_emit_t emit = rf_emit_of(args.emit);
+    __shared__ __align__(16) float partials[WARPS * MOST_COLUMNS];
+    __shared__ rf_u32 long_rows[WARPS];
+    const rf_epilogue_t epilogue = rf_epilogue_of(args.epilogue);
     const rf_small_task task = args.tasks[blockIdx.x];
-    const place_t place = place_of(args, task, args.matrices[task.matrix], (float *)memory);
+    const mapping_t mapping = mapping_of(args, task, args.matrices[task.matrix], (float *)memory);
     const rows_t rows = {args.starts + task.start, args.list, (int)task.row, task.first_row, task.last_row};
     /* Gradients are older than the previous kernel, but factors are not: lists.cu has waited before this
      * kernel began. */
-    const bool asked = RF_STAGED && grad_ask(args.bags, task, place);
+    const bool is_prefetched = RF_STAGED && grad_prefetch(args.bags, task, mapping);
     rf_wait_for_previous_kernel();
-    if (emit.skip) {
+    if (epilogue.skip) {
         rf_shared_copies_wait<0>();
         return;
     }
-    const begin_t begin = rows_begin(place, rows);
+    const begin_t begin = rows_begin(mapping, rows);
     if (RF_STAGED) {
-        if (!asked) grad_stage(args.bags, task, (float *)memory, place);
+        if (!is_prefetched) grad_stage(args.bags, task, (float *)memory, mapping);
         rf_shared_copies_wait<0>();
         __syncthreads();
     }
-    const bool any_long = rows_pool(args, emit, place, rows, begin);
-    if (__syncthreads_or(any_long)) rows_pool_long(args, emit, place, rows, found, parts);
+    const bool any_long = rows_pool(args, epilogue, mapping, rows, begin);
+    if (__syncthreads_or(any_long)) rows_pool_long(args, epilogue, mapping, rows, long_rows, partials);
 }

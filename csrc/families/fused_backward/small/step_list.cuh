@@ -5,52 +5,53 @@
 #include "families/fused_backward/small/step_sums.cuh"
 
 /* The prefetched data of a quad of steps. */
-struct ahead_t {
+struct step_quad_t {
     RF_INDEX indices[QUAD]; /* -1: none */
     rf_bytes<16> firsts; /* of long bags */
 };
-/* `own`: the lane's index of the feature's first step. */
+/* `is_own`: the lane's index of the feature's first step. */
 template <bool LONG_BAGS>
-RF_INLINE void quad_load(const feature_t &feature, const steps_t &steps, const rf_u8 *own, rf_u32 quad,
-                         ahead_t &to) {
+RF_INLINE void quad_load(const feature_t &feature, const steps_t &steps, const rf_u8 *is_own, rf_u32 quad,
+                         step_quad_t &to) {
     const rf_u32 lane = threadIdx.x % 32;
     rf_u32 at[QUAD];
-    bool there[QUAD];
+    bool valid[QUAD];
     if (LONG_BAGS) {
         const rf_u32 *const from = steps.firsts + quad * QUAD;
         to.firsts = *(const rf_bytes<16> *)from;
         const rf_u32 next = from[QUAD], upto = (lane + 1) << 16;
 #pragma unroll
         for (int k = 0; k < QUAD; k++) {
-            const rf_u32 behind = k + 1 < QUAD ? to.firsts.word[k + 1] : next;
+            const rf_u32 next_first = k + 1 < QUAD ? to.firsts.word[k + 1] : next;
             at[k] = to.firsts.word[k] >> 16;
-            there[k] = behind - to.firsts.word[k] >= upto; /* ascending bags: the difference does not wrap */
+            valid[k] =
+                next_first - to.firsts.word[k] >= upto; /* ascending bags: the difference does not wrap */
         }
     } else {
 #pragma unroll
         for (int k = 0; k < QUAD; k++) {
             at[k] = quad * UNIT + k * 32;
-            there[k] = at[k] + lane < feature.count;
+            valid[k] = at[k] + lane < feature.count;
         }
     }
 #pragma unroll
     for (int k = 0; k < QUAD; k++) {
         to.indices[k] = -1;
-        if (there[k]) to.indices[k] = rf_load((const RF_INDEX *)rf_place(own, at[k], sizeof(RF_INDEX)));
+        if (valid[k]) to.indices[k] = rf_load((const RF_INDEX *)rf_address(is_own, at[k], sizeof(RF_INDEX)));
     }
 }
 
 /* Adds the lookups of a step to their counters. Returns the old value of each counter. */
-template <bool LONG_BAGS> RF_INLINE rf_u32 step_add(rf_u32 at, rf_u32 one, rf_u32 taken) {
+template <bool LONG_BAGS> RF_INLINE rf_u32 step_add(rf_u32 at, rf_u32 unit, rf_u32 byte_selector) {
     rf_u32 was = 0;
     if (LONG_BAGS) {
-        was = __byte_perm(rf_shared_add_from(at, one), 0, taken);
+        was = __byte_perm(rf_shared_add_from(at, unit), 0, byte_selector);
     } else {
-        const rf_u32 same = __match_any_sync(RF_FULL_WARP, at), lane = threadIdx.x % 32;
-        const int leader = __ffs(same) - 1;
-        if ((int)lane == leader) was = rf_shared_add_from(at, one * __popc(same));
-        was =
-            __byte_perm(__shfl_sync(RF_FULL_WARP, was, leader), 0, taken) + __popc(same & ((1u << lane) - 1));
+        const rf_u32 alike = __match_any_sync(RF_FULL_WARP, at), lane = threadIdx.x % 32;
+        const int leader = __ffs(alike) - 1;
+        if ((int)lane == leader) was = rf_shared_add_from(at, unit * __popc(alike));
+        was = __byte_perm(__shfl_sync(RF_FULL_WARP, was, leader), 0, byte_selector) +
+              __popc(alike & ((1u << lane) - 1));
     }
     __syncwarp(); /* lookups of the next step come later */
     return was;
@@ -64,38 +65,39 @@ RF_INLINE void part_list_by_steps(const feature_t &feature, const steps_t &steps
     const rf_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (warp >= steps.parts) return;
     const rf_u32 cells = counts_of<BITS>(steps, warp);
-    const rf_u32 one = counters_t<BITS>::one(warp), taken = counters_t<BITS>::taken(warp);
+    const rf_u32 unit = counters_t<BITS>::unit(warp), byte_selector = counters_t<BITS>::byte_selector(warp);
     const rf_u32 unread = rf_shared_pinned(steps.counts - 32 + lane);
     /* The begin of a row is at `begins` + half of the address of its counter; for the unread counter this is
      * some address of the counters. */
     const rf_u32 begins = rf_shared_pinned(steps.begins) - cells / 2;
-    const rf_u32 bags_at = rf_shared_pinned(steps.bags + lane), behind = quad_of(steps, warp + 1);
+    const rf_u32 bags_at = rf_shared_pinned(steps.bags + lane), next_first = quad_of(steps, warp + 1);
     const rf_u8 *indices = (const rf_u8 *)(feature.indices + lane);
     rf_keep(indices);
     rf_u32 quad = quad_of(steps, warp);
-    ahead_t coming;
+    step_quad_t coming;
     quad_load<LONG_BAGS>(feature, steps, indices, quad, coming);
 #pragma unroll 2
-    for (; quad < behind; quad++) {
-        rf_u32 at[QUAD], bags[QUAD], places[QUAD];
-        bool own[QUAD];
+    for (; quad < next_first; quad++) {
+        rf_u32 at[QUAD], bags[QUAD], positions[QUAD];
+        bool is_own[QUAD];
 #pragma unroll
         for (int k = 0; k < QUAD; k++) {
-            at[k] = cell_of(feature, coming.indices[k], block.first_row, block.rows, cells, unread, own[k]);
+            at[k] =
+                cell_of(feature, coming.indices[k], block.first_row, block.rows, cells, unread, is_own[k]);
             bags[k] = LONG_BAGS ? coming.firsts.word[k] : 0;
         }
         quad_load<LONG_BAGS>(feature, steps, indices, quad + 1, coming);
 #pragma unroll
         for (int k = 0; k < QUAD; k++) {
-            places[k] = rf_shared_load_2(begins + at[k] / 2);
-            places[k] += step_add<LONG_BAGS>(at[k], one, taken);
+            positions[k] = rf_shared_load_2(begins + at[k] / 2);
+            positions[k] += step_add<LONG_BAGS>(at[k], unit, byte_selector);
         }
 #pragma unroll
         for (int k = 0; k < QUAD; k++) {
             const rf_u32 bag = LONG_BAGS ? bags[k] : rf_shared_load_2(bags_at + (quad * UNIT + k * 32) * 2);
-            const bool is_near = !FAR || places[k] < near;
-            if (own[k] && is_near) rf_shared_store_2(to + places[k] * 2, bag);
-            if (FAR && own[k] && !is_near) far[places[k]] = (rf_u16)bag;
+            const bool is_near = !FAR || positions[k] < near;
+            if (is_own[k] && is_near) rf_shared_store_2(to + positions[k] * 2, bag);
+            if (FAR && is_own[k] && !is_near) far[positions[k]] = (rf_u16)bag;
         }
     }
 }

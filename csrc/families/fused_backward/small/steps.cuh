@@ -32,18 +32,20 @@ template <int BITS> struct counters_t {
         MOST = (1 << BITS) - 1
     };
     /* Returns an increment of a part's counter. */
-    static RF_INLINE rf_u32 one(rf_u32 part) { return 1u << part % OF_WORD * BITS; }
+    static RF_INLINE rf_u32 unit(rf_u32 part) { return 1u << part % OF_WORD * BITS; }
     /* Returns the selector of __byte_perm that extracts a part's counter. */
-    static RF_INLINE rf_u32 taken(rf_u32 part) {
+    static RF_INLINE rf_u32 byte_selector(rf_u32 part) {
         return BITS == 8 ? 0x4440 + part % OF_WORD : 0x4410 + part % OF_WORD * 0x22;
     }
-    /* Returns the sum of a word's counters and `more`. */
-    static RF_INLINE rf_u32 sum(rf_u32 word, rf_u32 more) {
-        return BITS == 8 ? __dp4a(word, 0x01010101u, more) : more + (word & 0xffffu) + (word >> 16);
+    /* Returns the sum of a word's counters and `sum_before`. */
+    static RF_INLINE rf_u32 sum(rf_u32 word, rf_u32 sum_before) {
+        return BITS == 8 ? __dp4a(word, 0x01010101u, sum_before)
+                         : sum_before + (word & 0xffffu) + (word >> 16);
     }
-    /* Returns for each counter of a word the sum of the previous counters and `more`. Sums do not carry. */
-    static RF_INLINE rf_u32 sums_before(rf_u32 word, rf_u32 more) {
-        return BITS == 8 ? word * 0x01010100u + more * 0x01010101u : (word << 16) + more * 0x00010001u;
+    /* Returns for each counter of a word the sum of the previous counters and `sum_before`. Sums do not carry. */
+    static RF_INLINE rf_u32 sums_before(rf_u32 word, rf_u32 sum_before) {
+        return BITS == 8 ? word * 0x01010100u + sum_before * 0x01010101u
+                         : (word << 16) + sum_before * 0x00010001u;
     }
 };
 
@@ -78,22 +80,22 @@ RF_INLINE bool steps_room(const feature_t &feature, const block_t &block, rf_u8 
     const int most_steps = count / 32 + feature.bags + 2 * QUAD + 1;
     const int bag_bytes = rounded_up(steps.long_bags ? most_steps * 4 : rounded_up(count, UNIT) * 2, 16);
     steps.stride = (block.rows + SUMMED - 1) / SUMMED * SUMMED;
-    const int stride = (int)steps.stride, others = 32 * 4 + stride * 2 + bag_bytes + LEAST_LIST;
-    int left = bytes - others - list; /* bytes for counters */
-    if (left < LEAST_WORDS * 4 * stride)
-        left += list / 4; /* a part of the list then goes directly to memory */
-    if (left < LEAST_WORDS * 4 * stride) return false;
+    const int stride = (int)steps.stride, other_bytes = 32 * 4 + stride * 2 + bag_bytes + LEAST_LIST;
+    int bytes_left = bytes - other_bytes - list; /* bytes for counters */
+    if (bytes_left < LEAST_WORDS * 4 * stride)
+        bytes_left += list / 4; /* a part of the list then goes directly to memory */
+    if (bytes_left < LEAST_WORDS * 4 * stride) return false;
     typedef counters_t<BITS> counters;
     const rf_u32 useful = feature.count / UNIT / counters::OF_WORD + 1; /* a part has at least a quad */
-    steps.words = min(min(left / 4 / steps.stride, (rf_u32)MOST_WORDS), useful);
+    steps.words = min(min(bytes_left / 4 / steps.stride, (rf_u32)MOST_WORDS), useful);
     steps.parts = steps.words * counters::OF_WORD;
     steps.counts = (rf_u32 *)memory + 32;
     steps.begins = (rf_u16 *)(steps.counts + steps.words * steps.stride);
     steps.firsts = (rf_u32 *)(steps.begins + steps.stride);
     steps.bags = (rf_u16 *)steps.firsts;
-    const int used = others - LEAST_LIST + (int)steps.words * 4 * stride;
-    steps.window = (rf_u16 *)(memory + used);
-    steps.window_size = (rf_u32)(bytes - used) / 2 - 8; /* the window has the alignment of the list */
+    const int bytes_used = other_bytes - LEAST_LIST + (int)steps.words * 4 * stride;
+    steps.window = (rf_u16 *)(memory + bytes_used);
+    steps.window_size = (rf_u32)(bytes - bytes_used) / 2 - 8; /* the window has the alignment of the list */
     return true;
 }
 
@@ -102,14 +104,15 @@ RF_INLINE void lookups_bags_write(const feature_t &feature, const steps_t &steps
     for (int start = 0; start < feature.bags; start += BLOCK) {
         const int bag = start + (int)threadIdx.x;
         auto [from, to] = bag_load(feature, bag);
-        const rf_u32 few = min(to, from + LONG_BAG);
-        for (; from < few; from++) steps.bags[from] = (rf_u16)bag;
-        for (rf_u32 left = __ballot_sync(RF_FULL_WARP, from < to); left != 0; left &= left - 1) {
-            const int lane = __ffs(left) - 1;
-            const rf_u32 behind = __shfl_sync(RF_FULL_WARP, to, lane);
-            const rf_u16 own = (rf_u16)__shfl_sync(RF_FULL_WARP, bag, lane);
-            for (rf_u32 at = __shfl_sync(RF_FULL_WARP, from, lane) + threadIdx.x % 32; at < behind; at += 32)
-                steps.bags[at] = own;
+        const rf_u32 first_end = min(to, from + LONG_BAG);
+        for (; from < first_end; from++) steps.bags[from] = (rf_u16)bag;
+        for (rf_u32 bytes_left = __ballot_sync(RF_FULL_WARP, from < to); bytes_left != 0;
+             bytes_left &= bytes_left - 1) {
+            const int lane = __ffs(bytes_left) - 1;
+            const rf_u32 limit = __shfl_sync(RF_FULL_WARP, to, lane);
+            const rf_u16 own_cells = (rf_u16)__shfl_sync(RF_FULL_WARP, bag, lane);
+            for (rf_u32 at = __shfl_sync(RF_FULL_WARP, from, lane) + threadIdx.x % 32; at < limit; at += 32)
+                steps.bags[at] = own_cells;
         }
     }
 }
@@ -123,21 +126,21 @@ RF_INLINE void steps_begin(const feature_t &feature, steps_t &steps, rf_u32 *of_
         lookups_bags_write(feature, steps);
         return;
     }
-    rf_u32 all = 0;
+    rf_u32 n_steps = 0;
     for (int start = 0; start < feature.bags; start += BLOCK) {
         const int bag = start + (int)threadIdx.x;
         auto [from, to] = bag_load(feature, bag);
         rf_u32 sum;
         if (start > 0) __syncthreads(); /* all threads have read the previous sums */
         rf_u32 *next =
-            steps.firsts + all + rf_sum_of_block_before<(int)WARPS>((to - from + 31) / 32, of_warps, sum);
+            steps.firsts + n_steps + rf_sum_of_block_before<(int)WARPS>((to - from + 31) / 32, of_warps, sum);
         for (; from < to; from += 32) *next++ = from << 16 | (rf_u32)bag;
-        all += sum;
+        n_steps += sum;
     }
-    steps.quads = (all + QUAD - 1) / QUAD;
+    steps.quads = (n_steps + QUAD - 1) / QUAD;
     /* Empty steps, including one prefetched quad past the end. */
-    if (all + threadIdx.x <= (steps.quads + 1) * QUAD)
-        steps.firsts[all + threadIdx.x] = feature.count << 16 | 0xffffu;
+    if (n_steps + threadIdx.x <= (steps.quads + 1) * QUAD)
+        steps.firsts[n_steps + threadIdx.x] = feature.count << 16 | 0xffffu;
 }
 
 /* Returns the first quad of a part, and the first lookup of a quad. */
@@ -159,9 +162,9 @@ RF_INLINE rf_u32 steps_count(const feature_t &feature, const steps_t &steps, con
                              rf_u32 &before) {
     enum { UNITS = sizeof(RF_INDEX) > 4 || MORE ? 1 : 2 };
     const rf_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    rf_u32 seen = 0;
+    rf_u32 n_counted = 0;
     if (warp >= steps.parts) return 0;
-    const rf_u32 cells = counts_of<BITS>(steps, warp), one = counters_t<BITS>::one(warp);
+    const rf_u32 cells = counts_of<BITS>(steps, warp), unit = counters_t<BITS>::unit(warp);
     const rf_u32 unread = rf_shared_pinned(steps.counts - 32 + lane);
     rf_u32 at = lookup_of(feature, steps, quad_of(steps, warp));
     feature_t part = feature;
@@ -171,15 +174,15 @@ RF_INLINE rf_u32 steps_count(const feature_t &feature, const steps_t &steps, con
     for (int u = 0; u < UNITS; u++) indices_load(part, at + u * UNIT + lane, coming[u]);
 #pragma unroll 1
     for (; at < part.count; at += UNITS * UNIT) {
-        rf_u32 own[UNITS][STEPS];
+        rf_u32 own_cells[UNITS][STEPS];
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
 #pragma unroll
             for (int k = 0; k < STEPS; k++) {
                 bool is_own;
-                own[u][k] =
+                own_cells[u][k] =
                     cell_of(feature, coming[u][k], block.first_row, block.rows, cells, unread, is_own);
-                seen += is_own;
+                n_counted += is_own;
             }
             if (!MORE) continue;
             rf_u32 rows[STEPS];
@@ -193,10 +196,10 @@ RF_INLINE rf_u32 steps_count(const feature_t &feature, const steps_t &steps, con
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
 #pragma unroll
-            for (int k = 0; k < STEPS; k++) rf_shared_add(own[u][k], one);
+            for (int k = 0; k < STEPS; k++) rf_shared_add(own_cells[u][k], unit);
         }
     }
-    return seen;
+    return n_counted;
 }
 
 #endif

@@ -4,8 +4,8 @@
 
 #include "families/fused_backward/entries.cuh"
 
-/* Returns the lanes of `same` whose number agrees with this lane's in a bit. */
-RF_INLINE rf_u32 lanes_with(rf_u32 same, int number, int bit) {
+/* Returns the lanes of `alike` whose number agrees with this lane's in a bit. */
+RF_INLINE rf_u32 lanes_with(rf_u32 alike, int number, int bit) {
 #ifdef __CUDA_ARCH__
     /* Four instructions; the compiler's code has seven, because it computes the bit twice. */
     asm volatile("{ .reg .pred own; .reg .b32 all, bits;\n"
@@ -14,44 +14,44 @@ RF_INLINE rf_u32 lanes_with(rf_u32 same, int number, int bit) {
                  "vote.sync.ballot.b32 all, own, 0xffffffff;\n"
                  "@!own not.b32 all, all;\n"
                  "and.b32 %0, %0, all; }"
-                 : "+r"(same)
+                 : "+r"(alike)
                  : "r"(number), "r"(1 << bit));
-    return same;
+    return alike;
 #else
-    const bool own = (number >> bit & 1) != 0;
-    const rf_u32 all = __ballot_sync(RF_FULL_WARP, own);
-    return same & (own ? all : ~all);
+    const bool own_digit = (number >> bit & 1) != 0;
+    const rf_u32 bit_lanes = __ballot_sync(RF_FULL_WARP, own_digit);
+    return alike & (own_digit ? bit_lanes : ~bit_lanes);
 #endif
 }
 
 /* Returns the lanes that have the same digit of `bits` bits, at most MOST_BITS, by a vote per bit: faster
  * than __match_any_sync if lanes have many different digits. -1: no digit. */
 template <int MOST_BITS> RF_INLINE rf_u32 lanes_alike(int digit, int bits) {
-    rf_u32 same = __ballot_sync(RF_FULL_WARP, digit >= 0);
+    rf_u32 alike = __ballot_sync(RF_FULL_WARP, digit >= 0);
 #pragma unroll
     for (int bit = 0; bit < MOST_BITS;
          bit++) /* a surplus vote is harmless, and a branch per bit would cost as much */
-        if (bit < 6 || bit / 2 * 2 < bits) same = lanes_with(same, digit, bit);
-    return same;
+        if (bit < 6 || bit / 2 * 2 < bits) alike = lanes_with(alike, digit, bit);
+    return alike;
 }
 
-/* Computes the ranks of `each` entries of a lane among those of their warp with the same digit; digit(k): of
+/* Computes the ranks of `n_items` entries of a lane among those of their warp with the same digit; digit(k): of
  * a lane's entry k, -1: none; keep(k, digit, rank) takes the result. `counts` [1 << bits]: the warp's,
  * initially zero. */
-template <int MOST_BITS, int ITEMS, class digit_t, class keep_t>
-RF_INLINE void ranks_of_warp(rf_u16 *counts, int bits, int each, digit_t digit, keep_t keep) {
+template <int MOST_BITS, int ITEMS, class digit_t, class store_t>
+RF_INLINE void ranks_of_warp(rf_u16 *counts, int bits, int n_items, digit_t digit, store_t store) {
     const rf_u32 lower = (1u << threadIdx.x % 32) - 1;
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
-        if (k >= each) break;
-        const int own = digit(k);
-        const rf_u32 same = lanes_alike<MOST_BITS>(own, bits), before = __popc(same & lower);
+        if (k >= n_items) break;
+        const int own_digit = digit(k);
+        const rf_u32 alike = lanes_alike<MOST_BITS>(own_digit, bits), previous = __popc(alike & lower);
         rf_u32 first = 0;
-        if (own >= 0) first = counts[own];
+        if (own_digit >= 0) first = counts[own_digit];
         __syncwarp();
-        if (own >= 0 && before == 0) counts[own] = (rf_u16)(first + __popc(same));
+        if (own_digit >= 0 && previous == 0) counts[own_digit] = (rf_u16)(first + __popc(alike));
         __syncwarp(); /* before other lanes read it for their next entry: votes do not order memory */
-        keep(k, own, first + before);
+        store(k, own_digit, first + previous);
     }
 }
 
@@ -62,24 +62,24 @@ RF_INLINE void warps_add(rf_u16 (*counts)[DIGITS], rf_u32 *sums, int digits) {
     enum {
         WARPS = BLOCK / 32,
         PAIRS = DIGITS / 2, /* pairs of digits, whose counts share a word */
-        EACH = (PAIRS + BLOCK - 1) / BLOCK, /* pairs of a thread */
+        PAIRS_A_THREAD = (PAIRS + BLOCK - 1) / BLOCK, /* pairs of a thread */
         AT_ONCE = 8 /* counts that a thread loads at once */
     };
     rf_u32 *const words = (rf_u32 *)&counts[0][0];
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
+    for (int i = 0; i < PAIRS_A_THREAD; i++) {
         const int pair = i * BLOCK + (int)threadIdx.x;
         if (pair >= PAIRS || 2 * pair >= digits) continue;
         rf_u32 sum = 0;
 #pragma unroll
         for (int first = 0; first < WARPS; first += AT_ONCE) {
-            rf_u32 found[AT_ONCE];
+            rf_u32 warp_words[AT_ONCE];
 #pragma unroll
-            for (int w = 0; w < AT_ONCE; w++) found[w] = words[(first + w) * PAIRS + pair];
+            for (int w = 0; w < AT_ONCE; w++) warp_words[w] = words[(first + w) * PAIRS + pair];
 #pragma unroll
             for (int w = 0; w < AT_ONCE; w++) {
                 words[(first + w) * PAIRS + pair] = sum;
-                sum += found[w];
+                sum += warp_words[w];
             }
         }
         sums[2 * pair] = sum & 0xffffu;

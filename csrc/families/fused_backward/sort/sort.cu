@@ -23,7 +23,7 @@ enum {
     ITEMS = RF_ITEMS,
     CHUNK = CHUNK_ENTRIES,
     DIGITS = 1 << RF_DIGIT_BITS,
-    OWN = (DIGITS + BLOCK - 1) / BLOCK, /* consecutive digits of a thread */
+    DIGITS_A_THREAD = (DIGITS + BLOCK - 1) / BLOCK, /* consecutive digits of a thread */
     AT_ONCE = 8, /* counts that a thread loads at once */
     BLOCKS = sizeof(rf_backward_entry) > 8 ? 1 : 2 /* blocks per SM, by registers */
 };
@@ -91,27 +91,27 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     const rf_u32 length = rf_load(args.counts.lengths + lane);
     const chunks_t chunks = chunks_of(length);
     if (digit - lane >= DIGITS) return;
-    const int behind = (int)__shfl_sync(RF_FULL_WARP, chunks.upto, segment);
-    const int count = (int)__shfl_sync(RF_FULL_WARP, chunks.own, segment);
-    const int share = (count + WARPS - 1) / WARPS, begin = behind - count + warp * share;
-    const int end = min(begin + share, behind);
+    const int segment_end = (int)__shfl_sync(RF_FULL_WARP, chunks.upto, segment);
+    const int count = (int)__shfl_sync(RF_FULL_WARP, chunks.n_chunks, segment);
+    const int warp_chunks = (count + WARPS - 1) / WARPS, begin = segment_end - count + warp * warp_chunks;
+    const int end = min(begin + warp_chunks, segment_end);
     const bool any = digit < DIGITS;
     rf_u32 *const places = args.counts.places + digit;
     rf_u32 sum = 0;
     for (int start = begin; start < end; start += AT_ONCE) {
-        rf_u32 own[AT_ONCE];
-        counts_load(places, start, end, any, own);
+        rf_u32 chunk_counts[AT_ONCE];
+        counts_load(places, start, end, any, chunk_counts);
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) sum += own[i];
+        for (int i = 0; i < AT_ONCE; i++) sum += chunk_counts[i];
     }
     sums[warp][lane] = sum;
     __syncthreads();
-    rf_u32 place = 0, of_digit = 0;
+    rf_u32 position = 0, of_digit = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
-        const rf_u32 own = sums[w][lane];
-        place += w < warp ? own : 0;
-        of_digit += own;
+        const rf_u32 chunk_counts = sums[w][lane];
+        position += w < warp ? chunk_counts : 0;
+        of_digit += chunk_counts;
     }
     if (warp == 0) {
         if (any) args.counts.digits[(rf_i64)segment * DIGITS + digit] = of_digit;
@@ -120,12 +120,12 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
             atomicAdd(args.counts.totals + segment, upto);
     }
     for (int start = begin; start < end; start += AT_ONCE) {
-        rf_u32 own[AT_ONCE];
-        counts_load(places, start, end, any, own);
+        rf_u32 chunk_counts[AT_ONCE];
+        counts_load(places, start, end, any, chunk_counts);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            if (any && start + i < end) places[(rf_i64)(start + i) * DIGITS] = place;
-            place += own[i];
+            if (any && start + i < end) places[(rf_i64)(start + i) * DIGITS] = position;
+            position += chunk_counts[i];
         }
     }
 }
@@ -134,21 +134,23 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
  * which goes to `begins`. `places` become positions in the sorted order, minus `begins`. `of_digits`: entries
  * of the segment. Returns the number of entries of the chunk. */
 RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *of_digits, int digits) {
-    const int digit = (int)threadIdx.x * OWN;
-    rf_u32 ahead[OWN];
+    const int digit = (int)threadIdx.x * DIGITS_A_THREAD;
+    rf_u32 digit_totals[DIGITS_A_THREAD];
 #pragma unroll
-    for (int i = 0; i < OWN; i++) ahead[i] = digit + i < digits ? rf_load(of_digits + digit + i) : 0;
+    for (int i = 0; i < DIGITS_A_THREAD; i++)
+        digit_totals[i] = digit + i < digits ? rf_load(of_digits + digit + i) : 0;
     warps_add<BLOCK, DIGITS>(shared.counts, shared.begins, digits);
     __syncthreads();
-    rf_u64 counts[OWN], sum = 0, all; /* low bits: of the chunk, high bits: of the segment */
+    rf_u64 counts[DIGITS_A_THREAD], sum = 0,
+                                    counts_total; /* low bits: of the chunk, high bits: of the segment */
 #pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        counts[i] = (rf_u64)ahead[i] << 32 | (digit + i < digits ? shared.begins[digit + i] : 0);
+    for (int i = 0; i < DIGITS_A_THREAD; i++) {
+        counts[i] = (rf_u64)digit_totals[i] << 32 | (digit + i < digits ? shared.begins[digit + i] : 0);
         sum += counts[i];
     }
-    rf_u64 begin = rf_sum_of_block_before<WARPS>(sum, shared.of_warps, all);
+    rf_u64 begin = rf_sum_of_block_before<WARPS>(sum, shared.of_warps, counts_total);
 #pragma unroll
-    for (int i = 0; i < OWN; i++) {
+    for (int i = 0; i < DIGITS_A_THREAD; i++) {
         if (digit + i < digits) {
             shared.begins[digit + i] = (rf_u32)begin;
             shared.places[digit + i] += (rf_u32)(begin >> 32) - (rf_u32)begin;
@@ -156,7 +158,7 @@ RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *of_digits, int digits)
         begin += counts[i];
     }
     __syncthreads();
-    return (int)(rf_u32)all;
+    return (int)(rf_u32)counts_total;
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
@@ -173,12 +175,12 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     if (chunk.size == 0) return;
     const digits_t digits = digits_of(args, chunk.segment);
     const rf_u32 begin = __shfl_sync(RF_FULL_WARP, upto - total, chunk.segment);
-    const RF_KEY trash = (RF_KEY)args.trash;
+    const RF_KEY invalid_key = (RF_KEY)args.invalid_key;
     RF_KEY keys[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const int at = warp * (ITEMS * 32) + i * 32 + lane;
-        keys[i] = at < chunk.size ? rf_load(&args.entries[chunk.first + at].key) : trash;
+        keys[i] = at < chunk.size ? rf_load(&args.entries[chunk.first + at].key) : invalid_key;
     }
     const rf_u32 *const places = args.counts.places + (rf_i64)blockIdx.x * DIGITS;
     for (int digit = thread; digit < 1 << digits.bits; digit += BLOCK)
@@ -187,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     rf_u32 ranks[ITEMS]; /* the digit in the upper 16 bits */
     ranks_of_warp<RF_DIGIT_BITS, ITEMS>(
         shared.counts[warp], digits.bits, ITEMS,
-        [&](int i) { return keys[i] < trash ? digits.of(keys[i]) : -1; },
+        [&](int i) { return keys[i] < invalid_key ? digits.of(keys[i]) : -1; },
         [&](int i, int digit, rf_u32 rank) { ranks[i] = (rf_u32)digit << 16 | rank; });
     __syncthreads();
     const int size =
@@ -195,19 +197,19 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const rf_u32 digit = ranks[i] >> 16;
-        if (keys[i] < trash)
+        if (keys[i] < invalid_key)
             ranks[i] = (ranks[i] & 0xffff) + shared.counts[warp][digit] + shared.begins[digit];
     }
     RF_VALUE values[ITEMS]; /* loaded late: keys and ranks take the registers before */
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const int at = warp * (ITEMS * 32) + i * 32 + lane;
-        if (keys[i] < trash) values[i] = rf_load(&args.entries[chunk.first + at].value);
+        if (keys[i] < invalid_key) values[i] = rf_load(&args.entries[chunk.first + at].value);
     }
     __syncthreads(); /* counts are no longer needed */
 #pragma unroll
     for (int i = 0; i < ITEMS; i++)
-        if (keys[i] < trash) shared.entries[ranks[i]] = {keys[i], values[i]};
+        if (keys[i] < invalid_key) shared.entries[ranks[i]] = {keys[i], values[i]};
     __syncthreads();
 #pragma unroll 4
     for (int at = thread; at < size; at += BLOCK) {

@@ -89,13 +89,13 @@ static rf_status sparse_compute(rf__call *call, const rf_fused_backward_params *
 
 static rf_status sparse_run(rf__call *call) {
     rf_fused_backward_params params;
-    rf__gradient_list found = {.call = call, .params = &params, .row_dims = 1};
-    const rf_sparse_output output = {rf__gradient_list_new, &found};
+    rf__gradient_list gradients = {.call = call, .params = &params, .row_dims = 1};
+    const rf_sparse_output output = {rf__gradient_list_new, &gradients};
     RF_CHECK(params_read(call, &params));
     const rf_status status = sparse_compute(call, &params, &output);
     /* The call's now, which frees them if it has failed. */
-    call->outputs[0] = (rf__value){.is_present = found.rows != NULL, .tensor = found.rows};
-    call->outputs[1] = (rf__value){.is_present = found.values != NULL, .tensor = found.values};
+    call->outputs[0] = (rf__value){.is_present = gradients.rows != NULL, .tensor = gradients.rows};
+    call->outputs[1] = (rf__value){.is_present = gradients.values != NULL, .tensor = gradients.values};
     return status;
 }
 
@@ -122,12 +122,12 @@ static rf_status several_compute(rf__call *call, const rf_fused_backward_params 
 }
 
 /* Makes row-sparse gradients the output, in the order of the weights. */
-static rf_status list_give(rf__call *call, rf__gradient_list *found, size_t n) {
+static rf_status list_return(rf__call *call, rf__gradient_list *gradients, size_t n) {
     rf__value *output = &call->outputs[0];
     RF__TORCH_CHECK(torch_new_list_reserve_size(2 * n, &output->list));
     output->is_present = true;
     for (size_t i = 0; i < n; i++) {
-        AtenTensorHandle *const tensors[2] = {&found[i].rows, &found[i].values};
+        AtenTensorHandle *const tensors[2] = {&gradients[i].rows, &gradients[i].values};
         for (int which = 0; which < 2; which++) {
             const rf__value item = {.tensor = *tensors[which]};
             RF__TORCH_CHECK(torch_list_push_back(output->list, item.bits));
@@ -155,19 +155,19 @@ static rf_status several_run(rf__call *call) {
     RF_FAIL_IF(params == NULL, RF_ERR_MEMORY, "no memory for %zu weights", n);
     call->scratch = params;
     rf_sparse_output *outputs = (rf_sparse_output *)(params + n);
-    rf__gradient_list *found = (rf__gradient_list *)(outputs + n);
+    rf__gradient_list *gradients = (rf__gradient_list *)(outputs + n);
     for (size_t i = 0; i < n; i++) {
         int64_t of[LISTS];
         for (int list = 0; list < LISTS; list++) RF_CHECK(integer_read(call, GROUP + list, i, &of[list]));
         params[i] = common;
         RF_CHECK(weight_set(&params[i], of[0], of[1], of[2], of[3]));
-        found[i] = (rf__gradient_list){.call = call, .params = &params[i], .row_dims = 1};
-        outputs[i] = (rf_sparse_output){rf__gradient_list_new, &found[i]};
+        gradients[i] = (rf__gradient_list){.call = call, .params = &params[i], .row_dims = 1};
+        outputs[i] = (rf_sparse_output){rf__gradient_list_new, &gradients[i]};
     }
     RF_TRY(several_compute(call, params, outputs, (int64_t)n));
-    RF_TRY(list_give(call, found, n));
+    RF_TRY(list_return(call, gradients, n));
 out:
-    for (size_t i = 0; i < n; i++) rf__gradient_list_free(&found[i]);
+    for (size_t i = 0; i < n; i++) rf__gradient_list_free(&gradients[i]);
     return status;
 }
 

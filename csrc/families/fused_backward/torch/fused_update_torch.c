@@ -12,8 +12,8 @@
 #include "torch/operators.h"
 
 /* A tensor that is written: no copy of it would do. */
-static rf_status written_read(rf__call *call, const char *argument, AtenTensorHandle handle, int64_t dim,
-                              rf__tensor *tensor) {
+static rf_status output_read(rf__call *call, const char *argument, AtenTensorHandle handle, int64_t dim,
+                             rf__tensor *tensor) {
     RF_CHECK(rf__tensor_read(argument, handle, dim, call->device, tensor));
     if (!rf__tensor_is_contiguous(tensor))
         return rf__tensor_refuse(tensor, RF_ERR_VALUE, "a contiguous tensor. Pass tensor.contiguous().");
@@ -23,7 +23,7 @@ static rf_status written_read(rf__call *call, const char *argument, AtenTensorHa
 static rf_status weight_read(rf__call *call, const char *argument, AtenTensorHandle handle,
                              rf_update_matrix *matrix) {
     rf__tensor tensor;
-    RF_CHECK(written_read(call, argument, handle, 2, &tensor));
+    RF_CHECK(output_read(call, argument, handle, 2, &tensor));
     RF_CHECK(rf__tensor_dtype(&tensor, &matrix->dtype));
     matrix->rows = tensor.sizes[0];
     matrix->dim = tensor.sizes[1];
@@ -45,7 +45,7 @@ static rf_status states_read(rf__call *call, int argument, int64_t at, int64_t o
         rf__value item = {0};
         rf__tensor tensor;
         RF__TORCH_CHECK(torch_list_get_item(list->list, (size_t)(at + i), &item.bits));
-        RF_CHECK(written_read(call, name, item.tensor, RF__ANY_DIM, &tensor));
+        RF_CHECK(output_read(call, name, item.tensor, RF__ANY_DIM, &tensor));
         if (tensor.dtype != aoti_torch_dtype_float32() || tensor.dim != 2 - of_rows ||
             tensor.sizes[0] != matrix->rows || (!of_rows && tensor.sizes[1] != matrix->dim))
             return of_rows
@@ -67,16 +67,17 @@ static rf_status matrices_read(rf__call *call, int weights, int states, int64_t 
     RF_FAIL_IF((int64_t)n_states != (int64_t)count * states_of(optimizer), RF_ERR_VALUE,
                "states has %zu tensors; expected %lld for each of the %zu weights", n_states,
                (long long)states_of(optimizer), count);
-    rf_update_matrix *read = calloc(count + 1, sizeof *read);
-    RF_FAIL_IF(read == NULL, RF_ERR_MEMORY, "no memory for %zu weights", count);
-    call->scratch = read;
+    rf_update_matrix *read_matrices = calloc(count + 1, sizeof *read_matrices);
+    RF_FAIL_IF(read_matrices == NULL, RF_ERR_MEMORY, "no memory for %zu weights", count);
+    call->scratch = read_matrices;
     for (size_t i = 0; i < count; i++) {
         rf__value item = {0};
         RF__TORCH_CHECK(torch_list_get_item(values[weights].list, i, &item.bits));
-        RF_CHECK(weight_read(call, call->registered->signature.names[weights], item.tensor, &read[i]));
-        RF_CHECK(states_read(call, states, (int64_t)i * states_of(optimizer), optimizer, &read[i]));
+        RF_CHECK(
+            weight_read(call, call->registered->signature.names[weights], item.tensor, &read_matrices[i]));
+        RF_CHECK(states_read(call, states, (int64_t)i * states_of(optimizer), optimizer, &read_matrices[i]));
     }
-    *matrices = read;
+    *matrices = read_matrices;
     *n_matrices = (int64_t)count;
     return RF_OK;
 }
@@ -110,13 +111,13 @@ static rf_status fused_run(rf__call *call) {
         NUMBERS,
         OPTIONS = 10
     };
-    static const int64_t none = 0;
+    static const int64_t zero = 0;
     rf_fused_embedding_bag_params lookups = {0};
     rf_fused_update_params params = {0};
     rf_executor executor;
     rf_cuda_stream stream;
     rf__tensor grad;
-    void *empty = NULL;
+    void *unused = NULL;
     RF_CHECK(rf__call_device(call, GRAD));
     RF_CHECK(rf__fused_features_read(call, FEATURES, &lookups.features, &lookups.n_features));
     RF_CHECK(rf__call_tensor(call, GRAD, 2, &grad));
@@ -131,7 +132,7 @@ static rf_status fused_run(rf__call *call) {
     params.grad = grad.data;
     params.output_dim = grad.sizes[1];
     RF_CHECK(rf__call_winners(call, WINNERS, &grad, &params.winners));
-    RF_CHECK(rf__call_output(call, 0, 1, &none, aoti_torch_dtype_float32(), &empty));
+    RF_CHECK(rf__call_output(call, 0, 1, &zero, aoti_torch_dtype_float32(), &unused));
     if (rf__call_on_cpu(call)) {
         RF_CHECK(rf__call_executor(&executor));
         return rf_fused_embedding_bag_update_cpu(&params, &executor);

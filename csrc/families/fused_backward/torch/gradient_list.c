@@ -4,7 +4,7 @@
 #include "core/buffer_cache.h"
 #include "core/validate.h"
 
-static void give_back(void *data, void *context) {
+static void block_release(void *data, void *context) {
     (void)data; /* that of the block */
     rf__cached_block_release(context);
 }
@@ -24,7 +24,7 @@ static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_
     *values = block->data;
     /* On failure the block is lost, because torch may or may not have released it. */
     RF__TORCH_CHECK(torch_from_blob(block->data, 2, sizes, strides, 0, dtype, device.type, device.index,
-                                    tensor, aoti_torch_layout_strided(), NULL, 0, give_back, block));
+                                    tensor, aoti_torch_layout_strided(), NULL, 0, block_release, block));
     return RF_OK;
 }
 

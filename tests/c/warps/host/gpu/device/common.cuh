@@ -86,7 +86,7 @@ template <class T> inline T rf_load_if(int there, const T *from) { return there 
 
 template <class T> inline void rf_keep(T &) {}
 template <class T> inline void rf_forget(T &) {}
-inline rf_u8 *rf_place(const rf_u8 *first, rf_u64 number, rf_u32 pitch) {
+inline rf_u8 *rf_address(const rf_u8 *first, rf_u64 number, rf_u32 pitch) {
     return (rf_u8 *)first + number * pitch;
 }
 /* Only readable memory may be prefetched: reads it. */
