@@ -158,30 +158,35 @@ RF_INLINE float4 *part_at(const rf_attention_args &args, int item, int group, in
     return (float4 *)args.parts + (rf_i64)(item * GROUPS + group) * EACH + thread;
 }
 
+/* The position of a thread: its warpgroup, the slot of its tile, and its number in the warpgroup. */
+struct position_t {
+    int group, slot, thread;
+};
+
 /* Joins the parts of the keys of a warpgroup's rows. Returns true in the last part to end, which then has the
  * sums of all, added in the order of the parts, so that the result does not depend on which part is last. The
  * other parts set `kept`: they store no results. */
 RF_INLINE bool join_parts(const rf_attention_args &args, const shared_t &at, float (&sums)[SUMS],
-                          row_state_t &state, const split_t &split, int group, int slot, int thread) {
-    float4 *own = part_at(args, split.item, group, thread);
-    int *kept = &at.kept[slot * GROUPS + group];
+                          row_state_t &state, const split_t &split, const position_t &in) {
+    float4 *own = part_at(args, split.item, in.group, in.thread);
+    int *kept = &at.kept[in.slot * GROUPS + in.group];
     const float total[2] = {row_sum(state.sum[0]), row_sum(state.sum[1])};
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4)
         __stcg(own + i / 4 * WARPGROUP, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
     __stcg(own + SUMS / 4 * WARPGROUP, make_float4(state.shift[0], total[0], state.shift[1], total[1]));
     __threadfence();
-    rf_group_sync(group + 1, WARPGROUP);
+    rf_group_sync(in.group + 1, WARPGROUP);
     const int first = split.item - split.part;
-    if (thread == 0) {
-        *kept = atomicAdd(&args.ended[first * GROUPS + group], 1) != split.parts - 1;
+    if (in.thread == 0) {
+        *kept = atomicAdd(&args.ended[first * GROUPS + in.group], 1) != split.parts - 1;
         __threadfence();
     }
-    rf_group_sync(group + 1, WARPGROUP);
+    rf_group_sync(in.group + 1, WARPGROUP);
     if (*(volatile int *)kept) return false;
     state.begin();
     for (int part = 0; part < split.parts; part++) {
-        const float4 rows = __ldcg(part_at(args, first + part, group, thread) + SUMS / 4 * WARPGROUP);
+        const float4 rows = __ldcg(part_at(args, first + part, in.group, in.thread) + SUMS / 4 * WARPGROUP);
         state.shift[0] = fmaxf(state.shift[0], rows.x);
         state.shift[1] = fmaxf(state.shift[1], rows.z);
     }
@@ -189,7 +194,7 @@ RF_INLINE bool join_parts(const rf_attention_args &args, const shared_t &at, flo
     for (int i = 0; i < SUMS; i++) sums[i] = 0;
 #pragma unroll 1
     for (int part = 0; part < split.parts; part++) {
-        const float4 *from = part_at(args, first + part, group, thread);
+        const float4 *from = part_at(args, first + part, in.group, in.thread);
         const float4 rows = __ldcg(from + SUMS / 4 * WARPGROUP);
         const float factor[2] = {power_of_two(rows.x - state.shift[0]),
                                  power_of_two(rows.z - state.shift[1])};
@@ -204,7 +209,7 @@ RF_INLINE bool join_parts(const rf_attention_args &args, const shared_t &at, flo
             sums[i + 3] += more.w * factor[1];
         }
     }
-    if (thread % 4 != 0) state.sum[0] = state.sum[1] = 0; /* all four lanes of a row hold its whole sum */
+    if (in.thread % 4 != 0) state.sum[0] = state.sum[1] = 0; /* all four lanes of a row hold its whole sum */
     return true;
 }
 
@@ -213,7 +218,7 @@ RF_INLINE void store(const rf_attention_args &args, const shared_t &at, float (&
                      row_state_t state, int group, int slot, int thread) {
     const int lane = thread % 32, warp = thread / 32;
     const int split = *(volatile int *)&at.splits[slot];
-    if (split != 0 && !join_parts(args, at, sums, state, split_t::of(split), group, slot, thread)) {
+    if (split != 0 && !join_parts(args, at, sums, state, split_t::of(split), {group, slot, thread})) {
         slot_done(at, slot);
         return;
     }

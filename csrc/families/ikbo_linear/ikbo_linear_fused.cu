@@ -126,49 +126,55 @@ RF_INLINE void add_bias(float (&sums)[2][SUMS / 2], const rf_fused_args &args, i
     }
 }
 
+/* The position of a thread: its block's rank, its warpgroup, and its row of 16 bytes in a box. */
+struct position_t {
+    int rank, group, thread;
+    rf_u32 offset;
+};
+
 /* Stores a strip's sums to `out`, a part at a time, through the stages. A stage has been read completely
  * before the previous part. */
 RF_INLINE void store(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const shared_t &at,
-                     const strip_t &s, int turn, rf_u32 offset, int group, int rank, int thread) {
+                     const strip_t &s, int turn, const position_t &in) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
         const int stage =
             (turn * PARTS + part) % RF_FUSED_STAGES; /* the turns of the last level are consecutive */
-        const rf_u32 to = at.stages + (group * RF_FUSED_STAGES + stage) * STAGE_BYTES;
+        const rf_u32 to = at.stages + (in.group * RF_FUSED_STAGES + stage) * STAGE_BYTES;
         if (RF_JOINED)
-            add_bias(sums, args, part, rank, thread);
+            add_bias(sums, args, part, in.rank, in.thread);
         else if (s.flags & HERE)
-            add_part(sums, at, part, thread);
+            add_part(sums, at, part, in.thread);
 #pragma unroll
         for (int i = part * PART_SUMS; i < (part + 1) * PART_SUMS; i += 8)
             asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                             to + offset + (i - part * PART_SUMS) * 256),
+                             to + in.offset + (i - part * PART_SUMS) * 256),
                          "r"(pack_two(SUM(i), SUM(i + 1))), "r"(pack_two(SUM(i + 2), SUM(i + 3))),
                          "r"(pack_two(SUM(i + 4), SUM(i + 5))), "r"(pack_two(SUM(i + 6), SUM(i + 7)))
                          : "memory");
         rf_async_fence();
-        if (thread == 0) rf_stores_wait<RF_FUSED_STAGES - 2>(); /* the stage of the next part */
-        rf_group_sync(group + 1, WARPGROUP);
-        if (thread == 0)
-            rf_store_box(&args.out, s.column * RF_FUSED_COLUMNS, rank * RF_ROWS + part * RF_FUSED_PART,
+        if (in.thread == 0) rf_stores_wait<RF_FUSED_STAGES - 2>(); /* the stage of the next part */
+        rf_group_sync(in.group + 1, WARPGROUP);
+        if (in.thread == 0)
+            rf_store_box(&args.out, s.column * RF_FUSED_COLUMNS, in.rank * RF_ROWS + part * RF_FUSED_PART,
                          s.item, to);
     }
 }
 
 /* Writes the sums of a level other than the last to global memory, and counts them. */
 RF_INLINE void keep(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const rf_fused_level &level,
-                    const shared_t &at, const strip_t &s, int group, int rank, int thread) {
+                    const shared_t &at, const strip_t &s, const position_t &in) {
     const rf_i64 number = (rf_i64)s.item * args.strips + s.column;
-    float4 *to = (float4 *)sums_of(level.sums, number, rank) + thread;
+    float4 *to = (float4 *)sums_of(level.sums, number, in.rank) + in.thread;
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-        if (s.flags & HERE) add_part(sums, at, part, thread);
+        if (s.flags & HERE) add_part(sums, at, part, in.thread);
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4)
         __stcg(to + i / 4 * WARPGROUP, make_float4(SUM(i), SUM(i + 1), SUM(i + 2), SUM(i + 3)));
     __threadfence();
-    rf_group_sync(group + 1, WARPGROUP);
-    if (thread == 0) rf_count_up(level.done);
+    rf_group_sync(in.group + 1, WARPGROUP);
+    if (in.thread == 0) rf_count_up(level.done);
 }
 
 /* Initialises sums with strip `number` of `parents` unless it is NULL; otherwise products overwrite them.
@@ -189,14 +195,14 @@ RF_INLINE void start(float (&sums)[2][SUMS / 2], float *parents, int number, int
 
 /* Finishes the sums. Reads the strip's description again, because registers are scarce during products. */
 RF_INLINE void finish(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const shared_t &at, int l,
-                      int turn, rf_u32 offset, int group, int rank, int thread) {
-    const strip_t s = strip_read(at, turn, group);
+                      int turn, const position_t &in) {
+    const strip_t s = strip_read(at, turn, in.group);
     rf_barrier_arrive(at.strips_empty + turn % RF_FUSED_ENTRIES * 8);
     if (!RF_JOINED && s.flags & HERE) rf_barrier_wait(at.sums_full, s.flags & PARITY ? 1 : 0);
     if (l == levels_of(args) - 1)
-        store(sums, args, at, s, turn, offset, group, rank, thread);
+        store(sums, args, at, s, turn, in);
     else
-        keep(sums, args, args.levels[l], at, s, group, rank, thread);
+        keep(sums, args, args.levels[l], at, s, in);
 }
 
 /* One warpgroup multiplies its strip of every turn. */
@@ -235,7 +241,7 @@ RF_INLINE void multiply_strips(const rf_fused_args &args, const shared_t &at, in
             const bool begun = !RF_JOINED && !(s.flags & HERE);
             start(sums, begun ? up.sums : nullptr, s.parent, rank, thread);
             multiply(sums, at, ring, slots_of(args, l), group * X_BYTES + offset, begun, thread);
-            finish(sums, args, at, l, turn, offset, group, rank, thread);
+            finish(sums, args, at, l, turn, {rank, group, thread, offset});
         }
     }
     if (thread == 0) rf_stores_finish();

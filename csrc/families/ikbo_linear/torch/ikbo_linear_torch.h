@@ -54,4 +54,8 @@ rf_status rf__ikbo_concatenated_is_best(const rf__call *call, const rf__ikbo_lay
 rf_status rf__ikbo_concatenated_run(rf__call *call, const rf__ikbo_layer *layer, AtenTensorHandle output,
                                     void *data);
 
+/* Runs a path that multiplies and adds level by level, into `output` [count, m, n] or [count, m] at `data`. */
+rf_status rf__ikbo_levels_run(rf__call *call, const rf__ikbo_layer *layer, AtenTensorHandle output,
+                              void *data);
+
 #endif
