@@ -1,4 +1,7 @@
-"""The habits of this code that a machine can hold: layers, names, allocation, documents, exported symbols."""
+"""The habits of this code that a machine can hold: layers, names, allocation, documents, exported symbols.
+
+This is one file because all rules read the same lists of files.
+"""
 
 from __future__ import annotations
 
@@ -355,6 +358,50 @@ def test_long_files_say_why(path: Path) -> None:
     head = "\n".join(path.read_text().split("\n")[:30])
     assert lines <= most or "one file because" in head, f"{lines} lines: split, or say why on top"
     assert path.name != "setup.py" or lines < 100
+
+
+# Files of csrc above 300 lines, and functions above 60 lines or with more than seven parameters.
+LONG_FILES = {
+    "csrc/families/fused_backward/small/lists.cuh": "one list: its layout, its positions and its bags",
+    "csrc/families/fused_embedding/fused_embedding_cpu.c": "checks, copies and gradient of one layout",
+    "csrc/families/fused_embedding_bag/cpu/pool.c": "one loop: blocks of a worker and its prefetches",
+}
+LONG_FUNCTIONS = {
+    "rf_backward_keys": "functions for its two loops change the machine code",
+    "steps_sum": "a function for its second pass changes the machine code",
+    "rf_ikbo_attention_group": "passes of one block, which share its registers",
+}
+MANY_PARAMETERS = {
+    "sum_bags": "a struct changes the registers of the loop",
+    "rf_column_report": "a call, whose arguments are in registers",
+    "rf_epilogue_store": "a struct changes the machine code of rounded steps",
+    "rf_hash_strings_cpu": "public",
+    "sum_chunk": "constants of an inlined loop",
+    "sum_rows_from": "constants of an inlined loop",
+    "rf_copy_box": "the operands of one instruction",
+}
+
+
+def functions_of(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Yields name, number of parameters and number of lines of each function that is defined in a file."""
+    code = re.sub(
+        r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda part: "\n" * part[0].count("\n"), code_of(path), flags=re.M
+    )
+    code = re.sub(r"\b__(?:launch_bounds|attribute|align)__\((?:[^()]|\([^()]*\))*\)", "", code)
+    for match in re.finditer(
+        r"^[A-Za-z_][^;{}=]*?\b(\w+)\(((?:[^()]|\([^()]*\))*)\)[^;{}()=]*\{", code, re.M
+    ):
+        end = code.find("\n}", match.end())
+        yield match[1], match[2].count(",") + 1, code.count("\n", match.start(), end) + 2
+
+
+def test_files_and_functions_of_csrc_are_short() -> None:
+    files = [path for path in (*C_FILES, *KERNEL_FILES) if path.is_relative_to(ROOT / "csrc")]
+    functions = [function for path in files for function in functions_of(path)]
+    assert len(functions) > 1500
+    assert {name(path) for path in files if path.read_text().count("\n") > 300} <= {*LONG_FILES}
+    assert {function for function, _, lines in functions if lines > 60} <= {*LONG_FUNCTIONS}
+    assert {function for function, count, _ in functions if count > 7} <= {*MANY_PARAMETERS}
 
 
 def test_folders_are_small() -> None:
