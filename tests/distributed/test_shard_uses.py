@@ -16,6 +16,8 @@ NAMES = (
     "moved_optimizers",
     "options",
     "accumulated",
+    "clipped",
+    "wrong_wrapper",
     "swapped_dlrm",
     "several_modules",
 )

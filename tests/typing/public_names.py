@@ -18,6 +18,7 @@ from recfuse import (
     Plan,
     QuantizeReport,
     SwapReport,
+    distributed,
     info,
     nn,
     optim,
@@ -123,6 +124,13 @@ def optimizers(collection: nn.FusedEmbeddingBagCollection) -> None:
     assert_type(optim.clip_grad_norm_(collection.parameters(), 1.0), Tensor)
     torch.optim.lr_scheduler.ExponentialLR(optim.Adam(collection, betas=(0.9, 0.99)), 0.5)
     assert_type(optim.Adagrad(collection).state_dict(), dict[str, Any])
+
+
+def sharding(model: torch.nn.Module) -> None:
+    assert_type(distributed.shard(model, plan={"t0": 0}, average=False), distributed.ShardReport)
+    assert_type(distributed.unshard(model), list[str])
+    assert_type(distributed.clip_grad_norm_(model, 1.0), Tensor)
+    assert_type(distributed.Cuts(0, (0, 4)).points, tuple[int, ...])
 
 
 def tools() -> None:

@@ -13,8 +13,9 @@ Processes, groups, collectives and checkpoints are ``torch.distributed``'s. For 
 TorchRec's plans and pipelines, see :mod:`recfuse.torchrec`.
 """
 
+from recfuse.distributed.clipping import clip_grad_norm_
 from recfuse.distributed.entry import shard, unshard
 from recfuse.distributed.placements import Cuts
 from recfuse.distributed.reports import ShardEntry, ShardReport
 
-__all__ = ["Cuts", "ShardEntry", "ShardReport", "shard", "unshard"]
+__all__ = ["Cuts", "ShardEntry", "ShardReport", "clip_grad_norm_", "shard", "unshard"]

@@ -219,6 +219,7 @@ def _ignore_in_parallel(module: torch.nn.Module, prepared: list[Prepared]) -> No
     for one in prepared:
         for matrix in one.sharding.matrices():
             matrix._ddp_ignored = True  # type: ignore[attr-defined]
+            matrix._recfuse_is_part = True  # type: ignore[attr-defined]
     for parent in module.modules():
         names = [name for name, parameter in parent.named_parameters() if id(parameter) in own]
         if names:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from recfuse.distributed.sharding import Sharding
 from recfuse.distributed.tables import ShardedHolder
@@ -70,6 +71,7 @@ class ShardedPooling(torch.nn.Module):
             )
         if mapping is not None:
             self._refuse("mapping is given")
+        check_holders(sharding)
         sharding.calls += 1
         columns = sharding.exchange.pool(indices, offsets, per_sample_weights)
         found = torch.cat(columns, dim=1) if len(columns) != 1 else columns[0]
@@ -167,6 +169,27 @@ def sharded_class(kind: type, is_holder: bool) -> type:
         own |= {key: value for key, value in vars(base).items() if key not in _OF_CLASSES}
     own |= {"__module__": __name__, "__doc__": kind.__doc__}
     return type(f"Sharded{kind.__name__}", (kind, mixin), own)
+
+
+def check_holders(sharding: Sharding) -> None:
+    """Raise ValueError if a wrapper averages, copies or cuts this rank's Parameters, which differ by rank."""
+    matrices = sharding.matrices()
+    if any(not getattr(matrix, "_recfuse_is_part", False) for matrix in matrices):
+        raise ArgumentValueError(
+            f"recfuse.distributed: a packed Parameter of module {sharding.name!r} was replaced, for example "
+            "by fully_shard; expected that of this rank. Pass it to fully_shard as "
+            "ignored_params."
+        )
+    parallel = DistributedDataParallel._active_ddp_module
+    if parallel is None:
+        return
+    held = {id(parameter) for parameter in parallel._module_parameters}
+    if any(id(matrix) in held for matrix in matrices):
+        raise ArgumentValueError(
+            f"recfuse.distributed: a DistributedDataParallel holds the tables of module {sharding.name!r}, "
+            "and has copied rank 0's rows to all ranks. Call shard() of the model that is wrapped, and load "
+            "the tables again."
+        )
 
 
 def _is_traced(values: Any) -> bool:

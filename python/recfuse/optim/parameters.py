@@ -131,6 +131,12 @@ def check_parameter(parameter: Tensor, prefix: str) -> None:
 def check_has_gradients(parameters: Iterable[Tensor], prefix: str) -> None:
     """Raise ValueError for Parameters that are updated inside ``backward()``, which never have a gradient."""
     for parameter in parameters:
+        if getattr(parameter, "_recfuse_is_part", False):
+            raise ArgumentValueError(
+                f"{prefix}: a Parameter of shape {list(parameter.shape)} has the rows of this rank alone, of "
+                "tables that recfuse.distributed has sharded. Leave it out, or call "
+                "recfuse.distributed.clip_grad_norm_."
+            )
         update = update_of(parameter)
         if update is None or update.updater.deferred or not parameter.requires_grad:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,6 +130,53 @@ def options() -> None:
     expected = collection()(*joined[:2])[bags]
     found = rounded(*own[:2])
     assert torch.equal(found, expected.to(torch.bfloat16).float())
+
+
+def clipped() -> None:
+    """The norm over all ranks, of sparse and dense gradients."""
+    rank, world = _ranks()
+    for name, plan in (("torch SGD", "mixed"), ("deferred SGD", "copies"), ("deferred Adam", "rows")):
+        whole, model = Model(), Model()
+        shard(model, plan=plans(world)[plan])
+        wrapped = DistributedDataParallel(model)
+        both = []
+        for each, at, ranks in ((whole, 0, 1), (wrapped, rank, world)):
+            own = whole if each is whole else model
+            optimizers = _optimizers(own, name)
+            (loss_of(each(*samples(0, at, ranks)[:2])) / (SAMPLES // ranks)).backward()
+            if own is whole:
+                norm = recfuse.optim.clip_grad_norm_(whole.parameters(), 0.3)
+            else:
+                norm = recfuse.distributed.clip_grad_norm_(model, 0.3)
+                text = raises(ValueError, partial(recfuse.optim.clip_grad_norm_, model.parameters(), 0.3))
+                assert "recfuse.distributed.clip_grad_norm_" in text
+            for optimizer in optimizers:
+                optimizer.step()
+            both.append(norm)
+            del optimizers, optimizer
+        torch.testing.assert_close(both[1], both[0], rtol=1e-5, atol=1e-6)
+        del wrapped, each
+        recfuse.distributed.unshard(model)
+        for key, value in whole.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+    fused = Model()
+    shard(fused)
+    optimizer = recfuse.optim.SGD(fused.tables, lr=0.1)
+    text = raises(ValueError, lambda: recfuse.distributed.clip_grad_norm_(fused, 1.0))
+    assert "deferred=True" in text
+    del optimizer
+    assert "no sharded tables" in raises(
+        ValueError, lambda: recfuse.distributed.clip_grad_norm_(torch.nn.Linear(1, 1), 1.0)
+    )
+
+
+def wrong_wrapper() -> None:
+    """A wrapper around a model whose part was sharded holds the tables, which a call refuses."""
+    model = Model()
+    shard(model.tables)
+    wrapped = DistributedDataParallel(model)
+    batch = samples(0, *_ranks())[:2]
+    assert "Call shard() of the model that is wrapped" in raises(ValueError, lambda: wrapped(*batch))
 
 
 def compiled() -> None:
