@@ -21,7 +21,7 @@ def by_torch(monkeypatch, offsets, indices):
     """Returns the result of the same call without C."""
     with monkeypatch.context() as patch:
         patch.setattr(joined, "join_offsets", lambda *_: None)
-        return join_tables(offsets, indices, tables=len(offsets), where=WHERE)
+        return join_tables(offsets, indices, tables=len(offsets), prefix=WHERE)
 
 
 def batch_of(seed):
@@ -53,7 +53,7 @@ def test_c_and_torch_join_offsets_alike(monkeypatch, seed):
     offsets, indices = batch_of(seed)
     stacked = offsets if isinstance(offsets, torch.Tensor) else torch.stack(list(offsets))
     assert _storage.join_offsets(stacked, indices) is not None
-    ours = join_tables(offsets, indices, tables=len(offsets), where=WHERE)
+    ours = join_tables(offsets, indices, tables=len(offsets), prefix=WHERE)
     for found, wanted in zip(ours, by_torch(monkeypatch, offsets, indices), strict=True):
         assert found is wanted or (found.dtype == wanted.dtype and found.equal(wanted))
 
@@ -90,12 +90,12 @@ def test_c_leaves_all_else_to_torch(offsets, indices):
 def test_a_view_with_other_signs_is_pooled_as_torch_sees_it(monkeypatch):
     offsets, indices = torch._neg_view(torch.tensor([[0, -1], [0, -2]])), [torch.arange(3)] * 2
     for found, wanted in zip(
-        join_tables(offsets, indices, tables=2, where=WHERE),
+        join_tables(offsets, indices, tables=2, prefix=WHERE),
         by_torch(monkeypatch, offsets, indices),
         strict=True,
     ):
         assert found is wanted or found.equal(wanted)
-    assert join_tables(offsets, indices, tables=2, where=WHERE)[1].tolist() == [0, 1, 3, 5, 6]
+    assert join_tables(offsets, indices, tables=2, prefix=WHERE)[1].tolist() == [0, 1, 3, 5, 6]
 
 
 def test_many_offsets_are_joined_by_torch():
