@@ -19,14 +19,14 @@ _WHERE = "recfuse.distributed"
 
 
 class Batch(NamedTuple):
-    """A rank's lookups by slot."""
+    """A rank's lookups by segment."""
 
     bags: int
     values: Tensor  # [lookups, then those of row cuts]: rows of the holder's part
     origins: Tensor | None  # the lookup of each value; None: values are the lookups in order
-    lengths: Tensor  # int64 [slots, bags]
-    begins: Tensor  # int64 [slots]: first value of each slot
-    sizes: Tensor  # int64 [slots]
+    lengths: Tensor  # int64 [segments, bags]
+    begins: Tensor  # int64 [segments]: first value of each segment
+    sizes: Tensor  # int64 [segments]
     host_sizes: list[int]
     counts: dict[int, Tensor]  # by feature of a row cut, lookups without padding: [parts, bags]
 
@@ -98,7 +98,7 @@ def check_contents(indices: Tensor, offsets: Tensor, rows: Tensor, bags: int) ->
 
 
 def batch_of(route: Route, indices: Tensor, offsets: Tensor, bags: int, bounds: Sequence[int]) -> Batch:
-    """Return the lookups of a checked batch by slot. Waits for the device if a table is cut by rows."""
+    """Return the lookups of a checked batch by segment. Waits for the device if a table is cut by rows."""
     features = route.features
     lengths = offsets.to(torch.int64).diff().view(features, bags)
     total = bounds[-1]

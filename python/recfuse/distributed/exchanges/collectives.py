@@ -90,7 +90,7 @@ class CollectiveExchange:
         narrow = max(names.rows, default=0) < 2**31
         self._wire = torch.int32 if narrow else torch.int64
         self._orders = {
-            copies: [torch.tensor(route.slots_to(rank, copies), dtype=torch.int64, device=device)
+            copies: [torch.tensor(route.segments_to(rank, copies), dtype=torch.int64, device=device)
                      for rank in range(self._ranks)]
             for copies in (False, True)
         }  # fmt: skip
@@ -130,7 +130,7 @@ class CollectiveExchange:
         except Exception as error:
             return Header(self._number, RAISED), None, error
         lookups = tuple(
-            sum(batch.host_sizes[slot] for slot in self._route.slots_to(rank, with_gradients))
+            sum(batch.host_sizes[segment] for segment in self._route.segments_to(rank, with_gradients))
             for rank in range(self._ranks)
         )
         code = WEIGHT_DTYPES.index(None if weights is None else weights.dtype)
@@ -150,7 +150,9 @@ class CollectiveExchange:
         payload = self._payload(batch, orders, sent, places)
         features = len(orders[own])
         payload_sizes = [features * of_rank + count for of_rank, count in zip(bags, received, strict=True)]
-        sent_sizes = [len(slots) * batch.bags + count for slots, count in zip(orders, sent, strict=True)]
+        sent_sizes = [
+            len(segments) * batch.bags + count for segments, count in zip(orders, sent, strict=True)
+        ]
         arrived = all_to_all(payload, sent_sizes, payload_sizes, self._group)
         whole = joined(arrived.split(payload_sizes), bags, features, self._wire)
         own_weights = None
@@ -175,11 +177,11 @@ class CollectiveExchange:
         return columns_of(self._route, batch, columns, copied, self._tables.modes_of_features)
 
     def _payload(self, batch: Batch, orders: Sequence[Tensor], sent: Sequence[int], places: Tensor) -> Tensor:
-        """Return for each rank the lengths of its slots, then their indices."""
+        """Return for each rank the lengths of its segments, then their indices."""
         values = batch.values[places].to(self._wire).split(list(sent))
         parts: list[Tensor] = []
-        for slots, own in zip(orders, values, strict=True):
-            parts += (batch.lengths[slots].to(self._wire).flatten(), own)
+        for segments, own in zip(orders, values, strict=True):
+            parts += (batch.lengths[segments].to(self._wire).flatten(), own)
         return torch.cat(parts)
 
     def _foreign_copies(self, offsets: Tensor, positions: Tensor, bags: Sequence[int]) -> Tensor | None:
@@ -200,8 +202,8 @@ class CollectiveExchange:
 
     def _pool_copies(self, batch: Batch, weights: Tensor | None) -> Tensor:
         """Pool the features of copied tables for this rank's bags."""
-        order = torch.tensor([local.slot for local in self._route.copies], device=batch.lengths.device)
-        total = sum(batch.host_sizes[local.slot] for local in self._route.copies)
+        order = torch.tensor([local.segment for local in self._route.copies], device=batch.lengths.device)
+        total = sum(batch.host_sizes[local.segment] for local in self._route.copies)
         places = positions_of(batch.begins[order], batch.sizes[order], total)
         origins = places if batch.origins is None else batch.origins[places]
         ends = batch.lengths[order].flatten().cumsum(0)

@@ -1,7 +1,7 @@
 """The route of a batch: which lookups go to which rank, and where the pooled columns come from.
 
-A *slot* is the lookups of a feature for a holder of its table. All holders of a table that is not cut by rows
-take the same lookups, so the feature is one slot. A table that is cut by rows has a slot a part.
+A *segment* is the lookups of a feature for a holder of its table. All holders of a table that is not cut by
+rows take the same lookups, so the feature is one segment. A table that is cut by rows has a segment a part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class RowCut(NamedTuple):
 
     feature: int
     begins: tuple[int, ...]  # the first row of each part
-    first_slot: int
+    first_segment: int
     padding_idx: int | None
     mode: str
 
@@ -35,14 +35,14 @@ class Local(NamedTuple):
 
     feature: int
     part: Part
-    slot: int
+    segment: int
 
 
 class Route(NamedTuple):
     """The route of all batches of a module. ``exchanged`` features are those whose table has no copies."""
 
     features: int
-    slots: int
+    segments: int
     row_cuts: tuple[RowCut, ...]
     exchanged: tuple[tuple[Local, ...], ...]  # by rank; features whose pooled rows the rank sends
     copies: tuple[Local, ...]  # features that every rank pools for its own samples
@@ -50,10 +50,10 @@ class Route(NamedTuple):
     widths: tuple[int, ...]  # by rank: columns of the exchanged features
     copied_width: int
 
-    def slots_to(self, rank: int, with_copies: bool) -> list[int]:
-        """Return the slots that a rank pools, in the order of its call."""
+    def segments_to(self, rank: int, with_copies: bool) -> list[int]:
+        """Return the segments that a rank pools, in the order of its call."""
         copies = self.copies if with_copies else ()
-        return [local.slot for local in (*self.exchanged[rank], *copies)]
+        return [local.segment for local in (*self.exchanged[rank], *copies)]
 
 
 def route_of(
@@ -69,7 +69,7 @@ def route_of(
     sources: list[tuple[Source, ...]] = []
     row_cuts: list[RowCut] = []
     widths = [0] * ranks
-    slots = len(table_of_feature)
+    segments = len(table_of_feature)
     for feature, number in enumerate(table_of_feature):
         table = tables[number]
         if table.kind == "copies":
@@ -78,19 +78,19 @@ def route_of(
             continue
         if table.kind == "rows":
             begins = tuple(part.row for part in table.parts)
-            row_cuts.append(RowCut(feature, begins, slots, padding[number], modes[number]))
+            row_cuts.append(RowCut(feature, begins, segments, padding[number], modes[number]))
         own = []
         for part in table.parts:
-            slot = feature
+            segment = feature
             if table.kind == "rows":
-                slot, slots = slots, slots + 1
-            exchanged[part.rank].append(Local(feature, part, slot))
+                segment, segments = segments, segments + 1
+            exchanged[part.rank].append(Local(feature, part, segment))
             own.append(Source(part.rank, widths[part.rank], part.columns))
             widths[part.rank] += part.columns
         sources.append(tuple(own))
     return Route(
         len(table_of_feature),
-        slots,
+        segments,
         tuple(row_cuts),
         tuple(map(tuple, exchanged)),
         tuple(copies),
