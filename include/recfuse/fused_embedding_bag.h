@@ -13,11 +13,38 @@ typedef struct rf_buffer {
     const void *data; /* [numel] of dtype, aligned to its element; codes need no alignment */
     int64_t numel;
     rf_dtype dtype;
-    /* Only of codes, else zeros. */
+    /* Only of codes, else zeros; but rows of floats with gaps between them have a pitch too. */
     rf_dtype parameters_dtype; /* RF_FLOAT16; on the CPU RF_FLOAT32 too */
     const void *parameters; /* [rows][2]; on a GPU aligned to 4 bytes, and parameters_pitch too */
     int64_t pitch, parameters_pitch; /* bytes */
 } rf_buffer;
+
+/* A table within memory that other tables share, such as an inference module of FBGEMM has. All int64_t, so that an int64
+ * tensor [n_tables, 8] is an array of these. */
+#define RF_STORED_TABLE_FIELDS(X)                                                                      \
+    X(int64_t, memory) /* number of the memory */                                                      \
+    X(int64_t, first) /* byte at which row 0 begins; of codes their first byte */                      \
+    X(int64_t, rows)                                                                                   \
+    X(int64_t, dim)                                                                                    \
+    X(int64_t, dtype) /* rf_dtype */                                                                   \
+    X(int64_t, pitch) /* bytes from a row to the next, of the parameters too */                        \
+    X(int64_t, parameters) /* byte at which the scale and the bias of row 0 are; 0 if it has floats */ \
+    X(int64_t, parameters_dtype) /* RF_FLOAT16 or RF_FLOAT32; 0 if it has floats */
+typedef struct rf_stored_table {
+    RF_STORED_TABLE_FIELDS(RF_FIELD)
+} rf_stored_table;
+
+/* Memory with tables, and the memory with their parameters, which may be the same. */
+typedef struct rf_memory {
+    const void *data; /* [bytes] */
+    const void *parameters; /* [parameters_bytes] */
+    int64_t bytes, parameters_bytes;
+} rf_memory;
+
+/* Describes tables as buffers, buffers[t] for tables[t]; reads no row. The buffers point into the memory, which must
+ * outlive them. RF_ERR_VALUE: a table that does not lie within its memory, rows that overlap, floats that are not aligned. */
+RF_API rf_status rf_stored_tables_buffers(const rf_stored_table *tables, int64_t n_tables,
+                                          const rf_memory *memories, int64_t n_memories, rf_buffer *buffers);
 
 /* A feature: a table inside a buffer, and the position of its bags in the output. Several features may share
  * a table. All int64_t, so that an int64 tensor [n_features, 7] is an array of these. */

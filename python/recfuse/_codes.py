@@ -42,6 +42,8 @@ class Record:
 
 FEATURE = Record("rf_feature")
 """A feature of `fused_embedding_bag`: its table within a weight, and its columns of the output."""
+STORED_TABLE = Record("rf_stored_table")
+"""A table of `fused_embedding_bag_quantized` within memory that it shares with others."""
 FUSED_SCHEDULE = Record("rf_fused_schedule")
 """The schedule of a feature of `fused_embedding_bag` on a GPU."""
 COLUMN, COLUMN_SOURCE, COLUMN_STEP = map(Record, ("rf_column", "rf_column_source", "rf_column_step"))

@@ -1,4 +1,4 @@
-/* rf__check_fused_call, rf__check_fused_features. */
+/* rf__check_fused_call, rf__check_fused_features, rf_stored_tables_buffers. */
 #include "families/fused_embedding_bag/check_fused.h"
 
 #include <stddef.h>
@@ -7,13 +7,14 @@
 
 static const char operator_name[] = "fused_embedding_bag";
 
-static rf_status check_quantized_feature(const rf_fused_embedding_bag_params *params, int64_t at) {
+/* Of a table whose rows have a pitch. */
+static rf_status check_pitched_feature(const rf_fused_embedding_bag_params *params, int64_t at) {
     const rf_feature *feature = &params->features[at];
     const rf_buffer *buffer = &params->buffers[feature->buffer];
     const int64_t bytes = rf__feature_row(params->buffers, feature).bytes;
     RF__REFUSE_IF(!rf__is_multiple(feature->weight_offset, feature->dim), RF_ERR_VALUE,
                   "features[" RF__I64 "] begins at element " RF__I64 "; expected a multiple of its " RF__I64
-                  " columns, because weights[" RF__I64 "] is quantised",
+                  " columns, because rows of weights[" RF__I64 "] have a pitch",
                   at, feature->weight_offset, feature->dim, feature->buffer);
     RF__REFUSE_IF(rf__elements_in(buffer->dtype, bytes) != feature->dim, RF_ERR_VALUE,
                   "features[" RF__I64 "] has " RF__I64
@@ -21,7 +22,7 @@ static rf_status check_quantized_feature(const rf_fused_embedding_bag_params *pa
                   at, feature->dim);
     RF__REFUSE_IF(feature->rows > 1 && buffer->pitch < bytes, RF_ERR_VALUE,
                   "weights[" RF__I64 "] has a pitch of " RF__I64 " bytes; expected at least the " RF__I64
-                  " bytes of codes of a row, as in a contiguous tensor",
+                  " bytes of a row, as in a contiguous tensor",
                   feature->buffer, buffer->pitch, bytes);
     return RF_OK;
 }
@@ -31,8 +32,9 @@ static rf_status check_fused_feature(const rf_fused_embedding_bag_params *params
                                      int64_t column) {
     const rf_feature *feature = &params->features[at];
     RF_CHECK(rf__check_table(operator_name, feature, at, params->buffers, params->n_buffers));
-    if (rf_is_quantized((int)params->buffers[feature->buffer].dtype))
-        RF_CHECK(check_quantized_feature(params, at));
+    const rf_buffer *buffer = &params->buffers[feature->buffer];
+    if (buffer->pitch != 0 || rf_is_quantized((int)buffer->dtype))
+        RF_CHECK(check_pitched_feature(params, at));
     RF__REFUSE_IF(feature->output_column != column, RF_ERR_VALUE,
                   "features[" RF__I64 "] has output_column " RF__I64 "; expected " RF__I64
                   ", the end of the feature before",
@@ -125,5 +127,87 @@ rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params) 
                   params->output_stride, params->output_dim);
     RF__REFUSE_IF(params->output == NULL && params->bags > 0 && column > 0, RF_ERR_VALUE,
                   "output is NULL; expected a pointer to " RF__I64 " columns a bag", column);
+    return RF_OK;
+}
+
+/* `bytes` at `first`, and again after each pitch, `rows` times, lie within `size` bytes. */
+static bool rows_fit(int64_t first, int64_t rows, int64_t pitch, int64_t bytes, int64_t size) {
+    int64_t last, end;
+    if (first < 0 || rows < 0 || pitch < 0) return false;
+    if (rows == 0) return first <= size;
+    return !__builtin_mul_overflow(rows - 1, pitch, &last) && !__builtin_add_overflow(last, first, &last) &&
+           !__builtin_add_overflow(last, bytes, &end) && end <= size;
+}
+
+static rf_status check_stored_dtypes(const rf_stored_table *table, int64_t at) {
+    const bool is_quantized = rf_is_quantized((int)table->dtype);
+    const int64_t dtype = table->dtype, of = table->parameters_dtype;
+    RF__REFUSE_IF(!is_quantized && dtype != RF_FLOAT32 && dtype != RF_FLOAT16 && dtype != RF_BFLOAT16,
+                  RF_ERR_TYPE,
+                  "stored[" RF__I64 "] has rf_dtype " RF__I64
+                  "; expected float32 (0), float16 (1), bfloat16 (2), int8 (4) or int4 (5)",
+                  at, dtype);
+    RF__REFUSE_IF(is_quantized && of != RF_FLOAT16 && of != RF_FLOAT32, RF_ERR_TYPE,
+                  "stored[" RF__I64 "] has parameters of rf_dtype " RF__I64
+                  "; expected float32 (0) or float16 (1)",
+                  at, of);
+    RF__REFUSE_IF(table->dim < 0 || (dtype == RF_INT4_ROWS && table->dim % 2 != 0), RF_ERR_VALUE,
+                  "stored[" RF__I64 "] has " RF__I64 " columns; expected 0 or more, of int4 an even number",
+                  at, table->dim);
+    return RF_OK;
+}
+
+static rf_status stored_table_describe(const rf_stored_table *table, int64_t at, const rf_memory *memories,
+                                       int64_t n_memories, rf_buffer *buffer) {
+    RF__REFUSE_IF(table->memory < 0 || table->memory >= n_memories, RF_ERR_VALUE,
+                  "stored[" RF__I64 "] is in weights[" RF__I64 "]; expected one of " RF__I64 " weights", at,
+                  table->memory, n_memories);
+    RF_CHECK(check_stored_dtypes(table, at));
+    const rf_memory *memory = &memories[table->memory];
+    const rf_dtype dtype = (rf_dtype)table->dtype;
+    const bool is_quantized = rf_is_quantized((int)dtype);
+    int64_t elements;
+    RF__REFUSE_IF(!rf__rows_fit(RF_FLOAT32, table->rows < 0 ? 0 : table->rows, table->dim) ||
+                      __builtin_mul_overflow(table->rows, table->dim, &elements),
+                  RF_ERR_VALUE, "stored[" RF__I64 "] has " RF__I64 " x " RF__I64 " elements, beyond int64",
+                  at, table->rows, table->dim);
+    const int64_t bytes = rf__elements_bytes(dtype, table->dim);
+    RF__REFUSE_IF(!rows_fit(table->first, table->rows, table->pitch, bytes, memory->bytes) ||
+                      (table->rows > 1 && table->pitch < bytes),
+                  RF_ERR_VALUE,
+                  "stored[" RF__I64 "] has " RF__I64 " rows of " RF__I64 " bytes, " RF__I64
+                  " apart, from byte " RF__I64 "; expected rows apart, within the " RF__I64
+                  " bytes of weights[" RF__I64 "]",
+                  at, table->rows, bytes, table->pitch, table->first, memory->bytes, table->memory);
+    *buffer =
+        (rf_buffer){.data = (const char *)memory->data + table->first, .numel = elements, .dtype = dtype};
+    if (table->rows > 1 || is_quantized) buffer->pitch = table->pitch;
+    if (!is_quantized) {
+        const int64_t element = rf__elements_bytes(dtype, 1);
+        RF__REFUSE_IF((uintptr_t)buffer->data % (uintptr_t)element != 0 || table->pitch % element != 0,
+                      RF_ERR_VALUE,
+                      "stored[" RF__I64 "] has floats at byte " RF__I64 ", " RF__I64
+                      " bytes apart; expected multiples of the " RF__I64 " bytes of an element",
+                      at, table->first, table->pitch, element);
+        return RF_OK;
+    }
+    buffer->parameters_dtype = (rf_dtype)table->parameters_dtype;
+    const int64_t of_row = rf__parameters_bytes(buffer->parameters_dtype);
+    RF__REFUSE_IF(!rows_fit(table->parameters, table->rows, table->pitch, of_row, memory->parameters_bytes) ||
+                      table->pitch < of_row,
+                  RF_ERR_VALUE,
+                  "stored[" RF__I64 "] has parameters of " RF__I64 " bytes, " RF__I64
+                  " apart, from byte " RF__I64 "; expected parameters apart, within the " RF__I64
+                  " bytes of parameters[" RF__I64 "]",
+                  at, of_row, table->pitch, table->parameters, memory->parameters_bytes, table->memory);
+    buffer->parameters = (const char *)memory->parameters + table->parameters;
+    buffer->parameters_pitch = table->pitch;
+    return RF_OK;
+}
+
+rf_status rf_stored_tables_buffers(const rf_stored_table *tables, int64_t n_tables, const rf_memory *memories,
+                                   int64_t n_memories, rf_buffer *buffers) {
+    for (int64_t t = 0; t < n_tables; t++)
+        RF_CHECK(stored_table_describe(&tables[t], t, memories, n_memories, &buffers[t]));
     return RF_OK;
 }

@@ -18,7 +18,8 @@ enum {
     BOUNDS_CHECK,
     SCHEDULES,
     WARPS, /* behind SCHEDULES, as the next: rf__fused_pool */
-    MAPPING
+    MAPPING,
+    STORED
 };
 
 /* Codes, uint8 [rows, bytes], and their parameters, [rows, 2]. */
@@ -94,6 +95,53 @@ static rf_status dims_set(const rf_fused_embedding_bag_params *params, rf_buffer
     return RF_OK;
 }
 
+/* Reads weights[at] or parameters[at], memory with tables. */
+static rf_status memory_read(const rf__call *call, int argument, size_t at, const void **data,
+                             int64_t *bytes) {
+    rf__value item = {0};
+    rf__tensor tensor;
+    RF__TORCH_CHECK(torch_list_get_item(call->values[argument].list, at, &item.bits));
+    RF_CHECK(rf__tensor_read(argument == WEIGHTS ? "weights" : "parameters", item.tensor, RF__ANY_DIM,
+                             call->device, &tensor));
+    if (tensor.dtype != aoti_torch_dtype_uint8() || !rf__tensor_is_contiguous(&tensor))
+        return rf__tensor_refuse(&tensor, RF_ERR_VALUE, "contiguous uint8 with stored");
+    *data = tensor.data;
+    *bytes = 1;
+    for (int64_t d = 0; d < tensor.dim; d++) *bytes *= tensor.sizes[d];
+    return RF_OK;
+}
+
+/* Reads weights as memory, and the tables in it from `stored`: int64 [tables, 8] on the CPU. */
+static rf_status stored_read(rf__call *call, size_t count, const int64_t **columns,
+                             rf_fused_embedding_bag_params *params) {
+    enum { FIELDS = sizeof(rf_stored_table) / sizeof(int64_t) };
+    rf__tensor stored;
+    RF_CHECK(rf__call_host_tensor(call, STORED, 2, &stored));
+    if (stored.dtype != aoti_torch_dtype_int64() || stored.sizes[1] != FIELDS)
+        return rf__tensor_refuse(
+            &stored, RF_ERR_VALUE,
+            "int64 [tables, %d] with memory, first, rows, dim, dtype, pitch, parameters, parameters_dtype",
+            FIELDS);
+    RF_CHECK(rf__call_contiguous(call, &stored, stored.dtype));
+    const size_t n_tables = (size_t)stored.sizes[0];
+    rf_buffer *buffers = calloc(n_tables + count + 1, sizeof *buffers + sizeof **columns + sizeof(rf_memory));
+    RF_FAIL_IF(buffers == NULL, RF_ERR_MEMORY, "no memory for %zu tables", n_tables);
+    call->scratch = buffers;
+    int64_t *dims = (int64_t *)(buffers + n_tables);
+    rf_memory *memories = (rf_memory *)(dims + n_tables);
+    for (size_t i = 0; i < count; i++) {
+        RF_CHECK(memory_read(call, WEIGHTS, i, &memories[i].data, &memories[i].bytes));
+        RF_CHECK(memory_read(call, PARAMETERS, i, &memories[i].parameters, &memories[i].parameters_bytes));
+    }
+    const rf_stored_table *tables = stored.data;
+    RF_CHECK(rf_stored_tables_buffers(tables, (int64_t)n_tables, memories, (int64_t)count, buffers));
+    for (size_t t = 0; t < n_tables; t++) dims[t] = tables[t].dim;
+    params->buffers = buffers;
+    params->n_buffers = (int64_t)n_tables;
+    *columns = dims;
+    return RF_OK;
+}
+
 static rf_status weights_read(rf__call *call, int weights, int parameters, const int64_t **columns,
                               rf_fused_embedding_bag_params *params) {
     size_t count = 0, n_parameters = 0;
@@ -101,6 +149,7 @@ static rf_status weights_read(rf__call *call, int weights, int parameters, const
     RF__TORCH_CHECK(torch_list_size(call->values[parameters].list, &n_parameters));
     RF_FAIL_IF(count != n_parameters, RF_ERR_VALUE,
                "parameters has %zu tensors; expected as many as the %zu weights", n_parameters, count);
+    if (call->values[STORED].given) return stored_read(call, count, columns, params);
     rf_buffer *buffers = calloc(count + 1, sizeof *buffers + sizeof **columns);
     RF_FAIL_IF(buffers == NULL, RF_ERR_MEMORY, "no memory for %zu weights", count);
     call->scratch = buffers;
@@ -139,5 +188,6 @@ const rf__operator rf__torch_fused_embedding_bag_quantized = {
     "(Tensor[] weights, Tensor[] parameters, Tensor features, Tensor indices, Tensor offsets, SymInt "
     "output_dim, "
     "Tensor? per_sample_weights=None, str output_dtype=\"float32\", int prefetch_distance=-1, "
-    "str bounds_check=\"on\", Tensor? schedules=None, int warps=0, Tensor? mapping=None) -> Tensor",
+    "str bounds_check=\"on\", Tensor? schedules=None, int warps=0, Tensor? mapping=None, "
+    "Tensor? stored=None) -> Tensor",
     RF__CPU | RF__CUDA, run};

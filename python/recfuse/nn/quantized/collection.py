@@ -14,10 +14,11 @@ from recfuse.errors import ArgumentValueError, refuse_scripting
 from recfuse.nn.collection import FusedEmbeddingBagCollection
 from recfuse.nn.memory import own_storage
 from recfuse.nn.packed.layout import Layout, TableSpec, WeightForm, arrange, layout_of
-from recfuse.nn.packed.pooling import is_planned, refuse_proxy
+from recfuse.nn.packed.pooling import refuse_proxy
 from recfuse.nn.quantized.rows import CODES, Rows, floats_of, kinds_of, new_rows, part_of, write_floats
+from recfuse.nn.quantized.stored import pool_quantized
 from recfuse.nn.tuning import Tuning
-from recfuse.ops import fused_dtype, fused_embedding_bag_quantized
+from recfuse.ops import fused_dtype
 from recfuse.ops.quantized.fused_embedding_bag_quantized import dtype_name
 
 _WHERE = "recfuse.nn.QuantizedEmbeddingBagCollection"
@@ -246,27 +247,9 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
         buffers, layout = self._buffers, self.layout
         weights: list[Tensor] = [buffers[data] for data, _ in self._names]  # type: ignore[misc]
         parameters: list[Tensor] = [buffers[name] for _, name in self._names]  # type: ignore[misc]
-        if torch.compiler.is_dynamo_compiling():
-            torch._dynamo.mark_static(layout.features)  # their number does not depend on the batch
-        schedules = None
-        if is_planned(weights):
-            if (
-                self._tuning.schedules is None
-                and type(offsets) is Tensor
-                and not torch.compiler.is_compiling()
-            ):
-                self._tuning.learn(offsets)
-            schedules = self._tuning.schedules
-        return fused_embedding_bag_quantized(
-            weights,
-            parameters,
-            layout.features,
-            indices,
-            offsets,
-            layout.output_dim,
-            per_sample_weights,
-            output_dtype=self.output_dtype,
-            schedules=schedules,
+        lookups = indices, offsets, per_sample_weights
+        return pool_quantized(
+            weights, parameters, layout.features, layout.output_dim, lookups, self.output_dtype, self._tuning
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedEmbeddingBagCollection:

@@ -39,6 +39,7 @@ def fused_embedding_bag_quantized(
     schedules: Tensor | None = None,
     warps: int = 0,
     mapping: Tensor | None = None,
+    stored: Tensor | None = None,
 ) -> Tensor:
     """Pool many tables, some of them quantised, in one call.
 
@@ -57,6 +58,13 @@ def fused_embedding_bag_quantized(
         output_dtype: torch.float32, torch.float16 or torch.bfloat16. Default: torch.float32.
         prefetch_distance, bounds_check, schedules, warps, mapping: as in :func:`fused_embedding_bag`. Codes
             have kind "pool".
+        stored: int64 ``[tables, 8]`` on the CPU, for tables that share memory with others, as those of
+            FBGEMM's inference modules do. Then weights are that memory, contiguous uint8; parameters are
+            the memory with the parameters, mostly the same tensors; and a feature has the number of a row
+            of ``stored`` instead of a weight.
+            The fields are the weight, the first byte, rows, dim, dtype, pitch in bytes, and the first byte
+            and dtype of the parameters; dtypes are 0 (float32), 1 (float16), 2 (bfloat16), 4 (int8) and 5
+            (int4).
 
     Shape:
         - indices: ``[lookups]``.
@@ -102,6 +110,7 @@ def fused_embedding_bag_quantized(
         schedules,
         warps,
         mapping,
+        stored,
     )
     if is_transformed() or torch.is_inference_mode_enabled():
         return _operator(*arguments, *options)
