@@ -29,6 +29,7 @@ from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapEntry, SwapReport
 from recfuse.passes.shared_tables import check_fused_alone
 from recfuse.passes.torchrec_collection import TorchRecCollection, TorchRecEmbeddings
+from recfuse.passes.torchrec_quantized import is_swapped, swap_quantized
 from recfuse.passes.unswap import unswap
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def swap(
       It stays the same object, with its Parameter, name and hooks.
     - With ``fuse``, every unsharded ``torchrec.EmbeddingBagCollection`` pools all its tables in one call, and
       every unsharded ``torchrec.EmbeddingCollection`` looks all its tables up in one call.
+    - With ``fuse``, every ``EmbeddingBagCollection`` that TorchRec has quantised pools all its tables in one
+      call, and reads their int8 and int4 rows where they lie.
     - With ``fuse``, a model like facebookresearch/dlrm's ``DLRM_Net`` pools all its tables in one call. Such
       a model has ``emb_l``, a ModuleList of EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l,
       v_W_l)``. ``swap`` reads the code of the method, and replaces it only if the code proves that one call
@@ -194,7 +197,9 @@ def _swap_modules(
 ) -> SwapReport:
     """Replace the modules of a model, and return the report."""
     report = SwapReport()
-    already = [named for named in model.named_modules() if isinstance(named[1], _SWAPPED)]
+    already = [
+        named for named in model.named_modules() if isinstance(named[1], _SWAPPED) or is_swapped(named[1])
+    ]
     patterns = list(_fusable_patterns(model, report)) if fuse else []
     if fuse_optimizers:
         _check_optimizers(model, patterns, optimizers)
@@ -203,6 +208,7 @@ def _swap_modules(
         Move(optimizers, weights, "recfuse.swap")  # raises before anything has changed
         for pattern in patterns:
             _fuse(pattern, optimizers, report)
+        swap_quantized(model, report)
         _report_other_lists(model, report)
     for name, module in model.named_modules():
         _replace(name, module, report)
@@ -329,7 +335,7 @@ def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
         module.__class__ = EmbeddingBag
         advise_huge_pages(module.weight.detach())
         report.add(name, kind, "replaced", "recfuse.nn.EmbeddingBag")
-    elif isinstance(module, (*_SWAPPED, PackedTable)):
+    elif isinstance(module, (*_SWAPPED, PackedTable)) or is_swapped(module):
         return
     elif isinstance(module, torch.nn.EmbeddingBag):
         parametrized = hasattr(module, "parametrizations")

@@ -23,6 +23,7 @@ from recfuse.passes.apply_emb import ApplyEmb, has_fused_method
 from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapReport
 from recfuse.passes.torchrec_collection import TorchRecCollection, TorchRecEmbeddings
+from recfuse.passes.torchrec_quantized import unswap_quantized
 
 _PATTERNS: tuple[type[Pattern], ...] = (ApplyEmb, TorchRecCollection, TorchRecEmbeddings)
 
@@ -84,6 +85,7 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
             target.parameter.grad = None
     for pattern, own_bags in zip(patterns, bags, strict=True):
         report.add(pattern.path, pattern.kind, "restored", pattern.restore(own_bags))
+    unswap_quantized(model, report)
     for name, module in model.named_modules():
         if has_fused_method(module):  # the model has replaced its packed tables
             del module.apply_emb
