@@ -51,10 +51,10 @@ class StoredTable(NamedTuple):
         to.copy_(parameters.view(torch.uint8))
 
 
-def stored_tensor(tables: Iterable[StoredTable]) -> Tensor:
-    """Return the argument ``stored`` of the operator."""
+def stored_rows(tables: Iterable[StoredTable]) -> list[tuple[int, ...]]:
+    """Return the rows of the argument ``stored`` of the operator."""
     dtypes: Sequence[str] = LISTS["dtype"]
-    rows = [
+    return [
         STORED_TABLE.row(
             memory=one.memory,
             first=one.first,
@@ -67,7 +67,11 @@ def stored_tensor(tables: Iterable[StoredTable]) -> Tensor:
         )
         for one in tables
     ]
-    return torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, len(STORED_TABLE))
+
+
+def stored_tensor(tables: Iterable[StoredTable]) -> Tensor:
+    """Return the argument ``stored`` of the operator."""
+    return torch.tensor(stored_rows(tables), dtype=torch.int64, device="cpu").view(-1, len(STORED_TABLE))
 
 
 def pool_quantized(

@@ -33,10 +33,7 @@ def why_not_readable(tbe: Any) -> str | None:
         return "tables have no memory yet. Call initialize_weights() of their module, then swap."
     remapped = tbe.index_remappings_array.numel() or tbe.index_remapping_hash_table.numel()
     if remapped or tbe.index_remapping_hash_table_cpu is not None:
-        return (
-            "rows are pruned (index_remapping is set); expected every row. Make the model without "
-            "pruning."
-        )
+        return "rows are pruned (index_remapping is set); expected every row. Make the model without pruning."
     for name, _, _, kind, placement in tbe.embedding_specs:
         if placement.name not in _READ:
             return (

@@ -117,6 +117,21 @@ class Effects:
             return False
         return not self.written.isdisjoint(self.memory_of(node))
 
+    def writers_of(self, node: Node) -> list[Node]:
+        """Return the nodes that write to the memory of a node's result."""
+        memory = self.memory_of(node)
+        if self.written.isdisjoint(memory):
+            return []
+        found = []
+        for other in self._graph.nodes:
+            if isinstance(other.target, torch._ops.HigherOrderOperator):
+                written = self._written_inside(other)
+            else:
+                written = self._written_by(other) if operator_of(other) is not None else set()
+            if not written.isdisjoint(memory):
+                found.append(other)
+        return found
+
     def why_not(self, nodes: Iterable[Node]) -> str:
         """Return why these nodes, which include their inputs, cannot be computed elsewhere, or ""."""
         regions = set()

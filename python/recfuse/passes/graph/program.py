@@ -96,6 +96,7 @@ class Program:
         self._random_nodes: set[Node] | None = None
         self._sizes: dict[tuple[Node, int], Node] = {}
         self._dead: list[Node] = []
+        self._dropped: set[Node] = set()
         self._new: list[Node] = []
         self._constants = 0
 
@@ -168,6 +169,15 @@ class Program:
             return None
         constant = self._constant_at(node)
         return constant.constant if isinstance(constant, FakeTensor) else constant
+
+    def constant_tensor(self, node: Any) -> Tensor | None:
+        """Return the values of a constant of the program that it never writes to, or None.
+
+        A constant is stored with the program and has no name in a ``state_dict``.
+        """
+        if not isinstance(node, Node) or self.effects.is_written(node):
+            return None
+        return self._constant_at(node)
 
     def _constant_at(self, node: Node) -> Tensor | None:
         is_constant = node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
@@ -281,6 +291,11 @@ class Program:
         """Remove a node later if it is unused."""
         self._dead.append(node)
 
+    def drop(self, node: Node) -> None:
+        """Remove a node later, although it writes to memory."""
+        self._dropped.add(node)
+        self._dead.append(node)
+
     def finish(self) -> None:
         """Remove unused nodes, sort the others and recompile the module."""
         if not self.changed:
@@ -300,7 +315,7 @@ class Program:
                 del self._order[item]
             if node.users or node.op in ("placeholder", "output") or node not in self._order:
                 continue
-            if self._must_stay(node):
+            if node not in self._dropped and self._must_stay(node):
                 continue
             needed = node.all_input_nodes
             self.graph.erase_node(node)
