@@ -157,8 +157,10 @@ def test_state_dict_of_tables():
     assert {name: (list(value.shape), value.dtype) for name, value in state.items()} == {
         "embedding_bags.a.weight": ([100, 64], torch.uint8),
         "embedding_bags.a.parameters": ([100, 2], torch.float16),
+        "embedding_bags.a.bits": ([], torch.uint8),
         "embedding_bags.b.weight": ([70, 8], torch.uint8),
         "embedding_bags.b.parameters": ([70, 2], torch.float16),
+        "embedding_bags.b.bits": ([], torch.uint8),
         "embedding_bags.c.weight": ([50, 8], torch.float32),
         "embedding_bags.d.weight": ([60, 16], torch.float32),
     }
@@ -182,10 +184,13 @@ def test_a_state_dict_of_another_format():
     int4 = collection()
     recfuse.quantize(int4, "int4")
     before = model.state_dict()["embedding_bags.b.weight"].clone()
+    with pytest.raises(RuntimeError, match=r"b\.weight is int4 \[70, 8\]; expected int8 rows of 16 columns"):
+        model.load_state_dict(int4.state_dict())
+    old = {key: value for key, value in int4.state_dict().items() if "bits" not in key}
     with pytest.raises(
         RuntimeError, match=r"b\.weight is torch\.uint8 \[70, 8\]; expected torch\.uint8 \[70, 16\]"
     ):
-        model.load_state_dict(int4.state_dict())
+        model.load_state_dict(old)
     assert torch.equal(model.state_dict()["embedding_bags.b.weight"], before)
     state = model.state_dict()
     del state["embedding_bags.a.parameters"]
@@ -205,6 +210,36 @@ def test_a_state_dict_of_another_format():
     bad["embedding_bags.a.weight"][3, 1] = torch.nan
     with pytest.raises(RuntimeError, match=r"a\.weight cannot be quantised: .*\[3, 1\] is nan"):
         model.load_state_dict(bad)
+
+
+def test_codes_of_the_same_shape_in_another_format():
+    int4, int8 = collection([Table(20, 32, "a")]), collection([Table(20, 16, "a")])
+    recfuse.quantize(int4, "int4")
+    recfuse.quantize(int8, "int8")
+    before = int8.state_dict()["embedding_bags.a.weight"].clone()
+    with pytest.raises(RuntimeError, match=r"a\.weight is int4 \[20, 16\]; expected int8 rows of 16 columns"):
+        int8.load_state_dict(int4.state_dict())
+    with pytest.raises(RuntimeError, match=r"a\.weight is int8 \[20, 16\]; expected int4 rows of 32 columns"):
+        int4.load_state_dict(int8.state_dict())
+    assert torch.equal(int8.state_dict()["embedding_bags.a.weight"], before)
+    earlier = {key: value for key, value in int8.state_dict().items() if "bits" not in key}
+    int8.load_state_dict(earlier)  # of a version without this entry
+
+
+def test_an_optimizer_of_the_floats_is_refused():
+    model = torch.nn.Sequential(collection(), torch.nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="SGD holds a Parameter of tables, of shape"):
+        recfuse.quantize(model)
+    assert type(model[0]) is FusedEmbeddingBagCollection
+    fused = recfuse.optim.SGD(recfuse.optim.embedding_parameters(model), lr=0.1)
+    del optimizer
+    with pytest.raises(ValueError, match="SGD holds a Parameter of tables"):
+        recfuse.quantize(model)
+    del fused
+    dense = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    recfuse.quantize(model)
+    dense.step()
 
 
 def test_bad_input_changes_nothing():

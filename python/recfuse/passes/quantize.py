@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.collection import FusedEmbeddingBagCollection
 from recfuse.nn.descriptions import Table
+from recfuse.nn.packed.holders import holder_of
 from recfuse.nn.packed.layout import table_rows
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.quantized.collection import QuantizedEmbeddingBagCollection
@@ -115,7 +116,7 @@ def quantize(
         TypeError: a bad argument; a float64 table.
         ValueError: a value that is not finite or outside of float16's range, with its table and row; a row of
             int4 that is not a whole number of bytes; a table that does not exist; a model without a
-            collection.
+            collection; an optimizer, or DistributedDataParallel, that holds the floats.
 
     Example:
         >>> model = torch.nn.Sequential(recfuse.nn.FusedEmbeddingBagCollection([(1000, 16), (50, 8)]))
@@ -136,6 +137,7 @@ def quantize(
         known = {spec.name for _, collection in collections for spec in collection.layout.tables}
         if unknown := [name for name in dtype if name not in known]:
             raise ArgumentValueError(f"{_QUANTIZE}: dtype has {unknown[0]!r}; expected names of tables")
+    _check_holders(collections)
     made = [_quantized(name, collection, dtype, output_dtype, report) for name, collection in collections]
     for (_, collection), quantized in zip(collections, made, strict=True):
         _become(collection, quantized)
@@ -172,6 +174,17 @@ def dequantize(model: torch.nn.Module) -> None:
 def _check_model(model: Any, where: str) -> None:
     if not isinstance(model, torch.nn.Module):
         raise wrong_type(f"{where}: model", model, "a torch.nn.Module")
+
+
+def _check_holders(collections: Sequence[tuple[str, Any]]) -> None:
+    """Raise ValueError if an optimizer or a wrapper would go on with the floats."""
+    weights = [matrix for _, collection in collections for matrix in collection.packed_weights()]
+    if (found := holder_of(weights)) is not None:
+        kind, shape = type(found[0]).__name__, list(weights[found[1]].shape)
+        raise ArgumentValueError(
+            f"{_QUANTIZE}: {kind} holds a Parameter of tables, of shape {shape}, and would go on with the "
+            "floats. Remove it first, or pass a copy of the model."
+        )
 
 
 def _collections(model: torch.nn.Module, report: QuantizeReport) -> Iterator[tuple[str, Any]]:

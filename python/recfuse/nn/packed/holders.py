@@ -77,12 +77,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], prefix: str) -> None:
     """Raise ValueError if a parallel wrapper, or an optimizer not in ``optimizers``, holds a weight."""
-    numbers = {id(weight): number for number, weight in enumerate(weights)}
-    handed_over = {id(group["params"]) for optimizer in optimizers for group in groups_of(optimizer)}
-    if _first_holder(numbers, handed_over) is None:
-        return
-    gc.collect()  # unreachable objects are no holders
-    if (found := _first_holder(numbers, handed_over)) is None:
+    if (found := holder_of(weights, optimizers)) is None:
         return
     holder, number = found
     shape = tuple(weights[number].shape)
@@ -97,6 +92,16 @@ def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], pr
         advice += f" {prefix}"
     which = f"the weight of table {number}, of shape {shape}, which is about to be replaced"
     raise ArgumentValueError(f"{prefix}: {does} {which}{advice}")
+
+
+def holder_of(weights: Sequence[Tensor], optimizers: Iterable[Optimizer] = ()) -> tuple[Any, int] | None:
+    """Return a wrapper, or an optimizer not in ``optimizers``, and the number of a weight that it holds."""
+    numbers = {id(weight): number for number, weight in enumerate(weights)}
+    handed_over = {id(group["params"]) for optimizer in optimizers for group in groups_of(optimizer)}
+    if _first_holder(numbers, handed_over) is None:
+        return None
+    gc.collect()  # unreachable objects are no holders
+    return _first_holder(numbers, handed_over)
 
 
 def _first_holder(numbers: Mapping[int, int], handed_over: set[int]) -> tuple[Any, int] | None:

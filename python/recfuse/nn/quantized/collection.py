@@ -12,63 +12,27 @@ from recfuse._arguments import wrong_type
 from recfuse.data.forms import is_keyed, of_keys
 from recfuse.errors import ArgumentValueError, refuse_scripting
 from recfuse.nn.collection import FusedEmbeddingBagCollection
+from recfuse.nn.descriptions import Table
 from recfuse.nn.memory import own_storage
 from recfuse.nn.packed.layout import Layout, TableSpec, WeightForm, arrange, layout_of
 from recfuse.nn.packed.pooling import refuse_proxy
-from recfuse.nn.quantized.rows import CODES, Rows, floats_of, kinds_of, new_rows, part_of, write_floats
+from recfuse.nn.quantized.prepacked import prepacked_rows
+from recfuse.nn.quantized.rows import (
+    CODE_BITS,
+    CODES,
+    Rows,
+    kinds_of,
+    new_rows,
+    part_of,
+    write_floats,
+)
 from recfuse.nn.quantized.stored import pool_quantized
+from recfuse.nn.quantized.table import QuantizedTable
 from recfuse.nn.tuning import Tuning
 from recfuse.ops import fused_dtype
 from recfuse.ops.quantized.fused_embedding_bag_quantized import dtype_name
 
 _WHERE = "recfuse.nn.QuantizedEmbeddingBagCollection"
-
-
-class QuantizedTable:
-    """A table of a :class:`QuantizedEmbeddingBagCollection`; a view of the collection.
-
-    Attributes:
-        name, num_embeddings, embedding_dim, mode, padding_idx: as of a table of floats.
-        dtype: "int8" or "int4", or the name of a dtype of floats.
-
-    Example:
-        >>> collection = recfuse.nn.FusedEmbeddingBagCollection([(1000, 16)])
-        >>> report = recfuse.quantize(collection, "int8")
-        >>> collection.tables["t0"].weight.shape
-        torch.Size([1000, 16])
-    """
-
-    def __init__(self, owner: QuantizedEmbeddingBagCollection, number: int) -> None:
-        """Create the view of a table."""
-        spec = owner.layout.tables[number]
-        self._owner, self._number = owner, number
-        self.name, self.mode, self.padding_idx = spec.name, spec.mode, spec.padding_idx
-        self.num_embeddings, self.embedding_dim = spec.num_embeddings, spec.embedding_dim
-        self.dtype = owner.kinds[spec.matrix]
-
-    @property
-    def rows(self) -> Rows:
-        """The rows, views of the collection's buffers."""
-        return self._owner.rows_of(self._number)
-
-    @property
-    def codes(self) -> Tensor:
-        """The codes, uint8 ``[rows, bytes]``; of a table of floats its rows."""
-        return self.rows.data
-
-    @property
-    def parameters(self) -> Tensor:
-        """The scale and the bias of each row, float16 ``[rows, 2]``; empty for a table of floats."""
-        return self.rows.parameters
-
-    @property
-    def weight(self) -> Tensor:
-        """The values, float32 ``[rows, dim]``: a new tensor, computed at each access."""
-        return floats_of(self.rows, torch.float32)
-
-    def __repr__(self) -> str:
-        """Return name, shape and dtype."""
-        return f"QuantizedTable({self.name!r}, {self.num_embeddings}, {self.embedding_dim}, {self.dtype})"
 
 
 class QuantizedEmbeddingBagCollection(torch.nn.Module):
@@ -78,8 +42,9 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
     and a bias a row in float16; the values are ``scale * code + bias``. All are buffers: the collection has
     no Parameters and no gradients. It keeps its dtypes if the model is moved to another (``model.half()``).
 
-    The ``state_dict`` has two entries for a quantised table, ``embedding_bags.<table>.weight`` (the codes)
-    and ``embedding_bags.<table>.parameters``. Entries of floats, from a collection before its quantisation,
+    The ``state_dict`` has three entries for a quantised table, ``embedding_bags.<table>.weight`` (the codes),
+    ``embedding_bags.<table>.parameters`` and ``embedding_bags.<table>.bits``; it loads without the last too.
+    Entries of floats, from a collection before its quantisation,
     are quantised when they are loaded.
 
     Args:
@@ -183,6 +148,68 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
             self.register_buffer(self._names[-1][1], rows.parameters, persistent=False)
         self._tuning = Tuning(len(self.layout.dims))
 
+    @classmethod
+    def from_prepacked(
+        cls,
+        tables: Mapping[str, Tensor] | Sequence[Tensor],
+        bits: int,
+        *,
+        mode: str = "sum",
+        output_dtype: torch.dtype = torch.float32,
+    ) -> QuantizedEmbeddingBagCollection:
+        """Create a collection that reads tables of torch's quantised operators where they lie.
+
+        Args:
+            tables: results of ``torch.ops.quantized.embedding_bag_byte_prepack`` or
+                ``embedding_bag_4bit_prepack``, uint8 ``[rows, codes and parameters]``; a dict has names.
+            bits: 8 or 4, as the operator of torch.
+            mode: "sum", "mean" or "max".
+            output_dtype: as of the class.
+
+        Returns:
+            QuantizedEmbeddingBagCollection: its codes are views of the tables. Entries of its ``state_dict``
+            are apart, as of every other collection.
+
+        Raises:
+            TypeError: a bad argument.
+            ValueError: a bad argument.
+
+        Example:
+            >>> packed = torch.ops.quantized.embedding_bag_4bit_prepack(torch.randn(100, 16))
+            >>> collection = recfuse.nn.QuantizedEmbeddingBagCollection.from_prepacked([packed], 4)
+            >>> collection(torch.tensor([3, 99]), torch.tensor([0, 2])).shape
+            torch.Size([1, 16])
+
+        Note:
+            A GPU reads parameters of float16, those of 4 bits.
+        """
+        found = prepacked_rows(tables, bits)
+        described = FusedEmbeddingBagCollection(
+            [Table(rows.data.shape[0], rows.dim, name, mode) for name, rows in found.items()], device="meta"
+        )
+        self = cls.__new__(cls)
+        torch.nn.Module.__init__(self)
+        self.output_dtype = output_dtype
+        self._output_name = dtype_name(output_dtype, _WHERE)
+        self.feature_names = list(described.feature_names)
+        self._take(described.layout.tables, list(found.values()), described.layout.table_of_feature)
+        return self
+
+    def _take(self, specs: Sequence[TableSpec], rows: Sequence[Rows], features: Sequence[int]) -> None:
+        """Take rows of tables, each as a buffer of its own."""
+        forms = [
+            WeightForm(one.data.shape[0], one.data.shape[1], one.data.dtype, one.data.device, tag=number)
+            for number, one in enumerate(rows)
+        ]
+        self.layout = layout_of(specs, range(len(specs)), features, arrange(forms))
+        self.feature_dims = list(self.layout.dims)
+        self.kinds, self._dims = [one.kind for one in rows], [one.dim for one in rows]
+        self._names = [(f"{spec.name}_codes", f"{spec.name}_parameters") for spec in specs]
+        for (data, parameters), one in zip(self._names, rows, strict=True):
+            self.register_buffer(data, one.data, persistent=False)
+            self.register_buffer(parameters, one.parameters, persistent=False)
+        self._tuning = Tuning(len(self.layout.dims))
+
     @property
     def tables(self) -> dict[str, QuantizedTable]:
         """The tables by name, in order."""
@@ -269,6 +296,9 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
                 destination[f"{key}parameters"] = (
                     rows.parameters if keep_vars else own_storage(rows.parameters)
                 )
+                destination[f"{key}bits"] = torch.tensor(
+                    CODE_BITS[rows.kind], dtype=torch.uint8, device="cpu"
+                )
 
     def _load_from_state_dict(
         self,
@@ -285,18 +315,19 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
         for number, spec in enumerate(self.layout.tables):
             key = f"{prefix}embedding_bags.{spec.name}."
             weight, parameters = state_dict.get(f"{key}weight"), state_dict.get(f"{key}parameters")
-            own |= {f"{key}weight", f"{key}parameters"}
+            own |= {f"{key}weight", f"{key}parameters", f"{key}bits"}
             if weight is None:
                 missing_keys.append(f"{key}weight")
                 continue
-            if message := self._load_table(f"{key}weight", self.rows_of(number), weight, parameters):
+            bits = state_dict.get(f"{key}bits")
+            if message := self._load_table(f"{key}weight", self.rows_of(number), weight, parameters, bits):
                 error_msgs.append(message)
         if strict:
             found = (key for key in state_dict if key.startswith(prefix))
             unexpected_keys += [key for key in found if key not in own]
 
     @staticmethod
-    def _load_table(key: str, rows: Rows, weight: Any, parameters: Any) -> str | None:
+    def _load_table(key: str, rows: Rows, weight: Any, parameters: Any, bits: Any) -> str | None:
         """Copy an entry into rows; return the reason if it has another format."""
         expected = f"{rows.data.dtype} {list(rows.data.shape)}"
         if not isinstance(weight, Tensor):
@@ -313,6 +344,9 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
             return None
         if rows.kind not in CODES:
             return f"recfuse: {key} is {found}; expected {expected}"
+        if isinstance(bits, Tensor) and not bits.is_meta and int(bits) != CODE_BITS[rows.kind]:
+            found = f"int{int(bits)} {list(weight.shape)}"
+            return f"recfuse: {key} is {found}; expected {rows.kind} rows of {rows.dim} columns"
         if weight.dtype != torch.uint8 or weight.shape != rows.data.shape:
             return f"recfuse: {key} is {found}; expected {expected}, or floats of {rows.dim} columns"
         if not isinstance(parameters, Tensor) or parameters.shape != rows.parameters.shape:

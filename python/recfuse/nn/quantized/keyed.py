@@ -10,7 +10,8 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfuse.data.forms import of_keys
 from recfuse.nn.packed.pooling import refuse_proxy
-from recfuse.nn.quantized.collection import QuantizedEmbeddingBagCollection, QuantizedTable
+from recfuse.nn.quantized.collection import QuantizedEmbeddingBagCollection
+from recfuse.nn.quantized.table import QuantizedTable
 
 _OF_TORCHREC = (
     "_embedding_bag_configs",

@@ -15,7 +15,8 @@ from recfuse.nn.memory import advise_huge_pages
 from recfuse.ops import dequantize_rows, quantize_rows
 from recfuse.ops.quantized.fused_embedding_bag_quantized import code_bytes
 
-CODES = ("int8", "int4")
+CODE_BITS = {"int8": 8, "int4": 4}
+CODES = tuple(CODE_BITS)
 _PIECE_BYTES = 1 << 26  # of a table on a GPU, which is quantised on the host
 
 
