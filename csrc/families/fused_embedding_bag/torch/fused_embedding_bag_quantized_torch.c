@@ -149,7 +149,7 @@ static rf_status weights_read(rf__call *call, int weights, int parameters, const
     RF__TORCH_CHECK(torch_list_size(call->values[parameters].list, &n_parameters));
     RF_FAIL_IF(count != n_parameters, RF_ERR_VALUE,
                "parameters has %zu tensors; expected as many as the %zu weights", n_parameters, count);
-    if (call->values[STORED].given) return stored_read(call, count, columns, params);
+    if (call->values[STORED].is_present) return stored_read(call, count, columns, params);
     rf_buffer *buffers = calloc(count + 1, sizeof *buffers + sizeof **columns);
     RF_FAIL_IF(buffers == NULL, RF_ERR_MEMORY, "no memory for %zu weights", count);
     call->scratch = buffers;
