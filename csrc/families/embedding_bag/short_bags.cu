@@ -6,14 +6,14 @@
  * or [bags + 1], or NULL if all bags are equally long; output [bags, RF_DIM]. Sums are in float32.
  *
  * Thread mapping. A warp has RF_BAGS consecutive bags, at most 32; lane i reads the bounds of bag i. LANES
- * lanes read a row, 16 bytes each (fewer if rows are not aligned to 16); such a group of lanes has TURNS of
+ * lanes read a row, 16 bytes each (fewer if rows are not aligned to 16); such a group of lanes has BAGS_A_GROUP of
  * the bags. Rows wider than 32 lanes x 2 vectors are cut into slices over gridDim.y.
  *
  * If all bags of a warp have at most one lookup, lane i reads the index of bag i together with its offsets,
  * from the position that it has if all bags are equally long. Groups have adjacent bags, whose rows are
  * copied unchanged, all at once.
  *
- * Otherwise a group reads the lookups of its TURNS consecutive bags as one list, BATCH rows at a time, across
+ * Otherwise a group reads the lookups of its BAGS_A_GROUP consecutive bags as one list, BATCH rows at a time, across
  * the boundaries of bags. So a warp waits for offsets once, and never for the first indices of a bag: the
  * indices of the next rows are loaded while the previous rows are. Lanes check the indices that they load,
  * and store them in shared memory for their group. When rows hit a cache, issue is the bound, not memory: a
@@ -139,7 +139,7 @@ struct chunk {
     }
 };
 
-/* Adds one batch, whose lookups end before `batch_end`. SURE: all rows are valid, and no bag ends before the last
+/* Adds one batch, whose lookups end before `batch_end`. ONE_BAG: all rows are valid, and no bag ends before the last
  * row. */
 template <bool ONE_BAG>
 RF_INLINE void sum_batch(const rf_embedding_bag_args &args, const rf_columns<shape> &columns,

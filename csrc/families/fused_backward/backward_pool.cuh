@@ -54,8 +54,8 @@ struct lane_t {
     int column;
     float inverse_columns; /* 1 / columns of a row */
     int valid[RF_VECTORS]; /* valid columns of each vector */
-    rf_epilogue_rows_t rows; /* indexed by keys with ENDS */
-    rf_u8 *states; /* of row-wise Adagrad, indexed by keys with ENDS */
+    rf_epilogue_rows_t rows; /* indexed by keys with ROW_END */
+    rf_u8 *states; /* of row-wise Adagrad, indexed by keys with ROW_END */
     rf_i64 first_row; /* key of row 0 of the matrix */
 };
 
@@ -106,7 +106,7 @@ RF_INLINE float frequency_of(const rf_backward_rows_args &args, rf_i64 key) {
     return 1.0f / (float)(entries_before(args.entries, first, count, key + 1) - first);
 }
 
-/* Complete rows of a group: key with ENDS if `writes`, number among the listed rows, prefetched data, sums. */
+/* Complete rows of a group: key with ROW_END if `writes`, number among the listed rows, prefetched data, sums. */
 template <int N> struct pending_t {
     bool writes[N];
     RF_KEY keys[N];
@@ -228,7 +228,7 @@ RF_INLINE void rows_epilogue(const rf_backward_rows_args &args, const rf_epilogu
     }
 }
 
-/* Prefetches one row before rows_epilogue; `key`: without ENDS. */
+/* Prefetches one row before rows_epilogue; `key`: without ROW_END. */
 RF_INLINE void row_prefetch(const lane_t &lane, RF_KEY key, pending_t<1> &pending) {
     pending.writes[0] = true;
     pending.keys[0] = pending.own_key = key | ROW_END;

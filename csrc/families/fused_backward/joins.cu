@@ -2,7 +2,7 @@
  * the row.
  *
  * Thread mapping. A warp has the run that begins in its chunk and continues in the next, if any. The block
- * handles a run of more than FEW chunks together: each group of lanes adds the parts of consecutive chunks,
+ * handles a run of more than WARP_CHUNKS chunks together: each group of lanes adds the parts of consecutive chunks,
  * then the first group adds theirs. So the order of additions depends only on the number of chunks.
  * Shared memory: static. Launch: grid [ceil(chunks / warps), slices], block [RF_BACKWARD_BLOCK].
  */

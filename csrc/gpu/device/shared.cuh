@@ -51,7 +51,7 @@ template <int BYTES> RF_INLINE void rf_shared_copy(rf_u32 to, const void *from) 
     }
 }
 RF_INLINE void rf_shared_copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/* Waits until all of the thread's groups except the last LEFT have arrived. */
+/* Waits until all of the thread's groups except the last PENDING have arrived. */
 template <int PENDING> RF_INLINE void rf_shared_copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }

@@ -8,7 +8,7 @@
 enum {
     HEAD = 256, /* bytes before the memory; the first four are the word */
     LEAST_BYTES = 1 << 16,
-    SIZES = 48, /* classes of sizes: LEAST, then twice the class before */
+    SIZES = 48, /* classes of sizes: LEAST_BYTES, then twice the class before */
     MOST_BUFFERS = 32, /* buffers of a device */
     FEWEST = 2, /* buffers of a class and larger that are always allowed */
 };

@@ -54,7 +54,7 @@ RF_INLINE void counts_load(const steps_t &steps, const rf_bytes<16> *from, count
 
 /* Replaces each counter by the row's lookups in previous parts, and writes the begins of rows to steps.begins
  * and, plus `position`, to the block's starts. `n_counted`: lookups counted by this thread; `lost`: 0. Returns the
- * total, or NO_PLACES if a row has too many lookups. */
+ * total, or NO_POSITIONS if a row has too many lookups. */
 template <int BITS>
 RF_INLINE rf_u32 steps_sum(const steps_t &steps, const block_t &block, rf_u32 position, rf_u32 n_counted,
                            rf_u32 *of_warps, rf_u32 &lost) {
