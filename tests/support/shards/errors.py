@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Shard
 
 import recfuse
 import recfuse.distributed
 from recfuse.distributed import Cuts, shard, unshard
 from recfuse.nn import FusedEmbeddingBagCollection, Table
-from support.shards.models import DTYPES, SIZES, collection, own_and_joined, plans
+from support.shards.models import SIZES, collection, own_and_joined, plans
 from support.shards.ranks import DEVICE, raises
 
 
@@ -157,4 +157,3 @@ def bad_uses() -> None:
     text = raises(ValueError, lambda: recfuse.optim.RowWiseAdagrad(tables, lr=0.1))
     assert "is cut by columns" in text
     assert unshard(tables) == [""] and unshard(tables) == []
-    assert set(DTYPES) and Replicate() is not None

@@ -17,7 +17,7 @@ from recfuse.distributed import shard
 from recfuse.nn import FusedEmbeddingBagCollection
 from support import dlrm
 from support.shards.checkpoints import SAMPLES, samples
-from support.shards.models import OPTIMIZERS, SIZES, collection, loss_of, own_and_joined, plans
+from support.shards.models import OPTIMIZERS, collection, loss_of, own_and_joined, plans
 from support.shards.ranks import DEVICE, raises
 
 
@@ -112,13 +112,8 @@ def options() -> None:
     assert str(report).splitlines()[-1].startswith("exchange: collectives, all_to_all_single of")
     assert all(entry.placement == ("every rank" if world > 1 else "rank 0") for entry in report.entries)
     for tables, at, ranks in ((whole, 0, 1), (model, rank, world)):
-        loss = loss_of(tables(*samples(0, at, ranks)[:2]))
         optimizer = recfuse.optim.SGD(tables, lr=0.1)
-        if tables is whole:
-            loss = loss_of(tables(*samples(0, at, ranks)[:2]))
-        else:
-            loss = loss_of(tables(*samples(0, at, ranks)[:2]))
-        loss.backward()
+        loss_of(tables(*samples(0, at, ranks)[:2])).backward()
         optimizer.step()
         del optimizer
     recfuse.distributed.unshard(model)
@@ -288,4 +283,3 @@ def several_modules() -> None:
         torch.testing.assert_close(
             model[name].tables["t0"].weight.detach().as_subclass(torch.Tensor), expected
         )
-    assert set(SIZES)
