@@ -75,6 +75,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
 
+    torch.manual_seed(0)
     model = make_model(device)
     fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.05}
     # The only line that differs from a script without recfuse:
@@ -87,7 +88,6 @@ def main() -> None:
     else:
         chosen = EmbeddingShardingPlanner(topology=topology, batch_size=arguments.batch, debug=False)
     plan = chosen.collective_plan(model, [sharder], dist.group.WORLD)
-    torch.manual_seed(0)
     parallel = DistributedModelParallel(model, device=device, plan=plan, sharders=[sharder])
     dense = [p for name, p in parallel.named_parameters() if ".embedding_bags." not in name]
     optimizer = torch.optim.Adagrad(dense, lr=0.05)

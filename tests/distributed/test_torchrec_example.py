@@ -21,9 +21,9 @@ EXAMPLE = "examples/distributed/torchrec_dlrm.py"
 def test_two_processes_train():
     started = "torchrun --standalone --nproc-per-node 2"
     assert f"{started} {EXAMPLE}" in (ROOT / "docs" / "distributed.md").read_text()
-    command = [sys.executable, "-m", "torch.distributed.run", *started.split()[1:], EXAMPLE, "--steps", "21"]
+    command = [sys.executable, "-m", "torch.distributed.run", *started.split()[1:], EXAMPLE, "--steps", "41"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"^step \d+: loss (\S+)$", done.stdout, re.MULTILINE)]
-    assert len(losses) == 3 and losses[-1] < 0.8 * losses[0]
+    assert len(losses) == 5 and losses[-1] < 0.5 * losses[0]
