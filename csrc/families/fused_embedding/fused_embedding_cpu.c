@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/huge_pages.h"
 #include "core/isa.h"
 #include "core/tasks.h"
 #include "families/fused_embedding/check_fused_embedding.h"
@@ -222,7 +223,8 @@ static void task_run(void *context, int64_t task) {
     if (!is_good) __atomic_store_n(&call->is_bad, true, __ATOMIC_RELAXED);
 }
 
-/* Sets the output and the tasks of each feature; returns the bytes of work. */
+/* Sets the output and the tasks of each feature, and requests huge pages for a large output, which torch
+ * allocates anew in each call; returns the bytes of work. */
 static int64_t features_set(history_call *call) {
     const rf_fused_embedding_params *params = call->params;
     const bool is_jagged = params->layout == RF_HISTORY_JAGGED;
@@ -257,8 +259,12 @@ static int64_t features_set(history_call *call) {
         bytes += slots * (rf__feature_row(params->buffers, feature).bytes +
                           rf__elements_bytes(params->output_dtype, feature->dim) + 8);
     }
-    if (!is_jagged) task = (rf__history_slots(params) + call->task_slots - 1) / call->task_slots;
+    if (!is_jagged) {
+        element = rf__history_slots(params) * params->output_dim;
+        task = (rf__history_slots(params) + call->task_slots - 1) / call->task_slots;
+    }
     call->tasks = task;
+    rf__huge_pages_ask(params->output, rf__elements_bytes(params->output_dtype, element));
     return bytes;
 }
 
