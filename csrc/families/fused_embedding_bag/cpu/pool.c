@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 
+#include "core/huge_pages.h"
 #include "core/isa.h"
 #include "core/status.h"
 #include "families/fused_embedding_bag/cpu/look_ahead.h"
@@ -295,6 +296,7 @@ static rf_status report(const rf__pool_call *call) {
 
 rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
     if (call->n_features == 0 || call->bags == 0) return RF_OK;
+    rf__huge_pages_ask(call->output, call->bags * call->output_row.pitch); /* a large one is new memory */
 
     int64_t feature_bytes = call->output_row.bytes / call->n_features;
     int64_t distance = call->prefetch_distance;
