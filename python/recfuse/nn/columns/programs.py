@@ -84,13 +84,7 @@ class Programs:
         ``device`` is the device that computes. Default: the device of the first input.
         """
         program, on_device = self.of(batch_inputs.places, batch_inputs.device if device is None else device)
-        inputs = (
-            batch_inputs.dense,
-            batch_inputs.values,
-            batch_inputs.offsets,
-            batch_inputs.weights,
-            batch_inputs.batch,
-        )
+        inputs = *batch_inputs[2:], batch_inputs.batch
         try:
             return embedding_columns(weights, program, *inputs, self.output_dim, on_device, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
@@ -110,13 +104,7 @@ class Programs:
     def look_up(self, batch_inputs: Inputs, bounds_check: str) -> tuple[Tensor, Tensor, Tensor]:
         """Return indices, offsets and factors of a batch's lookups, computed by the operator."""
         program, on_device = self.of(batch_inputs.places, batch_inputs.device)
-        inputs = (
-            batch_inputs.dense,
-            batch_inputs.values,
-            batch_inputs.offsets,
-            batch_inputs.weights,
-            batch_inputs.batch,
-        )
+        inputs = *batch_inputs[2:], batch_inputs.batch
         try:
             return embedding_columns_lookups(program, *inputs, on_device, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
