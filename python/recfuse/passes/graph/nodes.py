@@ -21,6 +21,12 @@ def operator_of(node: Any) -> OpOverload | None:
     return None
 
 
+def is_named(node: Any, *names: str) -> bool:
+    """Return whether a node calls an operator of one of these names, whose library may be missing."""
+    called = operator_of(node)
+    return called is not None and called._schema.name in names
+
+
 def is_call(node: Any, *packets: Any) -> bool:
     """Return whether a node calls an overload of these operators, as in ``is_call(node, aten.cat)``."""
     operator = operator_of(node)

@@ -25,7 +25,7 @@ from recfuse._codes import FEATURE, INTEGERS, MODES
 from recfuse.nn.quantized.rows import CODES
 from recfuse.nn.quantized.stored import StoredTable, stored_rows
 from recfuse.ops import HAS_CUDA_KERNELS
-from recfuse.passes.graph.nodes import arguments_of, operator_of, tensor_of
+from recfuse.passes.graph.nodes import arguments_of, is_named, tensor_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
 
@@ -43,13 +43,8 @@ _PARAMETERS = 4  # bytes: two halves
 def find(program: Program) -> Iterator[Match]:
     """Yield each lookup."""
     for node in program.nodes:
-        if _is(node, _LOOKUP):
+        if is_named(node, _LOOKUP):
             yield _match(program, node)
-
-
-def _is(node: Any, name: str) -> bool:
-    called = operator_of(node)
-    return called is not None and called._schema.name == name
 
 
 def _match(program: Program, node: Node) -> Match:
@@ -84,7 +79,7 @@ def _match(program: Program, node: Node) -> Match:
 
 
 def _checks(user: Node, given: dict[str, Any]) -> bool:
-    if not _is(user, _CHECK):
+    if not is_named(user, _CHECK):
         return False
     checked = arguments_of(user)
     return checked["indices"] is given["indices"] and checked["offsets"] is given["offsets"]
@@ -136,7 +131,7 @@ def _why_not_lookups(program: Program, node: Node, given: dict[str, Any]) -> str
     if program.effects.is_written(given["dev_weights"]):
         return "dev_weights are written to in place"
     for item in lookups:
-        if other := [one for one in program.effects.writers_of(item) if not _is(one, _CHECK)]:
+        if other := [one for one in program.effects.writers_of(item) if not is_named(one, _CHECK)]:
             return f"{item.name} is written to in place by {other[0].name}"
     return program.effects.why_not((node,))
 

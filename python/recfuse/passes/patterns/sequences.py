@@ -51,7 +51,7 @@ def find(program: Program) -> Iterator[Match]:
         if not is_pad(node) or not node.users or (history := _history_at(node)) is None:
             continue
         if reason := _why_not(program, node, history):
-            yield Match([_part(program, history)], why_not=reason)
+            yield Match([part_of(program, history)], why_not=reason)
         else:
             found.append(history)
     for history in found:
@@ -65,9 +65,8 @@ def find(program: Program) -> Iterator[Match]:
         )  # fmt: skip
         groups.setdefault(key, []).append(history)
     for group in groups.values():
-        most = MOST_FEATURES if group[0].table.is_cuda else len(group)
-        for first in range(0, len(group), most):
-            yield _match(program, group[first : first + most])
+        for part in chunks(group):
+            yield _match(program, part)
 
 
 def _match(program: Program, group: Sequence[Bag]) -> Match:
@@ -82,10 +81,22 @@ def _match(program: Program, group: Sequence[Bag]) -> Match:
 
         where = join(program, [(history.result, history.dim) for history in group], call)
         forget_lookups(program, inside)
-        tables = len({history.weight for history in group})
-        return f"{len(group)} histories of {tables} table{'s' * (tables > 1)} in one call{where}"
+        return f"{count_text(group)} in one call{where}"
 
-    return Match([_part(program, history) for history in group], apply, key=group[0].result.name)
+    return Match([part_of(program, history) for history in group], apply, key=group[0].result.name)
+
+
+def chunks(group: Sequence[Bag]) -> Iterator[Sequence[Bag]]:
+    """Yield the lookups of each call: on a GPU at most ``MOST_FEATURES``."""
+    most = MOST_FEATURES if group and group[0].table.is_cuda else max(len(group), 1)
+    for first in range(0, len(group), most):
+        yield group[first : first + most]
+
+
+def count_text(group: Sequence[Bag]) -> str:
+    """Return the numbers of lookups and of their tables, for the report."""
+    tables = len({history.weight for history in group})
+    return f"{len(group)} histories of {tables} table{'s' * (tables > 1)}"
 
 
 def forget_lookups(program: Program, inside: Sequence[Node]) -> None:
@@ -97,7 +108,8 @@ def forget_lookups(program: Program, inside: Sequence[Node]) -> None:
         program.forget(node)
 
 
-def _part(program: Program, history: Bag) -> Part:
+def part_of(program: Program, history: Bag) -> Part:
+    """Return the entry of lookups in the report."""
     return Part(program.name(history.weight), history.found)
 
 

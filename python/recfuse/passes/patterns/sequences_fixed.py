@@ -26,11 +26,11 @@ from torch.fx import Node
 from recfuse.passes.graph.bags import FIXED, Bag
 from recfuse.passes.graph.joins import is_join, join
 from recfuse.passes.graph.nodes import arguments_of, aten, is_call, value_of
-from recfuse.passes.graph.pattern import GraphPattern, Match, Part
+from recfuse.passes.graph.pattern import GraphPattern, Match
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.sequences.histories import emit_apart, emit_joined
 from recfuse.passes.patterns.bags import symbol, why_no_kernel
-from recfuse.passes.patterns.sequences import MOST_FEATURES, forget_lookups
+from recfuse.passes.patterns.sequences import chunks, count_text, forget_lookups, part_of
 
 _FOUND = "embedding of histories"
 _ALONE = "no other lookup has indices of this shape"
@@ -45,7 +45,7 @@ def find(program: Program) -> Iterator[Match]:
         if (history := _history_at(node)) is None:
             continue
         if reason := why_no_kernel(program, history):
-            yield Match([_part(program, history)], why_not=reason)
+            yield Match([part_of(program, history)], why_not=reason)
         else:
             found.append(history)
     depths = program.depths({history.result for history in found}.__contains__)
@@ -61,15 +61,9 @@ def find(program: Program) -> Iterator[Match]:
         side_by_side = [history for history in group if any(map(is_join, history.result.users))]
         if len(side_by_side) == 1:
             side_by_side = []
-        for part in _chunks(side_by_side):
+        for part in chunks(side_by_side):
             yield _joined(program, part)
         yield from _apart(program, [history for history in group if history not in side_by_side])
-
-
-def _chunks(group: Sequence[Bag]) -> Iterator[Sequence[Bag]]:
-    most = MOST_FEATURES if group and group[0].table.is_cuda else max(len(group), 1)
-    for first in range(0, len(group), most):
-        yield group[first : first + most]
 
 
 def _joined(program: Program, group: Sequence[Bag]) -> Match:
@@ -79,9 +73,9 @@ def _joined(program: Program, group: Sequence[Bag]) -> Match:
             [(history.result, history.dim) for history in group],
             lambda order: emit_joined(program, [group[number] for number in order]),
         )
-        return f"{_tables(group)} in one call{where}"
+        return f"{count_text(group)} in one call{where}"
 
-    return Match([_part(program, history) for history in group], apply, key=group[0].result.name)
+    return Match([part_of(program, history) for history in group], apply, key=group[0].result.name)
 
 
 def _apart(program: Program, group: Sequence[Bag]) -> Iterator[Match]:
@@ -99,16 +93,16 @@ def _apart(program: Program, group: Sequence[Bag]) -> Iterator[Match]:
         elif not returned.isdisjoint(program.effects.memory_of(history.result)):
             reason = _RETURNED
         if reason and len(group) > 1:
-            yield Match([_part(program, history)], why_not=reason)
+            yield Match([part_of(program, history)], why_not=reason)
         elif not reason:
             by_dim.setdefault(history.dim, []).append(history)
     for own in by_dim.values():
-        for part in _chunks(own):
+        for part in chunks(own):
             yield _separate(program, part)
 
 
 def _separate(program: Program, group: Sequence[Bag]) -> Match:
-    parts = [_part(program, history) for history in group]
+    parts = [part_of(program, history) for history in group]
     if len(group) == 1:
         return Match(parts, why_not=_ALONE)
 
@@ -118,18 +112,9 @@ def _separate(program: Program, group: Sequence[Bag]) -> Match:
         for history, result in zip(group, results, strict=True):
             program.replace(history.result, result)
         forget_lookups(program, [history.result for history in group])
-        return f"{_tables(group)} in one call"
+        return f"{count_text(group)} in one call"
 
     return Match(parts, apply, key=group[0].result.name)
-
-
-def _tables(group: Sequence[Bag]) -> str:
-    tables = len({history.weight for history in group})
-    return f"{len(group)} histories of {tables} table{'s' * (tables > 1)}"
-
-
-def _part(program: Program, history: Bag) -> Part:
-    return Part(program.name(history.weight), _FOUND)
 
 
 def _history_at(node: Node) -> Bag | None:

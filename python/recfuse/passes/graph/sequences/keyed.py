@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch.fx import Node
 
 from recfuse.passes.graph.bags import Bag
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, tensor_of, value_of
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, is_named, tensor_of, value_of
 from recfuse.passes.graph.program import Program
 
 
@@ -35,7 +35,7 @@ class KeyedPart(NamedTuple):
 def keyed_part(program: Program, bag: Bag) -> KeyedPart | None:
     """Return the part of a KeyedJaggedTensor that a bag reads, or None if the graph does not prove it."""
     offsets = bag.offsets
-    if not _is_named(offsets, "fbgemm::asynchronous_complete_cumsum"):
+    if not is_named(offsets, "fbgemm::asynchronous_complete_cumsum"):
         return None
     own_lengths: Any = offsets.args[0]  # type: ignore[union-attr]
     row, split = row_of(own_lengths), _item_of(bag.indices)
@@ -64,11 +64,6 @@ def is_whole(parts: Sequence[KeyedPart]) -> bool:
         part.key == key and part.values is first.values and part.lengths is first.lengths
         for key, part in enumerate(parts)
     )
-
-
-def _is_named(node: Any, name: str) -> bool:
-    called = operator_of(node)
-    return called is not None and called._schema.name == name
 
 
 def _item_of(node: Any) -> tuple[Node, int] | None:

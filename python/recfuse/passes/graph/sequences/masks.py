@@ -7,7 +7,7 @@ from typing import Any
 from torch.fx import Node
 
 from recfuse.passes.graph.bags import Bag
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, same, tensor_of, value_of
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, is_named, same, tensor_of, value_of
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.sequences.keyed import matrix_of, row_of
 
@@ -78,8 +78,7 @@ def _is_mask(program: Program, wide: Any, history: Bag) -> bool:
 
 def _are_lengths(lengths: Any, offsets: Node | None) -> bool:
     """Return whether ``offsets`` are ``[0, *cumsum(lengths)]``, or the lengths are their differences."""
-    called = operator_of(offsets)
-    if called is not None and called._schema.name == "fbgemm::asynchronous_complete_cumsum":
+    if is_named(offsets, "fbgemm::asynchronous_complete_cumsum"):
         return _same_row(offsets.args[0], lengths)  # type: ignore[union-attr]
     if is_call(lengths, aten.diff):
         given = arguments_of(lengths)
