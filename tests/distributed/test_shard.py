@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from support.processes.ranks import check, run_cases
 from support.shards.models import DTYPES, OPTIMIZERS, compare, plans
-from support.shards.ranks import MANY, check, run_ranks
+from support.shards.ranks import MANY
 
 PLANS = tuple(plans(2))
 # Row-wise Adagrad needs whole rows; eps of torch's Adagrad is 0 in float16.
@@ -39,7 +40,7 @@ def _more() -> dict[str, Any]:
 
 @pytest.mark.parametrize("world", [2, MANY])
 def test_ranks_equal_one_process(world):
-    results = run_ranks(world, functools.partial(_few, world))
+    results = run_cases(world, functools.partial(_few, world))
     for name in _few(world):
         check(results, name)
 
@@ -53,6 +54,6 @@ def test_the_pairs_have_everything():
 
 @pytest.mark.long
 def test_more_of_the_product():
-    results = run_ranks(MANY, _more)
+    results = run_cases(MANY, _more)
     for name in _more():
         check(results, name)

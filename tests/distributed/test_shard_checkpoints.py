@@ -9,9 +9,10 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 from torch.testing import assert_close
 
+from support.processes.ranks import check, run_cases
 from support.shards.checkpoints import AFTER, BEFORE, KINDS, entries, resume, save, train
 from support.shards.models import OPTIMIZERS, collection
-from support.shards.ranks import MANY, check, run_ranks
+from support.shards.ranks import MANY
 
 CASES = [*itertools.product(KINDS, (False,)), ("Adagrad", True)]
 
@@ -26,10 +27,10 @@ def _resume(folder: str) -> dict[str, Any]:
 
 
 def test_save_on_three_and_load_on_two(tmp_path):
-    saved = run_ranks(MANY, functools.partial(_save, str(tmp_path)))
+    saved = run_cases(MANY, functools.partial(_save, str(tmp_path)))
     for case in (*map(str, CASES), "entries"):
         check(saved, case)
-    resumed = run_ranks(MANY - 1, functools.partial(_resume, str(tmp_path)))
+    resumed = run_cases(MANY - 1, functools.partial(_resume, str(tmp_path)))
     for case in CASES:
         name = case[0]
         whole = collection()

@@ -9,8 +9,9 @@ import torch
 
 import recfuse
 import recfuse.distributed
+from support.processes.ranks import check, run_cases
 from support.shards import errors
-from support.shards.ranks import MANY, check, run_ranks
+from support.shards.ranks import MANY
 
 NAMES = ("ranks_disagree", "bad_batches", "bad_arguments", "bad_uses")
 
@@ -20,7 +21,7 @@ def _cases() -> dict[str, Any]:
 
 
 def test_every_rank_raises():
-    results = run_ranks(MANY, _cases)
+    results = run_cases(MANY, _cases)
     for name in NAMES:
         check(results, name)
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from support.processes.ranks import check, run_cases
 from support.shards.random_cases import compare_all
-from support.shards.ranks import MANY, check, run_ranks
+from support.shards.ranks import MANY
 
 FEW = 12
 
@@ -24,9 +25,9 @@ def _many() -> dict[str, Any]:
 
 
 def test_random_cases():
-    check(run_ranks(2, _few), "random")
+    check(run_cases(2, _few), "random")
 
 
 @pytest.mark.long
 def test_many_random_cases():
-    check(run_ranks(MANY, _many), "random")
+    check(run_cases(MANY, _many), "random")

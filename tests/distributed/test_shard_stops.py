@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch.multiprocessing as mp
 
-from support.shards.ranks import ON_GPUS, free_port
+from support.processes.ranks import ON_GPUS, free_port, start_ranks
 from support.shards.stops import TIMEOUT, stop
 
 pytestmark = pytest.mark.skipif(ON_GPUS, reason="NCCL's watchdog ends the process")
@@ -16,9 +15,8 @@ LONG = [pytest.param(how, marks=pytest.mark.long) for how in ("raises", "stops")
 
 @pytest.mark.parametrize("how", ["killed", *LONG])
 def test_the_others_raise(how, tmp_path):
-    context = mp.start_processes(
-        stop, (2, free_port(), how, str(tmp_path)), 2, join=False, start_method="forkserver"
-    )
+    context = start_ranks(stop, (2, free_port(), how, str(tmp_path)), 2, join=False)
+    assert context is not None
     context.processes[0].join(TIMEOUT + 60)
     for process in context.processes:
         process.kill()

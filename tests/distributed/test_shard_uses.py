@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from support.processes.ranks import check, run_cases
 from support.shards import uses
-from support.shards.ranks import MANY, check, run_ranks
+from support.shards.ranks import MANY
 
 NAMES = (
     "parallel",
@@ -29,7 +30,7 @@ def _cases() -> dict[str, Any]:
 
 @pytest.mark.parametrize("world", [1, MANY])
 def test_uses(world):
-    results = run_ranks(world, _cases)
+    results = run_cases(world, _cases)
     for name in NAMES:
         check(results, name)
 
@@ -40,7 +41,7 @@ def _compiled() -> dict[str, Any]:
 
 @pytest.mark.long
 def test_compiled():
-    check(run_ranks(2, _compiled), "compiled")
+    check(run_cases(2, _compiled), "compiled")
 
 
 def _torchrec() -> dict[str, Any]:
@@ -50,4 +51,4 @@ def _torchrec() -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("torchrec") is None, reason="TorchRec is not installed")
 def test_swapped_torchrec():
-    check(run_ranks(2, _torchrec), "swapped_torchrec")
+    check(run_cases(2, _torchrec), "swapped_torchrec")

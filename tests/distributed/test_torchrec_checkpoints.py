@@ -18,8 +18,8 @@ import torch.distributed.checkpoint as dcp
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed import DistributedModelParallel
 
+from support.processes.ranks import check, run_cases
 from support.torchrec.models import parts_of, sharded, train
-from support.torchrec.processes import check, run_cases
 
 pytestmark = pytest.mark.long
 

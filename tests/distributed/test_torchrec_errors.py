@@ -25,8 +25,8 @@ from recfuse.torchrec import TESTED, EmbeddingBagCollectionSharder, TableBatched
 from recfuse.torchrec.kernels import DenseTables
 from recfuse.torchrec.options import Options
 from support.processes.fresh import run_python
+from support.processes.ranks import check, run_cases
 from support.torchrec.models import BATCH, ROWS, batch, loss_of, sharded
-from support.torchrec.processes import check, run_cases
 
 WAIT = 3.0  # seconds of a process group after both ranks have begun
 CACHED = [

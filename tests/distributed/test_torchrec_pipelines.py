@@ -35,8 +35,8 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 from recfuse.torchrec import uses_recfuse
+from support.processes.ranks import check, run_cases
 from support.torchrec.models import SHARDERS, Model, batch, dense_optimizer, loss_of, plan_of, sharded
-from support.torchrec.processes import check, run_cases
 
 pytestmark = pytest.mark.long
 

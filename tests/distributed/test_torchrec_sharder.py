@@ -1,6 +1,6 @@
 """recfuse's kernels inside TorchRec's DistributedModelParallel, compared with FBGEMM's: several processes.
 
-They have gloo, or with TORCHREC_TESTS=nccl in the environment a GPU each.
+They have gloo, or with RANK_TESTS=nccl in the environment a GPU each.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from recfuse.torchrec import uses_recfuse
+from support.processes.ranks import check, run_cases
 from support.torchrec.models import (
     SHARDINGS,
     Model,
@@ -32,7 +33,6 @@ from support.torchrec.models import (
     sharded,
     train,
 )
-from support.torchrec.processes import check, run_cases
 
 pytestmark = pytest.mark.long
 

@@ -13,7 +13,7 @@ import torch
 TESTS = Path(__file__).resolve().parents[1]
 FILES = ("test_shard.py", "test_shard_errors.py", "test_shard_checkpoints.py", "test_shard_uses.py")
 SETTINGS = {
-    "SHARD_TESTS": "nccl",
+    "RANK_TESTS": "nccl",
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import recfuse
 from support.dlrm import DLRM_Net, batch_of
-from support.processes.ranks import run_ranks
+from support.processes.ranks import start_ranks
 
 WORLD = 2
 SIZES = (40, 7, 300)
@@ -203,7 +203,7 @@ def process(rank, folder):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    run_ranks(process, (str(folder),), WORLD)
+    start_ranks(process, (str(folder),), WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

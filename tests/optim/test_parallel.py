@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import recfuse
 from recfuse import optim
-from support.processes.ranks import run_ranks
+from support.processes.ranks import start_ranks
 
 WORLD = 2
 pytestmark = [
@@ -104,7 +104,7 @@ def process(rank, folder):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    run_ranks(process, (str(folder),), WORLD)
+    start_ranks(process, (str(folder),), WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from support.processes.ranks import join_group
 from support.shards.checkpoints import samples
 from support.shards.models import collection, loss_of, plans
-from support.shards.ranks import begin
 
 TIMEOUT = 5.0
 
@@ -19,7 +19,7 @@ def stop(rank: int, world: int, port: int, how: str, folder: str) -> None:
     """A step of a rank; the last rank is killed, raises in its backward pass, or stops calling."""
     from recfuse.distributed import shard
 
-    begin(rank, world, port, TIMEOUT)
+    join_group(rank, world, port, TIMEOUT)
     tables = collection()
     shard(tables, plan=plans(world)["rows"])
     started = time.monotonic()

@@ -24,7 +24,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from recfuse.torchrec import EmbeddingBagCollectionSharder
-from support.torchrec.processes import ON_GPUS
+from support.processes.ranks import ON_GPUS
 
 SHARDERS = {"fbgemm": TorchRecSharder, "recfuse": EmbeddingBagCollectionSharder}
 ROWS, DIMS = (20, 11, 33), (8, 16, 8)
