@@ -36,6 +36,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses, option.maxprocesses = "auto", option.maxprocesses or 16
         option.dist = "loadfile" if option.dist == "no" else option.dist
         option.loadscopereorder = False  # long files are first, see pytest_collection_modifyitems
+        option.maxworkerrestart = option.maxworkerrestart or "2"  # each restart repeats the test that crashed
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
