@@ -21,31 +21,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def several(name: str, default: list[Any], help: str | None = None, **options: Any) -> None:
         parser.add_argument(name, nargs="+", default=default, help=help, **options)
 
-    histories = "lookups without pooling of the tables of --collection, in these layouts too (default: of a "
-    histories += "FusedEmbeddingCollection all layouts)"
-    several("--plan", [], "plans, as recfuse tune writes them", metavar="FILE")
-    several("--collection", [], "collections, or dicts of tables, as torch.save writes them", metavar="FILE")
+    histories = "also lookups without pooling of --collection, in these layouts (default: all layouts for a "
+    histories += "FusedEmbeddingCollection, none for other collections)"
+    several("--plan", [], "plans that recfuse tune wrote", metavar="FILE")
+    several("--collection", [], "collections or dicts of tables that torch.save wrote", metavar="FILE")
     several("--histories", [], histories, choices=CODES["history_layout"])
-    several("--dim", [], "a table with rows of so many elements", type=int)
-    several("--dtype", ["float32"], "of the table", choices=DTYPE_NAMES)
-    several("--mode", ["sum"], "of the table, and of a dict of tables", choices=MODES)
-    several("--index", ["int64"], "of lookups and offsets", choices=INTEGER_NAMES)
+    several("--dim", [], "dims of a table: each describes calls of recfuse.embedding_bag", type=int)
+    several("--dtype", ["float32"], "dtypes of the table (default: float32)", choices=DTYPE_NAMES)
+    several("--mode", ["sum"], "modes of the table or of a dict of tables (default: sum)", choices=MODES)
+    several("--index", ["int64"], "dtypes of indices and offsets (default: int64)", choices=INTEGER_NAMES)
     several("--batch", [2048], "bags or samples of a batch (default: 2048)", type=int)
-    several("--pooling", [150], "lookups of a bag on average (default: 150)", type=int)
-    parser.add_argument("--rows", type=int, default=500_000, help="of the table (default: %(default)s)")
-    parser.add_argument("--schedule", default="", help="of the table (default: the kernel's defaults)")
-    parser.add_argument("--weighted", action="store_true", help="with per-sample weights (mode sum)")
-    parser.add_argument("--padded", action="store_true", help="the table has a padding_idx")
-    parser.add_argument("--unchecked", action="store_true", help='calls with bounds_check="off"')
-    training = "steps of training too: gradients for optimizers of torch (default), or those of recfuse.optim"
+    several("--pooling", [150], "mean number of lookups of a bag (default: 150)", type=int)
+    parser.add_argument("--rows", type=int, default=500_000, help="rows of the table (default: %(default)s)")
+    parser.add_argument(
+        "--schedule", default="", help="schedule of the table (default: the kernel's default)"
+    )
+    parser.add_argument("--weighted", action="store_true", help="use per-sample weights (mode sum)")
+    parser.add_argument("--padded", action="store_true", help="give the table a padding_idx")
+    parser.add_argument("--unchecked", action="store_true", help='use bounds_check="off"')
+    training = (
+        "also training steps: with gradients for optimizers of torch (default), or with fused optimizers"
+    )
     parser.add_argument("--training", nargs="*", choices=TRAINING, help=training)
-    rounding = "of float16 and bfloat16 tables, in --training"
+    rounding = "round float16 and bfloat16 tables stochastically in --training"
     parser.add_argument("--stochastic-rounding", action="store_true", help=rounding)
     parser.add_argument(
         "--columns",
         nargs="*",
         metavar="FILE",
-        help="embedding columns of JSON files, as EmbeddingColumns.to_json writes them",
+        help="JSON files of embedding columns that EmbeddingColumns.to_json wrote",
     )
     _add_ikbo(parser)
 
@@ -58,7 +62,8 @@ def _add_ikbo(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=sizes(4, linear),
         metavar=linear,
-        help="calls of recfuse.ikbo_linear: rows of out, rows of users' and candidates' inputs, columns",
+        help="calls of recfuse.ikbo_linear: rows of the output, of a user's input and of a candidate's "
+        "input, and columns",
     )
     parser.add_argument(
         "--ikbo-attention",
@@ -66,16 +71,17 @@ def _add_ikbo(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=sizes(5, attention),
         metavar=attention,
-        help="calls of recfuse.ikbo_attention: heads, heads of keys, dim of a head, queries of a "
+        help="calls of recfuse.ikbo_attention: query heads, key heads, dim of a head, queries of a "
         "candidate, keys of a user",
     )
-    parser.add_argument("--users", type=int, default=16, help="of IKBO calls (default: %(default)s)")
-    parser.add_argument("--candidates", type=int, default=1024, help="of IKBO calls (default: %(default)s)")
+    parser.add_argument("--users", type=int, default=16, help="users of IKBO calls (default: %(default)s)")
+    candidates = "candidates of IKBO calls (default: %(default)s)"
+    parser.add_argument("--candidates", type=int, default=1024, help=candidates)
     parser.add_argument(
         "--ikbo-dtype",
         choices=("float16", "bfloat16", "float32"),
         default="bfloat16",
-        help="of IKBO calls (default: %(default)s)",
+        help="dtype of IKBO calls (default: %(default)s)",
     )
 
 

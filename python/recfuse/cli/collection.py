@@ -20,12 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser, which: Any) -> None:
     """Adds the options that only collections take; `which` is the group of options that name the
     subject of tuning.
     """
-    tables = "tables of a collection, as torch.save writes a recfuse.nn.FusedEmbeddingBagCollection, a "
-    tables += "FusedEmbeddingBagList, or a dict of [rows, dim] tensors (each of --mode), such as a state_dict"
+    tables = (
+        "file in which torch.save wrote a recfuse.nn.FusedEmbeddingBagCollection, a FusedEmbeddingBagList, "
+    )
+    tables += "or a dict of [rows, dim] tensors such as a state_dict, whose tables all have --mode"
     which.add_argument("--collection", metavar="FILE", help=tables)
-    model = "a published model, A to F, or a variant such as A-zipf1.0, with batches of the published sizes"
+    model = "published model A to F, or a variant such as A-zipf1.0, with the published batch sizes"
     which.add_argument("--workload", metavar="NAME", help=model)
-    resume = "for a collection: where finished measurements are kept, and taken from by the next run"
+    resume = "file of finished measurements of a collection, from which an interrupted run continues"
     parser.add_argument("--resume", metavar="FILE", help=resume)
 
 

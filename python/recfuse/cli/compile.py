@@ -29,24 +29,25 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "compile",
         help="compile GPU kernels into the cache, also without a GPU",
-        description="Compiles kernels into the cache on disk, so that no process has to at its first call. "
-        "Needs no GPU, only NVRTC. The calls that the options describe are lowered, as recfuse explain shows "
-        "them, for the known GPUs of each --arch. What is described: for each --plan and --collection "
-        "batches of any size, with and without a mapping; for every combination of --dim, --dtype, --mode, "
-        "--index, --batch and --pooling the kernel that runs without a plan (it depends on the GPU and the "
-        "size of a batch; a plan, or a --schedule with all its fields, does not); with --training steps of "
-        "training with batches of any size; and the columns of --columns, without a FILE those of any "
-        "columns. A folder filled by --out can be shipped: set "
-        "RECFUSE_CACHE_DIR to it, and RECFUSE_JIT=off where nothing may be compiled.",
+        description="Compiles kernels into the cache on disk, so that no first call compiles. Needs NVRTC, "
+        "but no GPU. The options describe calls; the kernels of these calls are compiled for the known GPUs "
+        "of each --arch. --plan and --collection: batches of any size, with and without a mapping. --dim: "
+        "each combination of --dim, --dtype, --mode, --index, --batch and --pooling, with the default "
+        "schedule, which depends on the GPU and on the size of the batch (a plan, or a --schedule with all "
+        "fields, does not). --training: also training steps with batches of any size. --columns: the columns "
+        "of FILE, or without FILE any columns. To ship a folder that --out filled, set RECFUSE_CACHE_DIR to "
+        "it; RECFUSE_JIT=off forbids compilation.",
     )
-    arch = "what to compile for: sm_80, sm_86, sm_89, sm_90a, sm_100, or a GPU by name; may be repeated"
+    arch = "architecture (sm_80, sm_86, sm_89, sm_90a, sm_100) or name of a GPU; may be repeated"
     parser.add_argument("--arch", action="append", required=True, metavar="SM", help=arch)
-    gpus = "GPUs of each architecture, as SMs and MiB of L2, such as 132:60: defaults depend on both "
-    gpus += "(default: the known ones)"
+    gpus = "SMs and MiB of L2 of the GPUs of each architecture, such as 132:60: default schedules depend on "
+    gpus += "both (default: the known GPUs)"
     parser.add_argument("--gpu", nargs="+", default=[], type=_gpu, metavar="SMS:MIB", help=gpus)
-    huge = "plans also for batches of 2**30 lookups and more"
+    huge = "compile plans also for batches of 2**30 lookups and more"
     parser.add_argument("--huge-batches", action="store_true", help=huge)
-    parser.add_argument("--out", metavar="FOLDER", help="the cache to fill (default: the user's own)")
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="folder of the cache (default: the cache of the user)"
+    )
     calls.add_arguments(parser)
     parser.set_defaults(run=run)
 

@@ -18,15 +18,15 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "explain",
         help="show the kernels that a call launches on a GPU, without running it",
-        description="Prints a table of launches for each described call and each --gpu: grid, threads, "
-        "shared memory, registers and occupancy where the kernel is compiled, the bytes that must pass, "
-        "FLOPs, and the bound at the GPU's rates. Needs no GPU. "
+        description="Prints a table of launches for each call that the options describe and each --gpu: "
+        "grid, threads, shared memory, least bytes, FLOPs, and the bound at the GPU's rates. Registers and "
+        "occupancy follow for kernels that are compiled. Needs no GPU. "
         "In Python: recfuse.explain(module, *batch, gpu=...).",
     )
-    gpus = "GPUs by name, or architectures (default: H100); --gpu list prints the known"
+    gpus = "names of GPUs, or architectures (default: H100); --gpu list prints the known GPUs"
     parser.add_argument("--gpu", nargs="+", default=["H100"], help=gpus)
     parser.add_argument("--compile", action="store_true", help="compile kernels that are not in the cache")
-    parser.add_argument("--json", metavar="FILE", help="write the launches to a file as well")
+    parser.add_argument("--json", metavar="FILE", help="write the launches to this file")
     calls.add_arguments(parser)
     parser.set_defaults(run=run)
 

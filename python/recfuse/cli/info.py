@@ -14,7 +14,10 @@ from rich.table import Table
 def add_parser(commands: Any) -> None:
     """Adds the subcommand."""
     parser = commands.add_parser(
-        "info", help="versions, CPU, GPU and CUDA libraries: found, missing, and where it looked"
+        "info",
+        help="print versions, the CPU, the GPU and CUDA libraries",
+        description="Prints versions, the CPU, the GPU, the kernel cache and the CUDA libraries. For a "
+        "missing library it prints the folders that were searched.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

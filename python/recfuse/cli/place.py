@@ -21,25 +21,27 @@ def add_parser(commands: Any) -> None:
     """Adds the subcommand."""
     parser = commands.add_parser(
         "place",
-        help="place tables on several GPUs, so that the slowest is as fast as possible",
-        description="Reads tables as JSON, a list of objects with name, rows, dim, and as they like pooling, "
-        "itemsize and unique (rows that a step reads), and prints what each GPU pools and how long. Needs no "
-        "GPU. In Python: recfuse.perf.placement.place(tables, gpus, memory).",
+        help="assign tables to several GPUs so that the slowest GPU takes the least time",
+        description="Reads a JSON file and prints the tables, the memory and the predicted time of each GPU. "
+        "The file is a list of objects, one for each table, with name, rows and dim. Optional fields: "
+        "pooling (lookups of a bag), itemsize (bytes of a value) and unique (distinct rows of a step). Needs "
+        "no GPU. In Python: recfuse.perf.placement.place(tables, gpus, memory).",
     )
     add = parser.add_argument
-    add("tables", metavar="FILE", help="the tables, as JSON")
+    add("tables", metavar="FILE", help="JSON file of the tables")
     add("--gpus", type=int, default=2, help="number of GPUs of one host (default: 2)")
     add(
         "--memory",
         type=memory,
         metavar="SIZE",
-        help="for tables on each GPU (default: 85 %% of its own)",
+        help="memory for tables on each GPU (default: 85 %% of the memory of the GPU)",
     )
     add("--batch", type=int, default=2048, help="samples of a step on each GPU (default: 2048)")
-    add("--gpu", help="by name (default: the GPU that is here, else H100)")
-    add("--training", action="store_true", help="gradients and their steps count as well")
-    add("--calibration", metavar="FILE", help="what was measured (default: from the cache, or as shipped)")
-    add("--json", metavar="FILE", help="write the placement to a file as well")
+    add("--gpu", help="name of the GPUs (default: the GPU of this machine, or H100 without a GPU)")
+    add("--training", action="store_true", help="add the time of the backward pass and of the update")
+    calibration = "calibration of the GPU (default: from the cache, or from the package)"
+    add("--calibration", metavar="FILE", help=calibration)
+    add("--json", metavar="FILE", help="write the placement to this file")
     parser.set_defaults(run=run)
 
 

@@ -30,31 +30,40 @@ def add_parser(commands: Any) -> None:
     """Adds the subcommand."""
     parser = commands.add_parser(
         "predict",
-        help="predict time and memory of a model's step on a GPU, without running it",
-        description="Calls make(batch) of a file or module, which returns (model, inputs) or, with "
-        "--training, a step without arguments, and predicts the step eager, compiled and as a CUDA graph, "
-        "and its peak memory. Needs no GPU; large new tensors take no memory. In Python: "
-        "recfuse.predict(model, inputs, gpu=...).",
+        help="predict the time and memory of a step of a model on a GPU, without running the step",
+        description="Calls FUNCTION(batch), which returns (model, inputs). With --training it may return a "
+        "function without arguments that runs a training step. Prints the predicted time of the step in "
+        "eager mode, compiled and as a CUDA graph, and the peak memory. Needs no GPU, and large new tensors "
+        "take no memory. In Python: recfuse.predict(model, inputs, gpu=...).",
     )
     add = parser.add_argument
-    add("make", nargs="?", metavar="FILE:FUNCTION", help="such as model.py:make or package.module:make")
-    add("--batch", nargs="+", type=int, default=[2048], help="batches (default: 2048)")
-    add("--gpu", nargs="+", help="GPUs by name, or cpu (default: the GPU that is here, else H100)")
-    add("--training", action="store_true", help="make returns a training step, or a model to train")
-    add("--swap", action="store_true", help="predict the model after recfuse.swap too")
-    add("--slo", type=duration, metavar="TIME", help="the largest batch under a latency such as 5ms")
-    add("--calibration", metavar="FILE", help="what was measured (default: from the cache, or as shipped)")
-    add("--measure", action="store_true", help="measure the sizes of this model on the device that is here")
-    add("--output", metavar="FILE", help="write the calibration with the sizes of --measure")
-    add("--json", metavar="FILE", help="write the predictions to a file as well")
-    add("--trace", metavar="FILE", help="write the last prediction for Perfetto")
-    add("--recorded", metavar="FILE", help="a trace of torch.profiler, whose events go into --trace as well")
-    add("--beside", metavar="FILE", help="the deprecated name of --recorded")
+    add(
+        "make",
+        nargs="?",
+        metavar="FILE:FUNCTION",
+        help="the function, such as model.py:make or package.module:make",
+    )
+    add("--batch", nargs="+", type=int, default=[2048], help="batch sizes (default: 2048)")
+    gpus = "names of GPUs, or cpu (default: the GPU of this machine, or H100 without a GPU)"
+    add("--gpu", nargs="+", help=gpus)
+    training = "predict a training step: FUNCTION returns the step, or a model to train and its inputs"
+    add("--training", action="store_true", help=training)
+    add("--swap", action="store_true", help="predict also the model after recfuse.swap")
+    add("--slo", type=duration, metavar="TIME", help="find the largest batch within a latency, such as 5ms")
+    calibration = "calibration of the GPU (default: from the cache, or from the package)"
+    add("--calibration", metavar="FILE", help=calibration)
+    add("--measure", action="store_true", help="measure the kernels of this model on this machine first")
+    add("--output", metavar="FILE", help="write the calibration with the measurements of --measure")
+    add("--json", metavar="FILE", help="write the predictions to this file")
+    add("--trace", metavar="FILE", help="write the last prediction as a trace for Perfetto")
+    add("--recorded", metavar="FILE", help="add the events of this torch.profiler trace to --trace")
+    add("--beside", metavar="FILE", help="deprecated name of --recorded")
     add("--plot", metavar="FILE", help="draw the last prediction (needs matplotlib)")
-    add("--calibrate", action="store_true", help="measure the device instead: three minutes at most")
-    add("--device", help="of --calibrate and --measure: cuda or cpu (default: cuda where there is one)")
-    add("--seconds", type=float, default=180.0, help="the most that --calibrate takes (default: 180)")
-    add("--force", action="store_true", help="keep a calibration of a device that was not quiet")
+    add("--calibrate", action="store_true", help="calibrate the device; predicts nothing")
+    device = "device of --calibrate and --measure: cuda or cpu (default: cuda if available)"
+    add("--device", help=device)
+    add("--seconds", type=float, default=180.0, help="time limit of --calibrate (default: 180)")
+    add("--force", action="store_true", help="keep the calibration of a device that was busy")
     parser.set_defaults(run=run)
 
 

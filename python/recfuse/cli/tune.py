@@ -21,36 +21,45 @@ def add_parser(commands: Any) -> None:
 
     parser = commands.add_parser(
         "tune",
-        help="find the best schedule for a table and a trace, or for a collection, and write a plan",
-        description="Finds, by measuring, how to run one embedding table (--trace), or a collection of them "
-        "(--collection or --workload, on a GPU), on the device at hand, and writes that to a plan: a small "
-        "JSON file for recfuse.Plan.load(FILE).apply(module) and recfuse compile --plan FILE. Prints every "
-        "decision.",
+        help="find the fastest schedules for a table or a collection, and write a plan",
+        description="Measures schedules of one embedding table (--trace), or of a collection on a GPU "
+        "(--collection or --workload), on this machine. Prints every decision, and writes the fastest "
+        "schedules to a plan: a small JSON file for recfuse.Plan.load(FILE).apply(module) and recfuse "
+        "compile --plan FILE.",
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    trace = "row ids as the table is read: a file (one id a line, or a .pt tuple of indices, offsets and "
-    trace += f"lengths; .gz too), or a synthetic one: {', '.join(HOTNESS)}"
+    trace = (
+        "indices of the lookups: a file (one index a line, or a .pt tuple of indices, offsets and lengths; "
+    )
+    trace += f"may be compressed as .gz), or a synthetic trace: {', '.join(HOTNESS)}"
     which.add_argument("--trace", metavar="FILE|HOTNESS", help=trace)
     collection.add_arguments(parser, which)
     add = parser.add_argument
-    add("--table", type=int, metavar="N", help="which table of a .pt file with several")
-    add("--rows", type=int, help="rows of the table (default: as the trace needs, or 500000)")
-    add("--dim", type=int, default=128, help="elements of a row (default: %(default)s)")
-    add("--dtype", choices=DTYPE_NAMES, default="float32", help="of the table")
-    add("--mode", choices=MODES, default="sum", help="of the table")
-    add("--index", choices=INTEGER_NAMES, default="int64", help="of lookups and offsets")
-    add("--batch", type=int, help="bags of a batch (default: 2048, or as the workload has)")
+    add("--table", type=int, metavar="N", help="number of the table in a .pt file with several tables")
+    add(
+        "--rows",
+        type=int,
+        help="rows of the table (default: the largest index of the trace plus 1, or 500000)",
+    )
+    add("--dim", type=int, default=128, help="dim of the table (default: %(default)s)")
+    add("--dtype", choices=DTYPE_NAMES, default="float32", help="dtype of the table (default: float32)")
+    add("--mode", choices=MODES, default="sum", help="mode of the table (default: sum)")
+    index = "dtype of indices and offsets (default: int64)"
+    add("--index", choices=INTEGER_NAMES, default="int64", help=index)
+    add("--batch", type=int, help="bags of a batch (default: 2048, or the sizes of the workload)")
     add("--pooling", type=int, default=150, help="lookups of a bag (default: %(default)s)")
-    batches = "batches cut out of the trace, or of the workload (default: 16); with --collection "
-    add("--batches", metavar="N|FILE", help=f"{batches}a file, as torch.save writes {collection.BATCHES}")
-    add("--budget", type=float, metavar="S", help="seconds (default: 60, for a collection 120)")
-    pin = "try to pin hot rows in L2 (default: where the trace is skewed and larger than L2)"
+    batches = "number of batches from the trace or the workload (default: 16); with --collection a file in "
+    add("--batches", metavar="N|FILE", help=f"{batches}which torch.save wrote {collection.BATCHES}")
+    add("--budget", type=float, metavar="S", help="seconds for tuning (default: 60, for a collection 120)")
+    pin = "try to pin hot rows in L2 (default: if the trace is skewed and its rows do not fit in L2)"
     add("--pin", action=argparse.BooleanOptionalAction, help=pin)
-    add("--seed", type=int, default=0, help="of random lookups")
-    predict = "measure only the warps, stations and distances that a model ranks in the first third"
+    add("--seed", type=int, default=0, help="seed of random lookups (default: 0)")
+    predict = (
+        "measure only the third of the warps, stations and distances that a model predicts to be fastest"
+    )
     add("--predict", action="store_true", help=predict)
-    add("--device", help="cpu, cuda or cuda:N (default: cuda where there is one)")
-    add("--out", metavar="FILE", help="where the plan goes; without it, it is only printed")
+    add("--device", help="cpu, cuda or cuda:N (default: cuda if available)")
+    add("--out", metavar="FILE", help="file of the plan (default: the plan is only printed)")
     parser.set_defaults(run=run)
 
 
