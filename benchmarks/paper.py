@@ -16,10 +16,9 @@ from recfuse.perf.choosing import Chosen
 PAGE = Path(__file__).with_name("PAPERS.md")
 HEAD = """# Five papers
 
-Claims of the papers, and measurements of this project against today's best peers.
-`python benchmarks/paper.py` writes this page from committed results; `--check` compares. Machines and
-peers of the papers differ from those of the measurements: a claim and a figure beside it are not of the
-same thing.
+Claims of the papers, and measurements of this project against today's best peers. The papers used other
+machines and other peers, so a claim and the measurement in its row are not directly comparable.
+`python benchmarks/paper.py` writes this page from committed results; `--check` compares.
 
 """
 
@@ -30,10 +29,10 @@ def report() -> Table:
     bags = {row[0]: row for row in OVERVIEWS["bag"]().rows}
     errors = recorded.errors(recorded.read(), Chosen(recorded.calibration()))
     model = "predictions of recfuse.predict, H100"
-    table = Table("", ["paper", "it claims", "measured", "of", "command"])
+    table = Table("", ["paper", "claim", "measured", "subject", "command"])
 
-    def row(paper: str, claim: str, measured: str, of: str, command: str) -> None:
-        table.rows.append([paper, claim, measured, of, f"`python benchmarks/{command}`"])
+    def row(paper: str, claim: str, measured: str, subject: str, command: str) -> None:
+        table.rows.append([paper, claim, measured, subject, f"`python benchmarks/{command}`"])
 
     fused = first["H200: the same models"]
     row("RecFlex, SC 2024", "fused kernels 2.64x over TorchRec", fused[2], "models A to E over FBGEMM, H200",

@@ -19,7 +19,7 @@ from common.report import Figure, Row
 from common.settings import Setting, fail
 from common.table import Table, times
 
-WITH = "as it comes"
+WITH = "as shipped"
 NAME = "ablation"
 _SMALLER = 1000  # sizes with --quick
 
@@ -62,7 +62,7 @@ def _figure(setting: Setting, cells: Iterator[Cell]) -> Figure:
     rounds, record = setting.arguments.rounds, {}
     table = Table(
         f"Parts: µs as a CUDA graph (median ± IQR of {rounds})",
-        ["part", "cell", WITH, "other", "µs of it", "the part brings"],
+        ["part", "cell", WITH, "alternative", "µs of the alternative", "speedup by the part"],
     )
     for cell in tqdm(cells, desc=NAME, leave=False):
         row = measure(

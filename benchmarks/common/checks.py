@@ -52,7 +52,7 @@ def check_error(parser: argparse.ArgumentParser, name: str, error: float, allowe
 
 
 def left_out(label: str, name: str, error: Exception) -> str:
-    """Returns a note on a peer that does not run here. recfuse itself must run: for it this raises."""
+    """Returns a note on a peer that does not run on this machine; raises if recfuse does not run."""
     if name.startswith("recfuse"):
         raise error
     return f"{label}: {name} is left out: {str(error).partition(chr(10))[0]}"

@@ -236,7 +236,7 @@ def micro(seconds: float | None) -> str:
 def matmul_rates(points: Iterable[Point]) -> Table:
     """The large matmul at each point: the reference of the shares."""
     table = Table(
-        "The large matmul beside the contestants: TFLOP/s", ["type", "mode", "median", "least", "most"]
+        "The large matmul in turns with the contestants: TFLOP/s", ["type", "mode", "median", "least", "most"]
     )
     rates: dict[tuple[str, str], list[float]] = {}
     for point in points:

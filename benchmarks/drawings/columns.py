@@ -12,7 +12,7 @@ MICRO, MODELS = "embedding_columns_micro.json", "embedding_columns.json"
 GPU = "h200/embedding_columns.json"
 OVER = {
     "times faster": "torch's best, column by column",
-    "than alike ones by hand": "similar columns joined by hand",
+    "over similar columns joined": "similar columns joined by hand",
 }
 SETTING = (
     "Axes: columns on the left, samples of a batch elsewhere. Joined by hand: the author of the model writes "

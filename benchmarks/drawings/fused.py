@@ -150,7 +150,7 @@ FUSED: dict[str, Draw] = {
             MODELS,
             "A, D and F (ten thousand features): bytes of rows a second, FBGEMM v2 as baseline",
             _features,
-            unit="TB/s of rows asked for",
+            unit="TB/s of rows looked up",
             words="Batch 512, CUDA graphs.",
         ),
         "fused_equal": picture(

@@ -155,7 +155,7 @@ def _summary(rows: list[HotnessRow], shape: str, copy_speed: float) -> Table:
                 + [f"{row.record['share_of_floor'][name]:.0%}"]
             )
     table.notes = [
-        "Ratios are of graph replays, but for those as called. TB/s: bytes of the rows asked for.",
+        'Ratios are of graph replays, except those with "as called". TB/s: bytes of the rows looked up.',
         "of gather: the time of the fastest plain gather of the same rows in the same order, over the time.",
         f"of copy speed: least MB at {copy_speed / 1e12:.2f} TB/s, the speed of a large copy, over the time; "
         "what L2 keeps from pass to pass need not move at all.",

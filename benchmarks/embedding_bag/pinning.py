@@ -29,7 +29,7 @@ def pinned_before(run: Pass, weights: Sequence[Tensor], hot: Sequence[Tensor]) -
     return run_pinned
 
 
-def pinned_beside(run: Pass, weights: Sequence[Tensor], hot: Sequence[Tensor]) -> Pass:
+def pinned_concurrently(run: Pass, weights: Sequence[Tensor], hot: Sequence[Tensor]) -> Pass:
     """Pins the next table's rows on a stream of their own while a table is looked up."""
     side = torch.cuda.Stream(weights[0].device)
 

@@ -82,7 +82,7 @@ def figure_12(figures: Figures) -> Figure:
 def _table_9(figures: Figures, speeds: Speeds) -> Table:
     """Kernel times, with the traffic as far as it is known without counters."""
     row_bytes = figures.row_bytes
-    table = Table("Table IX: us a table / TB/s of rows asked for", ["scheme", *figures.workloads])
+    table = Table("Table IX: us a table / TB/s of rows looked up", ["scheme", *figures.workloads])
     for name in speeds.names():
         cells = []
         for hotness, workload in figures.workloads.items():

@@ -18,7 +18,7 @@ from common.report import Figure
 from common.table import Table, times
 from embedding_bag import bench
 from embedding_bag.candidates import BASELINE, bag
-from embedding_bag.pinning import hot_rows, pinned_before, pinned_beside
+from embedding_bag.pinning import hot_rows, pinned_before, pinned_concurrently
 from embedding_bag.setting import BagSetting, Pass, Workload
 from embedding_bag.speeds import (
     DISTANCES,
@@ -168,11 +168,11 @@ def figure_11(setting: Figures) -> Figure:
         return {
             "not pinned": plain,
             "pinned before": pinned_before(plain, setting.weights, hot),
-            "pinned beside": pinned_beside(plain, setting.weights, hot),
+            "pinned concurrently": pinned_concurrently(plain, setting.weights, hot),
         }
 
     speeds = measure_passes(setting, workloads, passes, label="figure 11", after=setting.unpin)
-    names = ("not pinned", "pinned before", "pinned beside")
+    names = ("not pinned", "pinned before", "pinned concurrently")
     tables, panels = [], {}
     for hotness in setting.arguments.hotness:
         selected = Speeds({str(pooling): speeds.us[f"{hotness} {pooling}"] for pooling in POOLINGS})

@@ -5,7 +5,8 @@ and 10 to 1,000 equal bucketize columns. Contestants take turns on the same batc
 float64 first:
 
   torch       column by column: bucketize or remainder, then F.embedding, or F.embedding_bag if a sample has
-              several values; "bags": always the latter; "alike ones by hand": all columns of a kind at once
+              several values; "bags": always the latter; "similar columns joined": all columns of a kind in
+              one call
   compiled    torch under torch.compile, by default and with max-autotune and combo kernels
   collection  rows by torch, then recfuse.nn.FusedEmbeddingBagCollection
   recfuse     EmbeddingColumns, of a packed batch, of a dict of tensors, and with XXH64 for remainders

@@ -17,9 +17,9 @@ from embedding_columns.models import BOUNDARIES, Batch, Jagged, Kind, Subject, r
 from recfuse._clock import clock
 from recfuse.nn.columns import Bucketize, Column, EmbeddingColumns, Hash, Identity, Modulo, Numeric
 
-TORCH, BAGS, BY_HAND = "torch", "torch, bags", "torch, alike ones by hand"
-COMPILED, TUNED, COMPILED_BY_HAND = "compiled", "compiled, max-autotune", "compiled, alike ones by hand"
-COLLECTION, COMPILED_COLLECTION = "collection behind torch", "collection behind compiled"
+TORCH, BAGS, BY_HAND = "torch", "torch, bags", "torch, similar columns joined"
+COMPILED, TUNED, COMPILED_BY_HAND = "compiled", "compiled, max-autotune", "compiled, similar columns joined"
+COLLECTION, COMPILED_COLLECTION = "collection after torch", "collection after compiled"
 RECFUSE, FROM_DICT, HASHED = "recfuse", "recfuse, dict", "recfuse, XXH64"
 COMPILED_RECFUSE = "recfuse, compiled"
 NAMES = (

@@ -33,7 +33,7 @@ def figure_ready(setting: Setting) -> Figure:
     arguments = setting.arguments
     table = Table(
         f"Seconds until a batch of {SIZES[0]}, and calls of {len(SIZES) - 1} other sizes from 1 to 4096",
-        ["", "columns", "construction", "first call", "both again, in a new process",
+        ["", "columns", "construction", "first call", "construction and first call, new process",
          "compiled for other sizes", "slowest first call of a size, ms", "slowest later call, ms"],
     )  # fmt: skip
     records = []

@@ -21,9 +21,9 @@ from recfuse import timing
 from recfuse.nn.columns import Column, EmbeddingColumns
 
 MEMCPY, PACKED, PINNED = "memcpy", "one copy, pageable", "one copy, pinned"
-PACK, EACH = "packed here, one copy", "a copy a column"
+PACK, EACH = "packing and one copy", "a copy a column"
 ON_DEVICE, ON_HOST = "tables on the GPU", "large tables on the host"
-TRAINED = "the same, as they train"  # looked up within the call
+TRAINED = "large tables on the host, trained"  # looked up within the call
 PLACEMENTS = {ON_DEVICE: "device", ON_HOST: "host", TRAINED: "host"}
 
 
@@ -103,7 +103,7 @@ def figure_host_tables(setting: ColumnsSetting) -> Figure:
     table = Table(
         f"Large tables on the host, batch {arguments.batch}: µs as called "
         f"(median ± IQR of {arguments.rounds})",
-        ["", *PLACEMENTS, "time", "time as they train", "MB on the GPU", "of them left"],
+        ["", *PLACEMENTS, "relative time", "relative time, trained", "MB on the GPU", "share of the MB"],
     )
     for name in arguments.models:
         subject = model_subject(name, setting)

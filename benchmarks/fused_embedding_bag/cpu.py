@@ -142,7 +142,7 @@ def figure_models(setting: FusedSetting) -> Iterator[Figure]:
         f"{arguments.cache} caches: ms (median ± IQR of {arguments.rounds})",
         ["model", *named, OURS],
     )
-    ratios = Table("recfuse is faster than", ["model", *named, "least MB", "share of GB/s read"])
+    ratios = Table("Speed of recfuse over each peer", ["model", *named, "least MB", "share of GB/s read"])
     for record, result in zip(records, comparisons, strict=True):
         spent.rows.append([record["model"], *spent_cells(record, result)])
         share, bandwidth = record["share_of_bandwidth"], record["read_bandwidth_bytes_per_s"]

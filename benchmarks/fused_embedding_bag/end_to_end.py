@@ -149,7 +149,7 @@ def figure_host(setting: FusedSetting) -> Figure:
             batch = batches[number % len(batches)]
             return module(batch.indices, batch.offsets, mapping=mappings[number % len(batches)])
 
-        calls["recfuse, mapping given"] = mapped
+        calls["recfuse, with a mapping"] = mapped
     samples = {label: host_seconds(call, subject.device, arguments.rounds) for label, call in calls.items()}
     samples["collection.map"] = _map_seconds(module, batches)
     return figure_of_samples(

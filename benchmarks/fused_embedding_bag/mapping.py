@@ -124,7 +124,7 @@ def figure_13(setting: FusedSetting) -> Figure:
     table.rows.append(["geometric mean", *[""] * 4, *means])
     table.notes = [
         "All with the plan's schedules, but without bags that several blocks share. At run time: from the "
-        "batch's lengths, by the host ahead of the call; this and the static ones are copied to the GPU in "
+        "batch's lengths, by the host before the call; this and the static ones are copied to the GPU in "
         "the call. By batch size: recfuse's way where no mapping is given. Ratios are those of at run time."
     ]
     return Figure([table], panels, record)

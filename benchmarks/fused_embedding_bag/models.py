@@ -182,7 +182,7 @@ def _tuning_notes(rows: Sequence[SubjectRow]) -> list[str]:
     if not seconds:
         return []
     cells = ", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items())
-    return [f"Tuning, with the cache of kernels as it was: {cells}."]
+    return [f"Tuning time, with the kernels of earlier runs in the cache: {cells}."]
 
 
 def _summary(rows: Sequence[SubjectRow], kind: str, copy_speed: float) -> Table:
@@ -215,7 +215,7 @@ def _summary(rows: Sequence[SubjectRow], kind: str, copy_speed: float) -> Table:
         table.rows.append(["geometric mean", name, *cells, "", "", "", "", "", f"{share:.2f}"])
     table.notes = [
         "Ratios are of graph replays; FBGEMM with half tables counts with the faster of its output types. "
-        "TB/s: bytes of the rows asked for.",
+        "TB/s: bytes of the rows looked up.",
         "limit: the greater of least MB (rows in use, indices, offsets and output once) at "
         f"{copy_speed / 1e12:.2f} TB/s, the speed of a large copy, and of a plain gather of the same rows in "
         "the same order (kernels/gather.cu), a launch for each size of rows.",

@@ -73,7 +73,7 @@ def _contestants(point: LinearPoint, mode: str) -> Table:
         f"Contestants, {point.dtype}, {mode}: {point.shape}",
         [
             "contestant", "us", "as called, us", "TFLOP/s", "of the matmul rate", "of the bound",
-            "recfuse over it", "error", "of concatenated's",
+            "recfuse over the contestant", "error", "of concatenated's",
         ],
     )  # fmt: skip
     for name in [name for name in NAMES if name in result.timings]:
@@ -110,13 +110,13 @@ def _stage_speeds(point: LinearPoint, mode: str) -> dict[str, float]:
 def _stages(point: LinearPoint, mode: str) -> Table:
     """recfuse's paths as the paper's stages, each over the previous stage."""
     table = Table(
-        f"Stages, {point.dtype}, {mode}: us", ["stage", "us", f"over {BROADCAST}", "over the stage before"]
+        f"Stages, {point.dtype}, {mode}: us", ["stage", "us", f"over {BROADCAST}", "over the previous stage"]
     )
     first = before = None
     for name in (BROADCAST, *STAGES):
         taken = point.seconds(mode, name)
         if taken is None:
-            table.notes.append(f"{name} does not run here.")
+            table.notes.append(f"{name} does not run on this machine.")
             continue
         first, before = first or taken, before or taken
         table.rows.append([name, f"{taken * 1e6:.1f}", times(first / taken), times(before / taken)])
@@ -189,7 +189,7 @@ def _sweep(title: str, axis: str, points: Mapping[str, LinearPoint], mode: str) 
     table = Table(
         title,
         [
-            axis, BROADCAST, CONCATENATED, BEST, "which", TRITON, RECFUSE, "path", "TFLOP/s",
+            axis, BROADCAST, CONCATENATED, BEST, "name of the best peer", TRITON, RECFUSE, "path", "TFLOP/s",
             "of the matmul rate", "of the bound", *(f"over {name}" for name in peers),
         ],
     )  # fmt: skip
@@ -229,7 +229,7 @@ def _paths(title: str, axis: str, points: Mapping[str, LinearPoint], mode: str) 
 
 def _called(title: str, axis: str, points: Mapping[str, LinearPoint], mode: str) -> Table:
     """Calls without a graph, host included."""
-    table = Table(title, [axis, BEST, "which", RECFUSE, "path", f"over {BEST}"])
+    table = Table(title, [axis, BEST, "name of the best peer", RECFUSE, "path", f"over {BEST}"])
     for label, point in points.items():
         best = point.best_torch(mode, EAGER)
         theirs, ours = point.seconds(mode, best), point.seconds(mode, RECFUSE + EAGER)

@@ -43,9 +43,9 @@ MEANINGS = {
     BROADCAST: "users' rows are repeated and concatenated in the call, then one matmul",
     CONCATENATED: "one matmul; its input is concatenated before the call, and that is not counted",
     DECOMPOSED: "two matmuls, the user part gathered and added",
-    PADDED: "the same with K padded to a multiple of 8: inputs by their producer, weights ahead of the call",
+    PADDED: "the same with K padded to a multiple of 8: inputs by their producer, weights before the call",
     IN_CALL: "the same with weights padded in the call, so that they are never stale",
-    PITCHED: "no padding of K: rows of the weights start at 16 bytes, made ahead of the call",
+    PITCHED: "no padding of K: rows of the weights start at 16 bytes, made before the call",
 }
 
 

@@ -123,7 +123,7 @@ def figure_columns(setting: Setting, name: str) -> Figure:
     }
     tables, record = [], {}
     details = {entry.detail for entry in report.swapped}
-    for part, runs in (("and the layers behind them", whole), ("alone", forms)):
+    for part, runs in (("and the layers after them", whole), ("alone", forms)):
         title = f"{name}, {len(subject.columns)} columns {part}, batch {arguments.samples}"
         table, row = measure_forms(setting, title, runs, len(batches), (BY_HAND,), TOLERANCE)
         table.notes.append(f"Swapped: {len(report.found('columns'))} columns: {'; '.join(sorted(details))}.")

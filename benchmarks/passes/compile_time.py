@@ -68,14 +68,14 @@ def figure_pass(setting: Setting) -> Figure:
 
     with torch.no_grad():
         compiled = torch.compile(model, backend=compile_with, fullgraph=True, dynamic=True)
-        timed("torch.compile, with it", lambda: compiled(*batch_of(32)))
+        timed("torch.compile with recfuse.backend()", lambda: compiled(*batch_of(32)))
         for samples in (256, 2048):
             compiled(*batch_of(samples))
         batch = torch.export.Dim("batch", min=2)
         options: Any = {"dynamic_shapes": ({0: batch}, {0: batch}), "strict": False}
         program = timed("torch.export", lambda: torch.export.export(model, batch_of(64), **options))
         timed("recfuse.swap(program)", lambda: recfuse.swap(program))
-    table = Table(f"pass over {columns} columns", ["what", "seconds", "of the processor"])
+    table = Table(f"pass over {columns} columns", ["step", "seconds", "CPU seconds"])
     for name in [name for name in spent if not name.endswith(", processor")]:
         table.rows.append([name, f"{spent[name]:.1f}", f"{spent[f'{name}, processor']:.1f}"])
     swapped = len(backend.reports[-1].found("columns"))

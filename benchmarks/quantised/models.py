@@ -110,7 +110,7 @@ def ratios_of(rows: list[Row], setting: Setting, first: str = "model") -> Table:
     """Returns how many times faster the project's own format is, a row a model, and geometric means."""
     pairs = baselines(setting)
     named = [f"{peer}, by {kind}" if peer == HALF else peer for kind, peer in pairs]
-    title = f"recfuse's own format is faster than, by {first}"
+    title = f"Speed of recfuse's format over each peer, by {first}"
     table = Table(title, [first, *named])
     found = [[row.ratio(OURS.format(kind), peer) for kind, peer in pairs] for row in rows]
     for row, ratios in zip(rows, found, strict=True):

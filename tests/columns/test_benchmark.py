@@ -39,7 +39,7 @@ SMALL += [
     "--compiled-at",
     "1",
 ]
-EAGER = {"torch", "torch, bags", "torch, alike ones by hand", "collection behind torch"}
+EAGER = {"torch", "torch, bags", "torch, similar columns joined", "collection after torch"}
 OURS = {"recfuse", "recfuse, dict", "recfuse, XXH64"}
 
 
@@ -120,7 +120,7 @@ def test_every_figure_runs(columns, tmp_path, capsys):
     record = results(columns, tmp_path, "--figures", figures, "--plots", tmp_path)
     assert [point["subject"] for point in record["micro"]] == ["2 columns", "3 columns"]
     assert set(record["micro"][0]["us"]) == EAGER | {"recfuse", "recfuse, dict"}
-    assert set(record["mixed"]["us"]) == (EAGER | OURS) - {"collection behind torch"}
+    assert set(record["mixed"]["us"]) == (EAGER | OURS) - {"collection after torch"}
     columns_alone, whole = record["models"]
     assert [point["size"] for point in columns_alone["points"]] == [5, 8]
     assert set(columns_alone["points"][0]["us"]) == EAGER | OURS
@@ -158,7 +158,7 @@ def test_a_wrong_output_ends_the_run(columns, monkeypatch, capsys):
     right = forms.ByHand.__call__
     monkeypatch.setattr(forms.ByHand, "__call__", lambda self, inputs: right(self, inputs) * 1.001)
     assert columns("--figures", "micro") == 1
-    assert "2 columns, batch 6, torch, alike ones by hand: the outputs differ" in capsys.readouterr().err
+    assert "2 columns, batch 6, torch, similar columns joined: the outputs differ" in capsys.readouterr().err
 
 
 def test_an_element_that_is_not_written_ends_the_run(columns, monkeypatch, capsys):

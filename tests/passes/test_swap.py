@@ -217,7 +217,7 @@ def test_equal_entries_of_a_report_share_a_line():
     assert [line.split()[0] for line in lines[1:4]] == ["(model)", "0", "9"]
     assert lines[2].startswith("0 and 9 more  EmbeddingBag") and lines[4].startswith("10 replaced")
     assert {entry.name for entry in report.replaced} == {*map(str, range(9)), "10"}
-    assert str(recfuse.swap(nn.Linear(2, 2))).startswith("nothing that recfuse knows was found")
+    assert str(recfuse.swap(nn.Linear(2, 2))).startswith("recfuse found no module to replace")
 
 
 def test_a_swapped_model_shows_it():

@@ -45,7 +45,7 @@ def plan_for(module, **changes):
         "created": "2026-01-02T03:04:05+00:00",
         "decisions": [
             Decision(
-                "default", "station=register distance=8 warps=32", 20.0, True, "what runs without a plan"
+                "default", "station=register distance=8 warps=32", 20.0, True, "schedule without a plan"
             ),
             Decision("prefetch", "station=register distance=4 warps=32", 10.0, True, "the fastest"),
             Decision("prefetch", "station=local distance=4 warps=64", None, False, "spills 8 bytes"),

@@ -58,7 +58,7 @@ def plan_for(collection, **changes):
         "created": "2026-01-02T03:04:05+00:00",
         "occupancies": [Occupancy(40, 190.0, 160.0), Occupancy(64, 210.0, None)],
         "decisions": [
-            Decision("occupancy", "", 200.0, True, "what runs without a plan, 64 registers"),
+            Decision("occupancy", "", 200.0, True, "schedules without a plan, 64 registers"),
             Decision("local 40", "4 float32 sum: kind=columns", None, True, "the fewest cycles"),
         ],
     }

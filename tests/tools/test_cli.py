@@ -153,7 +153,7 @@ def test_tune_writes_a_plan(capsys, tmp_path):
     assert (plan.table.rows, plan.table.dim, plan.table.indices) == (50, 8, "int32")
     assert (plan.trace.batches, plan.trace.lookups) == (2, 40.0)
     lines = capsys.readouterr().out.splitlines()
-    assert any("what runs without a plan" in line for line in lines)
+    assert any("schedule without a plan" in line for line in lines)
     assert lines[-1].startswith("winner: ")
     with pytest.raises(SystemExit):
         cli.main(["tune", "--trace", str(trace), "--rows", "49", *TINY])

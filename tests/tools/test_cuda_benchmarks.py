@@ -43,7 +43,7 @@ def bag(monkeypatch):
         for place in ("common.ceilings", "embedding_bag.main_table", "embedding_bag.short_bags"):
             monkeypatch.setattr(module(place), "gather", plain_gather)
         sweeps, before = module("embedding_bag.sweeps"), module("embedding_bag.pinning").pinned_before
-        monkeypatch.setattr(sweeps, "pinned_beside", before)
+        monkeypatch.setattr(sweeps, "pinned_concurrently", before)
         monkeypatch.setattr(sweeps, "compiled", lambda setting, text: {"registers": 40, "spill_bytes": 0})
         # The CPU's wheel of FBGEMM has no GPU module to offer.
         monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
@@ -371,7 +371,9 @@ def test_pinning_beside_a_table_stays_one_table_ahead(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(recfuse, "pin_rows", lambda weight, rows: done.append(f"pin {rows}"))
     weights = [torch.zeros(1)] * 2
-    run = pinning.pinned_beside(lambda requests: [done.append(f"bag {requests[0][0]}")], weights, ["0", "1"])
+    run = pinning.pinned_concurrently(
+        lambda requests: [done.append(f"bag {requests[0][0]}")], weights, ["0", "1"]
+    )
     run([(0, None), (1, None)])
     assert done == [
         "side waits for main", "pin 0", "main waits for side",

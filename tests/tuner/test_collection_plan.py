@@ -215,11 +215,11 @@ def test_the_report_tells_the_whole_story(collection):
         "3 batches of 610 lookups",
         "8 float32 mean: 2 x kind=pool threads=16",
         "8 float32 mean: 1 x default",
-        "what runs without a plan, 64 registers",
+        "schedules without a plan, 64 registers",
     ):
         assert words in text
     assert text.split("\n")[-1] == (
-        "winner: 2 schedules beside the default, 40 warps an SM: 1.25x as fast as the defaults "
+        "winner: 2 schedules and the default, 40 warps an SM: 1.25x as fast as the defaults "
         "(160.00 µs a batch, the defaults 200.00 µs)"
     )
     assert not any(line.endswith(" ") for line in text.split("\n"))

@@ -195,14 +195,14 @@ def test_a_gain_of_less_than_a_percent_is_not_taken(device, monkeypatch):
     monkeypatch.setattr(FakeGPU, "us", lambda self, text: 49.7 if "block=256" in text else 50.0)
     found = search()
     assert found.schedule == ""
-    assert found.decisions[-1].why == "the defaults: not worth a change"
+    assert found.decisions[-1].why == "the defaults: the gain is too small"
 
 
 def test_nothing_is_swept_at_the_floor(device, monkeypatch):
     monkeypatch.setattr(gpu, "copy_bandwidth", lambda device: 1e8)
     found = search(pin=False)
     assert steps_of(found) == ["default", "floor", "pinning", "confirm"]
-    assert "nothing to win" in found.decisions[1].why
+    assert "no schedule can be faster" in found.decisions[1].why
 
 
 def test_rows_that_fit_in_l2_have_no_floor_and_are_not_swept_in_parts(device):
@@ -238,7 +238,7 @@ def test_pinning_is_tried_as_asked(device):
     }
     assert "no rows stay hot" in whys[None][0]
     assert len(whys[True]) == 3 and "refreshes included" in whys[True][0]
-    assert whys[False] == ["not asked for"]
+    assert whys[False] == ["disabled by pin=False"]
 
 
 def test_without_time_the_defaults_are_measured_all_the_same(device):

@@ -142,7 +142,7 @@ def test_what_was_measured_is_not_measured_again(device, collection, tmp_path):
     assert first.warps == second.warps
     other = tune(collection, batches=calls(collection, seed=1), resume=path)
     assert len(device.timed) > count
-    assert other.decisions[0].why == "was made for something else: started again"
+    assert other.decisions[0].why == "belongs to another search: started again"
     assert [one.name for one in tmp_path.iterdir()] == ["tuning.json"]
 
 

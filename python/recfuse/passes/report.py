@@ -155,7 +155,7 @@ class SwapReport:
             for row in rows
         ]
         if not self.entries:
-            lines = ["nothing that recfuse knows was found; nothing was changed"]
+            lines = ["recfuse found no module to replace; the model is unchanged"]
         if self.restored:
             return "\n".join([*lines, f"{len(self.restored)} restored, {len(self.left)} left"])
         already = f", {len(self.already)} already swapped" if self.already else ""

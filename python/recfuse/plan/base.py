@@ -123,7 +123,7 @@ class BasePlan:
 
     def _winner(self) -> str:
         if not (chosen := self._chosen()):
-            return "the defaults: nothing that was tried is faster by more than 1 %"
+            return "the defaults: no candidate is faster by more than 1 %"
         times = f"{self.best_us:.2f} µs a batch, the defaults {self.default_us:.2f} µs"
         return f"{chosen}: {self.speedup:.2f}x as fast as the defaults ({times})"
 

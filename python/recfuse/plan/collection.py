@@ -296,7 +296,7 @@ class CollectionPlan(BasePlan):
             return ""
         chosen = [text for text in self.schedules if text]
         warps = f"{self.warps} warps an SM" if self.warps else "the default warps an SM"
-        return f"{len(chosen)} schedule{'s' * (len(chosen) != 1)} beside the default, {warps}"
+        return f"{len(chosen)} schedule{'s' * (len(chosen) != 1)} and the default, {warps}"
 
     def _summary(self) -> list[Line]:
         form, trace, tables = self.form, self.trace, self.feature_tables

@@ -40,7 +40,7 @@ def render(summary: Iterable[Line], decisions: Sequence[Decision], last: Line) -
     head.add_column(overflow="fold")
     for name, line in summary:
         head.add_row(name, _printable(line))
-    steps = Table("step", "candidate", "µs", "result", "why", title="decisions")
+    steps = Table("step", "candidate", "µs", "result", "reason", title="decisions")
     steps.columns[2].justify = "right"
     for decision in decisions[:_MOST_DECISIONS]:
         steps.add_row(

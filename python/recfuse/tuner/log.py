@@ -32,7 +32,7 @@ class Log:
         """
         won = us * WORTH < default_us
         self.note("confirm", candidate, us, won, f"{default_us / us:.3f}x as fast as the defaults")
-        why = "the defaults" if won else "the defaults: not worth a change"
+        why = "the defaults" if won else "the defaults: the gain is too small"
         self.note("confirm", "", default_us, not won, why)
         return won
 

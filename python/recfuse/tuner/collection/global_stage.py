@@ -158,7 +158,7 @@ def confirm(state: State, best: Contestant | None) -> tuple[Contestant, float, f
     us = in_turns(state, "confirm", contestants, _CONFIRM_TURNS)
     default_us = us[""]
     if best is None or "plan" not in us:
-        state.note("confirm", "", default_us, True, "nothing was faster than the defaults")
+        state.note("confirm", "", default_us, True, "no schedule was faster than the defaults")
     elif state.confirm(f"plan, {best.warps} warps", us["plan"], default_us):
         return best, us["plan"], default_us
     return defaults, default_us, default_us

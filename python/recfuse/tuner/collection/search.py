@@ -56,7 +56,7 @@ def tune_collection(
             arch, deadline = architecture(device), start + budget_s
             state = State(problem, FusedBench(problem), compiler, arch, deadline, progress, seed)
             if finished.stale:
-                state.note("resume", str(resume), None, False, "was made for something else: started again")
+                state.note("resume", str(resume), None, False, "belongs to another search: started again")
             best, best_us, default_us, occupancies = _search(state, finished)
     tables, table_of = distinct(problem.tables)
     schedules, schedule_of = distinct(str(FusedSchedule.of_row(row)) for row in best.schedules)
@@ -117,7 +117,7 @@ def _occupancies(state: State, result: dict[str, Any]) -> dict[int, float]:
     contestants = {f"default, {warps} warps": Contestant(state.defaults, warps) for warps in _WARPS}
     ready = global_stage.compiled(state, step, contestants)
     us = global_stage.in_turns(state, step, {"": defaults, **ready}, turns=3)
-    why = f"what runs without a plan, {result['registers']} registers, {result['spill_bytes']} bytes spilled"
+    why = f"schedules without a plan, {result['registers']} registers, {result['spill_bytes']} bytes spilled"
     state.note(step, "", us[""], True, why)
     least, kept = min(us.values()), {0: us[""]}
     for name in sorted(ready, key=lambda name: us.get(name, np.inf)):

@@ -39,7 +39,7 @@ def search(
     start = time.monotonic()
     decisions: list[Decision] = []
     default_us = _compare(problem, [_DEFAULT], 1, progress, sample_s=0)[_DEFAULT]
-    decisions.append(Decision("default", "", default_us, True, "what runs without a plan"))
+    decisions.append(Decision("default", "", default_us, True, "schedule without a plan"))
     us = {_DEFAULT: default_us}
     running = [_DEFAULT, *random.Random(seed).sample(_DISTANCES, len(_DISTANCES))]
     for rounds, limit, share in _HEATS:
@@ -55,7 +55,7 @@ def search(
             decisions.append(Decision("prefetch", _text(distance), us[distance], distance in running, why))
     best = min(us, key=us.__getitem__)
     if best == _DEFAULT:
-        return _default(us[best], "nothing was faster than the default", decisions)
+        return _default(us[best], "no distance was faster than the default", decisions)
     rounds = max(1, min(_CONFIRM_ROUNDS, _rounds_until(deadline, 2, default_us)))
     us = _compare(problem, [best, _DEFAULT], rounds, progress)
     won = us[best] * WORTH < us[_DEFAULT]

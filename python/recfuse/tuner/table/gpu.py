@@ -70,7 +70,7 @@ def _floor(state: Search, trace: Hotness) -> float | None:
     share = us / state.us[""]
     why = f"at the {bandwidth / 1e12:.2f} TB/s of a copy; the defaults reach {share:.0%} of that"
     if state.us[""] <= _AT_THE_FLOOR * us:
-        why += ": nothing to win"
+        why += ": no schedule can be faster"
     state.note("floor", "each byte once", us, True, why)
     return us
 
@@ -146,7 +146,7 @@ def _by_heat(lookups: torch.Tensor) -> torch.Tensor:
 
 def _why_not_pin(problem: Problem, trace: Hotness, pin: bool | None, lookups: torch.Tensor) -> str | None:
     if pin is False:
-        return "not asked for"
+        return "disabled by pin=False"
     l2_bytes = torch.cuda.get_device_properties(problem.weight.device).L2_cache_size
     if trace.rows_in_use * problem.row_bytes <= l2_bytes:
         return "L2 holds all rows in use by itself"
@@ -180,7 +180,7 @@ def _confirm(
     """Compares the winner with the defaults in a last run; the winner must be faster by more than `WORTH`."""
     best, default_us = state.best, state.us[""]
     if best == "" and pinned is None:
-        state.note("confirm", "", default_us, True, "nothing was faster than the defaults")
+        state.note("confirm", "", default_us, True, "no schedule was faster than the defaults")
         return Found("", default_us, default_us, floor_us, decisions=state.decisions)
     if pinned is None:
         times = np.median(state.bench.measure([best, ""], _CONFIRM_ROUNDS), axis=1) * 1e6

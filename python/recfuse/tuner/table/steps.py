@@ -58,7 +58,7 @@ class Search(Log):
         self._default, self._complete[""] = result["schedule"], ""
         results, _ = race(self.bench.measure, [""], self._deadline)
         self.us[""] = results[""].us
-        self.note("default", "", self.us[""], True, f"what runs without a plan: {self._default}")
+        self.note("default", "", self.us[""], True, f"schedule without a plan: {self._default}")
         return self.us[""]
 
     def screened(self, name: str, candidates: list[Schedule]) -> list[Schedule]:
