@@ -16,6 +16,7 @@ NAMES = (
     "from_meta",
     "moved_optimizers",
     "options",
+    "planned",
     "accumulated",
     "clipped",
     "wrong_wrapper",

@@ -35,7 +35,7 @@ BELOW = {
     "nn": {*LEAVES, "_library", "data", "ops"},
     "optim": {*LEAVES, "ops", "nn"},
     "torchrec": {"errors", "_codes", "nn", "optim", "ops", "perf"},
-    "distributed": {*LEAVES, "_library", "nn", "ops"},
+    "distributed": {*LEAVES, "_library", "data", "nn", "ops", "perf"},
     "passes": {*LEAVES, "data", "ops", "nn", "optim", "perf"},
     "plan": {*LEAVES, "_library", "_clock", "info", "data", "ops", "nn"},
     "tuner": {*LEAVES, "_clock", "_lowering", "info", "timing", "data", "ops", "nn", "plan"},

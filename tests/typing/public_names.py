@@ -128,6 +128,11 @@ def optimizers(collection: nn.FusedEmbeddingBagCollection) -> None:
 
 def sharding(model: torch.nn.Module) -> None:
     assert_type(distributed.shard(model, plan={"t0": 0}, average=False), distributed.ShardReport)
+    plan = distributed.plan(model, 2, [(torch.tensor([1]), torch.tensor([0, 1]))], optimizer="SGD")
+    assert_type(plan, distributed.ShardPlan)
+    assert_type(plan.report(), str)
+    assert_type(plan.rank_us, tuple[float, ...])
+    distributed.shard(model, plan=distributed.ShardPlan.load("plan.json"))
     assert_type(distributed.unshard(model), list[str])
     assert_type(distributed.clip_grad_norm_(model, 1.0), Tensor)
     assert_type(distributed.Cuts(0, (0, 4)).points, tuple[int, ...])

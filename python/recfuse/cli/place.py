@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from typing import Any
 
 from recfuse.cli.calls import quantity
@@ -24,8 +25,10 @@ def add_parser(commands: Any) -> None:
         help="assign tables to several GPUs so that the slowest GPU takes the least time",
         description="Reads a JSON file and prints the tables, the memory and the predicted time of each GPU. "
         "The file is a list of objects, one for each table, with name, rows and dim. Optional fields: "
-        "pooling (lookups of a bag), itemsize (bytes of a value) and unique (distinct rows of a step). Needs "
-        "no GPU. In Python: recfuse.perf.placement.place(tables, gpus, memory).",
+        "pooling (lookups of a bag), itemsize (bytes of a value) and unique (distinct rows of a step). A "
+        "plan of recfuse.distributed is read too. Needs no GPU. In Python: "
+        "recfuse.perf.placement.place(tables, gpus, memory), and recfuse.distributed.plan(module, ranks, "
+        "batches).",
     )
     add = parser.add_argument
     add("tables", metavar="FILE", help="JSON file of the tables")
@@ -42,6 +45,12 @@ def add_parser(commands: Any) -> None:
     calibration = "calibration of the GPU (default: from the cache, or from the package)"
     add("--calibration", metavar="FILE", help=calibration)
     add("--json", metavar="FILE", help="write the placement to this file")
+    plan = (
+        "write a plan for recfuse.distributed.shard, with copies and cuts by rows and columns, to this file"
+    )
+    add("--plan", metavar="FILE", help=plan)
+    optimizer = "class of recfuse.optim that the plan's step runs (default: SGD with --training)"
+    add("--optimizer", metavar="NAME", help=optimizer)
     parser.set_defaults(run=run)
 
 
@@ -49,12 +58,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Places the tables and prints the placement."""
     from recfuse._files import read_json, write_json
     from recfuse.perf.placement import place
+    from recfuse.perf.placing.plan import FORMAT, ShardPlan
 
     tables = read_json(arguments.tables, "recfuse place", _MOST_BYTES, _MOST_VALUES)
+    if isinstance(tables, dict) and tables.get("format") == FORMAT:
+        tables = [asdict(each.table) for each in ShardPlan.load(arguments.tables).tables]
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise ValueError(
             f"{arguments.tables} has another form; expected a list of objects with name, rows and dim"
         )
+    if arguments.plan:
+        return _write_plan(arguments, tables)
     found = place(
         tables, arguments.gpus, arguments.memory, batch=arguments.batch, gpu=arguments.gpu,
         training=arguments.training, calibration=arguments.calibration,
@@ -63,4 +77,23 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_json(arguments.json, found.to_json(), "recfuse place")
         print(f"written to {arguments.json}", file=sys.stderr)
+    return 0
+
+
+def _write_plan(arguments: argparse.Namespace, records: list[dict[str, Any]]) -> int:
+    """Writes a plan for sharding and prints its report."""
+    from recfuse.perf.placing.plan import make_plan
+    from recfuse.perf.placing.tables import check_names, table_of
+
+    where = "recfuse place"
+    tables = [table_of(record, where) for record in records]
+    check_names(tables, where)
+    optimizer = arguments.optimizer or ("SGD" if arguments.training else None)
+    plan = make_plan(
+        tables, arguments.gpus, arguments.memory, arguments.batch, optimizer, arguments.gpu,
+        arguments.calibration, where,
+    )  # fmt: skip
+    print(plan.report())
+    plan.save(arguments.plan)
+    print(f"written to {arguments.plan}", file=sys.stderr)
     return 0

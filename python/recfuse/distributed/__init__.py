@@ -1,4 +1,4 @@
-"""Tables over the ranks of a process group, in place: :func:`shard` and :func:`unshard`.
+"""Tables over the ranks of a process group, in place: :func:`shard` and :func:`unshard`, by a :func:`plan`.
 
 .. code-block:: python
 
@@ -16,6 +16,8 @@ TorchRec's plans and pipelines, see :mod:`recfuse.torchrec`.
 from recfuse.distributed.clipping import clip_grad_norm_
 from recfuse.distributed.entry import shard, unshard
 from recfuse.distributed.placements import Cuts
+from recfuse.distributed.planning import plan
 from recfuse.distributed.reports import ShardEntry, ShardReport
+from recfuse.perf.placing.plan import ShardPlan
 
-__all__ = ["Cuts", "ShardEntry", "ShardReport", "clip_grad_norm_", "shard", "unshard"]
+__all__ = ["Cuts", "ShardEntry", "ShardPlan", "ShardReport", "clip_grad_norm_", "plan", "shard", "unshard"]

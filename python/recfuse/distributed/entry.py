@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from recfuse.distributed.restoring import restore
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.packed.holders import check_optimizers
 from recfuse.nn.packed.optimizers import Move
+from recfuse.perf.placing.plan import ShardPlan
 
 WHERE = "recfuse.distributed.shard"
 _EXCHANGE_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
@@ -32,7 +34,7 @@ _numbers = itertools.count()
 def shard(
     module: torch.nn.Module,
     mesh: DeviceMesh | None = None,
-    plan: Mapping[str, Any] | None = None,
+    plan: Mapping[str, Any] | ShardPlan | str | os.PathLike[str] | None = None,
     *,
     optimizers: Iterable[torch.optim.Optimizer] = (),
     average: bool = True,
@@ -57,8 +59,8 @@ def shard(
         mesh: the ranks, with one dimension. Default: all ranks of the default group.
         plan: for each table, by its name in the ``state_dict`` without ".weight" or by its own name: a rank,
             or ``Shard(0)`` (cut by rows), ``Shard(1)`` (columns) or ``Replicate()`` of
-            ``torch.distributed.tensor``, or :class:`Cuts`. Default: small tables are copied, large tables
-            cut, and the others placed by cost.
+            ``torch.distributed.tensor``, or :class:`Cuts`. Or a plan of :func:`plan`, or the path of its
+            file. Default: small tables are copied, large tables cut, and the others placed by cost.
         optimizers: optimizers of the tables, which continue with this rank's Parameters. Not with a state if
             a table is cut by columns.
         average: divide gradients of tables by the number of ranks, as DistributedDataParallel does. Default:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,8 +11,10 @@ from torch.distributed.tensor import Replicate, Shard
 
 from recfuse._arguments import wrong_type
 from recfuse._codes import row_bytes
-from recfuse.distributed.placements import Placed, Placement, placed
+from recfuse.distributed.placements import Cuts, Placed, Placement, placed
 from recfuse.errors import ArgumentValueError
+from recfuse.perf.placing.plan import ShardPlan
+from recfuse.perf.placing.tables import points_of
 
 WHERE = "recfuse.distributed.shard"
 SMALL_BYTES = 64 << 10
@@ -76,16 +79,21 @@ def default_plan(tables: Sequence[TableFacts], ranks: int) -> dict[str, Placemen
 def placements_of(plan: Any, tables: Sequence[TableFacts], ranks: int) -> dict[str, Placed]:
     """Return the parts of each table by its full name.
 
-    ``plan`` is a dict from names to placements, or None for the default. A name is the full name, or the
-    table's own name if no other table of the model has it.
+    ``plan`` is a dict from names to placements, a :class:`ShardPlan`, the path of its file, or None for the
+    default. A name is the full name, or the table's own name if no other table of the model has it.
 
     Raises:
-        TypeError: no dict, no placement. ValueError: a table without placement, or with two; an unknown name.
+        TypeError: no plan, no placement. ValueError: a table without placement, or with two; an unknown name.
     """
     if plan is None:
         plan = default_plan(tables, ranks)
+    if isinstance(plan, (str, os.PathLike)):
+        plan = ShardPlan.load(plan)
+    if isinstance(plan, ShardPlan):
+        plan = _of_plan(plan, tables, ranks)
     if not isinstance(plan, Mapping):
-        raise wrong_type(f"{WHERE}: plan", plan, "a dict from names of tables to placements, or None")
+        needed = "a dict from names of tables to placements, a ShardPlan, the path of its file, or None"
+        raise wrong_type(f"{WHERE}: plan", plan, needed)
     short: dict[str, list[str]] = {}
     for table in tables:
         short.setdefault(table.name.rpartition(".")[2], []).append(table.name)
@@ -110,3 +118,35 @@ def placements_of(plan: Any, tables: Sequence[TableFacts], ranks: int) -> dict[s
             "each table"
         )
     return {name: found[name] for name in full}
+
+
+def _of_plan(plan: ShardPlan, tables: Sequence[TableFacts], ranks: int) -> dict[str, Placement]:
+    """Return the placements of a plan.
+
+    Raises:
+        ValueError: a plan of another number of ranks, or of tables of other sizes.
+    """
+    if plan.ranks != ranks:
+        raise ArgumentValueError(
+            f"{WHERE}: plan is of {plan.ranks} ranks, and the mesh has {ranks}; expected the same number. "
+            "Call recfuse.distributed.plan again."
+        )
+    sizes = {table.name: (table.rows, table.dim) for table in tables}
+    found: dict[str, Placement] = {}
+    for each in plan.tables:
+        table = each.table
+        if sizes.get(table.name, (table.rows, table.dim)) != (table.rows, table.dim):
+            rows, dim = sizes[table.name]
+            raise ArgumentValueError(
+                f"{WHERE}: plan: table {table.name!r} has {table.rows} x {table.dim} elements in the plan "
+                f"and {rows} x {dim} in the module; expected the same. Call recfuse.distributed.plan again."
+            )
+        placement: Placement = each.rank
+        if each.kind == "copies":
+            placement = Replicate()
+        elif each.kind != "whole":
+            dim = int(each.kind == "columns")
+            is_even = list(each.points) == points_of((table.rows, table.dim)[dim], ranks)
+            placement = Shard(dim) if is_even else Cuts(dim, each.points)
+        found[table.name] = placement
+    return found

@@ -23,8 +23,8 @@ from recfuse.nn.packed.tables import PackedTables
 _CLASSES = ("FusedEmbeddingBagCollection", "FusedEmbeddingBagList", "FusedKeyedEmbeddingBagCollection")
 
 
-def shardable(model: torch.nn.Module) -> list[tuple[str, Any]]:
-    """Return the modules of a model that can be sharded, with their names.
+def shardable(model: torch.nn.Module, where: str = WHERE) -> list[tuple[str, Any]]:
+    """Return the modules of a model that can be sharded, with their names; ``where`` begins errors.
 
     Raises:
         ValueError: no such module; a module that is sharded already.
@@ -33,14 +33,14 @@ def shardable(model: torch.nn.Module) -> list[tuple[str, Any]]:
     for name, module in model.named_modules():
         if isinstance(module, ShardedPooling):
             raise ArgumentValueError(
-                f"{WHERE}: module {name!r} is sharded already; expected unsharded modules. Call "
+                f"{where}: module {name!r} is sharded already; expected unsharded modules. Call "
                 "recfuse.distributed.unshard(model) first."
             )
         if type(module).__name__ in _CLASSES and isinstance(module, PackedModule):
             found.append((name, module))
     if not found:
         raise ArgumentValueError(
-            f"{WHERE}: the module has no {', '.join(_CLASSES[:2])} or swapped EmbeddingBagCollection of "
+            f"{where}: the module has no {', '.join(_CLASSES[:2])} or swapped EmbeddingBagCollection of "
             "TorchRec. Call recfuse.swap(model) first."
         )
     return found

@@ -6,7 +6,6 @@ A step waits for the slowest rank, so that the largest sum of pooling and exchan
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,43 +16,13 @@ from recfuse._arguments import integer
 from recfuse.errors import ArgumentValueError
 from recfuse.perf.calibration import Calibration
 from recfuse.perf.choosing import choose
-from recfuse.perf.models.bags import BagModel, Bags, States
+from recfuse.perf.placing.balance import balanced
+from recfuse.perf.placing.costs import Costs
+from recfuse.perf.placing.tables import LEAST_COLUMNS, Table, check_names, table_of
 
-_EXCHANGE_US, _EXCHANGE_BYTES_PER_US = 45.0, 277e3  # of an all-to-all by NCCL over NVLink, measured on H100s
-_LEAST_COLUMNS = 4
+WHERE = "recfuse place"
 _MOST_SPLITS = 6
 _WORTH = 0.97  # largest ratio of the slowest rank's times with and without a further cut
-_MOST_EXCHANGES = 2000
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table to place.
-
-    Attributes:
-        name: its name.
-        rows, dim: its size.
-        pooling: lookups of a bag.
-        itemsize: bytes of an element.
-        unique: distinct rows among the lookups of a step; None: the largest possible number.
-
-    Example:
-        >>> table = recfuse.perf.placement.Table("item", rows=1000, dim=64, pooling=20.0)
-        >>> table.bytes
-        256000
-    """
-
-    name: str
-    rows: int
-    dim: int
-    pooling: float = 1.0
-    itemsize: int = 4
-    unique: float | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Memory of its weights."""
-        return self.rows * self.dim * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -210,11 +179,11 @@ def place(
     """
     count = integer("recfuse place: gpus", gpus, 1, 4096)
     samples = integer("recfuse place: batch", batch, 1, 1 << 24) * count
-    found = [one if isinstance(one, Table) else _table_of(one) for one in tables]
-    _check(found)
+    found = [one if isinstance(one, Table) else table_of(one, WHERE) for one in tables]
+    check_names(found, WHERE)
     chosen = choose(gpu, calibration)
     room = memory or 0.85 * float(chosen.calibration.facts.get("memory_bytes", 80e9))
-    costs = _Costs(chosen.calibration.bags, samples, count, training)
+    costs = Costs(chosen.calibration.bags, samples, count, training)
     parts = [part for table in found for part in _fitting(table, room)]
     if sum(table.bytes for table, _ in parts) > room * count:
         raise ArgumentValueError(
@@ -233,54 +202,7 @@ def place(
     return best
 
 
-def _table_of(record: Mapping[str, Any]) -> Table:
-    try:
-        table = Table(**record)
-    except TypeError as error:
-        raise ArgumentValueError(
-            f"recfuse place: a table is {dict(record)!r}; expected name, rows and dim, and optionally "
-            "pooling, itemsize and unique"
-        ) from error
-    integer(f"recfuse place: rows of {table.name!r}", table.rows, 1, 1 << 48)
-    integer(f"recfuse place: dim of {table.name!r}", table.dim, 1, 1 << 20)
-    return table
-
-
-def _check(tables: Sequence[Table]) -> None:
-    if not tables:
-        raise ArgumentValueError("recfuse place: no table is given. Pass at least one table.")
-    names = [table.name for table in tables]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ArgumentValueError(f"recfuse place: two tables are named {twice!r}; expected different names")
-
-
 _Part = tuple[Table, int]  # a table with some columns of another, and the first of these columns
-
-
-class _Costs:
-    """Predicts the microseconds that a part of a table adds to its rank, without the launches."""
-
-    def __init__(self, model: BagModel, samples: int, gpus: int, training: bool) -> None:
-        self.model, self.samples, self.gpus, self.training = model, samples, gpus, training
-        passes = (model.forward_rates, model.backward_rates)[: 2 if training else 1]
-        self.launches = sum(rates.launches for rates in passes)
-
-    def pooling(self, table: Table) -> float:
-        lookups = max(self.samples * table.pooling, 1.0)
-        bags = Bags(self.samples, lookups, table.rows, table.dim, table.unique, table.itemsize)
-        return self.model.forward(bags) + (self.model.backward(bags, States()) if self.training else 0.0)
-
-    def exchange(self, columns: float) -> float:
-        """Returns the microseconds of an all-to-all of a rank's pooled rows; doubled for gradients."""
-        if self.gpus == 1:
-            return 0.0
-        sent = self.samples / self.gpus * (self.gpus - 1) * columns * 4
-        return (2 if self.training else 1) * (_EXCHANGE_US + sent / _EXCHANGE_BYTES_PER_US)
-
-    def of_column(self) -> float:
-        """Returns the microseconds that a column adds to its rank's exchange."""
-        return self.exchange(1) - self.exchange(0)
 
 
 def _fitting(table: Table, room: float) -> list[_Part]:
@@ -288,7 +210,7 @@ def _fitting(table: Table, room: float) -> list[_Part]:
     pieces = 1
     while table.bytes / pieces > room:
         pieces *= 2
-        if table.dim % pieces or table.dim // pieces < _LEAST_COLUMNS:
+        if table.dim % pieces or table.dim // pieces < LEAST_COLUMNS:
             raise ArgumentValueError(
                 f"recfuse place: table {table.name!r} has {table.bytes / 1e9:.1f} GB, and even parts of its "
                 f"{table.dim} columns do not fit in {room / 1e9:.1f} GB. Give more memory."
@@ -301,83 +223,35 @@ def _pieces(table: Table, first: int, pieces: int) -> list[_Part]:
     return [(replace(table, dim=width), first + number * width) for number in range(pieces)]
 
 
-def _cut_slowest(parts: Sequence[_Part], best: Placement, costs: _Costs) -> list[_Part] | None:
+def _cut_slowest(parts: Sequence[_Part], best: Placement, costs: Costs) -> list[_Part] | None:
     """Halves the most expensive part of the slowest rank; returns None if it cannot be halved."""
     slowest = best.rank_us.index(best.us)
     on_it = {(one.table, one.first_column) for one in best.shards if one.rank == slowest}
     own = [number for number, (table, first) in enumerate(parts) if (table.name, first) in on_it]
     number = max(own, key=lambda at: costs.pooling(parts[at][0]))
     table, first = parts[number]
-    if table.dim % 2 or table.dim // 2 < _LEAST_COLUMNS:
+    if table.dim % 2 or table.dim // 2 < LEAST_COLUMNS:
         return None
     return [*parts[:number], *_pieces(table, first, 2), *parts[number + 1 :]]
 
 
-def _arranged(parts: Sequence[_Part], costs: _Costs, gpus: int, room: float) -> Placement:
+def _arranged(parts: Sequence[_Part], costs: Costs, gpus: int, room: float) -> Placement:
     """Assigns parts, longest first, to the least loaded rank, then exchanges parts with the slowest rank."""
     pooling = np.array([costs.pooling(table) for table, _ in parts])
-    load = pooling + costs.of_column() * np.array([table.dim for table, _ in parts])
+    load = np.array([costs.load(table) for table, _ in parts])
     size = np.array([float(table.bytes) for table, _ in parts])
-    rank_of = _longest_first(load, size, gpus, room)
-    _exchange(rank_of, load, size, gpus, room)
-    columns = [
-        sum(table.dim for (table, _), rank in zip(parts, rank_of, strict=True) if rank == at)
-        for at in range(gpus)
-    ]
+    rank_of = balanced(load, size, gpus, room)
+    if rank_of is None:
+        raise ArgumentValueError(
+            f"recfuse place: parts of {size.max() / 1e9:.1f} GB and less do not fit on {gpus} GPUs of "
+            f"{room / 1e9:.1f} GB each. Give more memory."
+        )
+    exchange = [float((load - pooling)[rank_of == rank].sum()) + costs.exchange(0) for rank in range(gpus)]
     return Placement(
         tuple(Shard(table.name, int(rank), first, table.dim)
               for (table, first), rank in zip(parts, rank_of, strict=True)),
         tuple(float(pooling[rank_of == rank].sum()) + costs.launches for rank in range(gpus)),
-        tuple(costs.exchange(width) for width in columns),
+        tuple(exchange),
         tuple(int(size[rank_of == rank].sum()) for rank in range(gpus)),
         costs.training,
     )  # fmt: skip
-
-
-def _longest_first(load: Any, size: Any, gpus: int, room: float) -> Any:
-    rank_of = np.zeros(len(load), np.int64)
-    used = np.zeros(gpus)
-    queue = [(0.0, rank) for rank in range(gpus)]
-    for part in np.lexsort((-size, -load)) if size.sum() < 0.8 * room * gpus else np.argsort(-size):
-        waiting = []
-        while queue and used[queue[0][1]] + size[part] > room:
-            waiting.append(heapq.heappop(queue))
-        if not queue:
-            raise ArgumentValueError(
-                f"recfuse place: a part of {size[part] / 1e9:.1f} GB does not fit on any GPU with the "
-                "others. Give more memory."
-            )
-        cost, rank = heapq.heappop(queue)
-        rank_of[part] = rank
-        used[rank] += size[part]
-        for one in (*waiting, (cost + float(load[part]), rank)):
-            heapq.heappush(queue, one)
-    return rank_of
-
-
-def _exchange(rank_of: Any, load: Any, size: Any, gpus: int, room: float) -> None:
-    """Moves a part of the slowest rank, or exchanges it with another, while that lowers the
-    larger of both times.
-    """
-    total = np.bincount(rank_of, load, gpus)
-    used = np.bincount(rank_of, size, gpus)
-    for _ in range(_MOST_EXCHANGES):
-        slow = int(total.argmax())
-        own, others = np.flatnonzero(rank_of == slow), np.flatnonzero(rank_of != slow)
-        ranks = np.concatenate([rank_of[others], np.arange(gpus)])
-        loads = np.concatenate([load[others], np.zeros(gpus)])  # the last entries: a move without exchange
-        sizes = np.concatenate([size[others], np.zeros(gpus)])
-        moved = load[own][:, None] - loads
-        fits = (used[ranks] + size[own][:, None] - sizes <= room) & (
-            used[slow] - size[own][:, None] + sizes <= room
-        )
-        worst = np.maximum(total[slow] - moved, total[ranks] + moved)
-        worst[~fits | (ranks == slow)] = np.inf
-        if not worst.size or worst.min() >= total[slow] * (1 - 1e-9):
-            return
-        one, other = np.unravel_index(int(worst.argmin()), worst.shape)
-        target = int(ranks[other])
-        rank_of[own[one]] = target
-        if other < len(others):
-            rank_of[others[other]] = slow
-        total, used = np.bincount(rank_of, load, gpus), np.bincount(rank_of, size, gpus)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +18,10 @@ import recfuse
 import recfuse.distributed
 from recfuse.distributed import shard
 from recfuse.nn import FusedEmbeddingBagCollection
+from recfuse.perf.placing.plan import FORMAT, VERSION, from_json
 from support import dlrm
 from support.shards.checkpoints import SAMPLES, samples
-from support.shards.models import OPTIMIZERS, collection, loss_of, own_and_joined, plans
+from support.shards.models import OPTIMIZERS, SIZES, collection, loss_of, own_and_joined, plans
 from support.shards.ranks import DEVICE, raises
 
 
@@ -125,6 +129,45 @@ def options() -> None:
     expected = collection()(*joined[:2])[bags]
     found = rounded(*own[:2])
     assert torch.equal(found, expected.to(torch.bfloat16).float())
+
+
+def planned() -> None:
+    """A plan's file places each table; a plan of another number of ranks raises."""
+    _, world = _ranks()
+    placements = {"a": {"columns": [0] * world + [8]}, "b": world - 1, "c": "every rank"}
+    placements |= {name: {"rows": [0, *[SIZES[name][0]] * world]} for name in "de"}
+    tables = [
+        {"name": f"embedding_bags.{name}", "rows": rows, "dim": dim, "placement": placements[name]}
+        for name, (rows, dim) in SIZES.items()
+    ]
+    record = {
+        "format": FORMAT,
+        "version": VERSION,
+        "batch": 1,
+        "gpu": "H100",
+        "optimizer": None,
+        "memory": 1e9,
+    }
+    record |= {"tables": tables, "ranks": world}
+    record |= {name: [1] * world for name in ("pooling_us", "exchange_us", "bytes")}
+    model = collection()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        path.write_text(json.dumps(record))
+        report = shard(model, plan=path)
+    expected = [
+        f"columns: 8 on {world - 1}",
+        f"rank {world - 1}",
+        "every rank",
+        "rows: 50 on 0",
+        "rows: 9 on 0",
+    ]
+    assert [entry.placement for entry in report.entries] == expected
+    (indices, offsets, _), joined, own = own_and_joined()
+    torch.testing.assert_close(model(indices, offsets), collection()(*joined[:2])[own])
+    more = {name: [1] * (world + 1) for name in ("pooling_us", "exchange_us", "bytes")}
+    other = from_json({**record, **more, "ranks": world + 1, "tables": []}, "a plan")
+    assert f"the mesh has {world}" in raises(ValueError, lambda: shard(collection(), plan=other))
 
 
 def clipped() -> None:

@@ -88,7 +88,7 @@ def test_types_have_the_texts_of_the_codes() -> None:
 
 
 # A model of a kernel takes the bytes of an element as a number, and a file of another library has its own.
-ITEM_SIZES = ("perf/models/", "perf/tracing/", "perf/placement.py", "data/traces/")
+ITEM_SIZES = ("perf/models/", "perf/tracing/", "perf/placing/", "data/traces/")
 ROWS_BY_HAND = re.compile(
     r"(?:\bdim|_dim|shape\[1\]|stride\(0\))\)?\s*\*\s*[\w.]*(?:itemsize|element_size\(\))"
     r"|(?:itemsize|element_size\(\))\s*\*\s*[\w.]*(?:\bdim\b|_dim\b|shape\[1\]|stride\(0\))"
