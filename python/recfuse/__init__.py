@@ -36,7 +36,7 @@ from recfuse.passes.quantize import QuantizeReport, dequantize, quantize
 from recfuse.passes.swap import SwapReport, swap, unswap
 
 if TYPE_CHECKING:
-    from recfuse import cli, info, timing
+    from recfuse import cli, distributed, info, timing
     from recfuse.data import traces, workloads
     from recfuse.passes.graph.compiling import backend
     from recfuse.perf.explain import explain
@@ -56,6 +56,7 @@ __all__ = [
     "check",
     "cli",
     "dequantize",
+    "distributed",
     "embedding_bag",
     "explain",
     "fused_embedding",
@@ -89,6 +90,7 @@ _AT_FIRST_USE = {  # names above, each with the module that it is, or that conta
     "Plan": "recfuse.plan.table",
     "backend": "recfuse.passes.graph.compiling",
     "cli": "recfuse.cli",
+    "distributed": "recfuse.distributed",
     "explain": "recfuse.perf.explain",
     "info": "recfuse.info",
     "predict": "recfuse.perf.predict",
