@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -61,6 +63,34 @@ def keyed():
             return self.collection(batch).values()
 
     return OfKeyed()
+
+
+def looked_up():
+    modules = pytest.importorskip("torchrec.modules.embedding_modules")
+    configs = pytest.importorskip("torchrec.modules.embedding_configs")
+    jagged = pytest.importorskip("torchrec.sparse.jagged_tensor")
+    keys = [f"f{number}" for number in range(TABLES)]
+
+    class OfLookups(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.collection = modules.EmbeddingCollection(
+                [
+                    configs.EmbeddingConfig(
+                        name=f"t{key}", num_embeddings=ROWS, embedding_dim=DIM, feature_names=[key]
+                    )
+                    for key in keys
+                ]
+            )
+            self.tables = list(self.collection.embeddings.values())
+
+        def forward(self, indices):
+            offsets = torch.arange(0, TABLES * LOOKUPS + 1, 4)
+            batch = jagged.KeyedJaggedTensor(keys, indices.reshape(-1), offsets=offsets)
+            found = self.collection(batch)
+            return torch.cat([found[key].values() for key in keys])
+
+    return OfLookups()
 
 
 class Caller(threading.Thread):
@@ -124,6 +154,51 @@ def test_calls_while_a_model_is_swapped_and_unswapped(subject):
     undisturbed(lambda: model(indices), [expected(indices)], change)
 
 
+def at_each_line(call, answers, change):
+    """Runs ``change`` while another thread calls before each line of recfuse that changes the model."""
+    lines = set()
+    with ThreadPoolExecutor(1) as pool:
+
+        def before_line(frame, event, _):
+            if event == "line":
+                where = f"{frame.f_globals['__name__']}:{frame.f_lineno}"
+                if where not in lines:
+                    lines.add(where)
+                    out = pool.submit(call).result(60)
+                    assert any(torch.equal(out, answer) for answer in answers), where
+            return before_line
+
+        def of_frame(frame, *_):
+            name = frame.f_globals.get("__name__", "")
+            follows = name.startswith(("recfuse.nn", "recfuse.passes")) and not name.endswith(".holders")
+            return before_line if follows else None
+
+        call()
+        sys.settrace(of_frame)
+        try:
+            change()
+        finally:
+            sys.settrace(None)
+    assert len(lines) > 30
+
+
+@pytest.mark.parametrize("subject", (OfList, keyed, looked_up))
+def test_calls_before_each_line_of_a_swap(subject):
+    model, indices = subject(), lookups()
+    with torch.no_grad():
+        for number, table in enumerate(model.tables):
+            table.weight.copy_(weight(number))
+    del model.tables
+
+    @torch.no_grad()
+    def call():
+        return model(indices)
+
+    want = call()
+    for change in (recfuse.swap, recfuse.unswap, recfuse.swap):
+        at_each_line(call, [want], lambda: change(model))  # noqa: B023
+
+
 @pytest.mark.parametrize("change", ("swap", "unswap"))
 def test_a_call_that_begins_before_a_change_and_ends_after_it(change, monkeypatch):
     model, indices = keyed(), lookups()
@@ -148,7 +223,8 @@ def test_a_call_that_begins_before_a_change_and_ends_after_it(change, monkeypatc
     assert torch.equal(model(indices), want)
 
 
-def test_calls_while_a_checkpoint_is_assigned():
+@pytest.mark.parametrize("run", (undisturbed, at_each_line))
+def test_calls_while_a_checkpoint_is_assigned(run):
     collection, indices = FusedEmbeddingBagCollection([(ROWS, DIM)] * TABLES), lookups()
     offsets = torch.arange(0, TABLES * LOOKUPS + 1, 4)
     states = [
@@ -158,8 +234,13 @@ def test_calls_while_a_checkpoint_is_assigned():
     collection.load_state_dict(states[0], assign=True)
     answers = [expected(indices, factor) for factor in (1, 2)]
     answers.append(answers[1].bfloat16().float())
-    undisturbed(
-        lambda: collection(indices.reshape(-1), offsets).float(),
-        answers,
-        lambda turn: collection.load_state_dict(states[(turn + 1) % 2], assign=True),
-    )
+    turns = itertools.count(1)
+
+    @torch.no_grad()
+    def call():
+        return collection(indices.reshape(-1), offsets).float()
+
+    def change(*_):
+        collection.load_state_dict(states[next(turns) % 2], assign=True)
+
+    run(call, answers, change)

@@ -41,9 +41,10 @@ class PackedTables(PackedParameters):
         for number, spec in enumerate(layout.tables):
             table = holder._modules[spec.name] = self._table_class(store, number)
             table.training = training[number] if training else self.training
-        self._store = holder._store = store
+        holder._store = store
         if self._tables_name:
             self._modules[self._tables_name] = holder
+        self._store = store  # last: a call of another thread that finds it reads all of the above
         watch(self)
         self._layout_changed()
 
