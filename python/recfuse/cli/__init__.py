@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end(status: int, text: str) -> NoReturn:
-    """Ends the process with a message, even if standard output fails."""
+    """End the process with a message, even if standard output fails."""
     sys.stderr.write(text)
     sys.stderr.flush()
     try:

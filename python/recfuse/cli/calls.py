@@ -16,7 +16,7 @@ _LEAST = (("rows", 1), ("batch", 1), ("pooling", 0), ("dim", 1), ("users", 1), (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that describe calls."""
+    """Add the options that describe calls."""
 
     def several(name: str, default: list[Any], help: str | None = None, **options: Any) -> None:
         parser.add_argument(name, nargs="+", default=default, help=help, **options)
@@ -86,7 +86,7 @@ def _add_ikbo(parser: argparse.ArgumentParser) -> None:
 
 
 def quantity(text: str, units: Mapping[str, float], noun: str, examples: str) -> float:
-    """Returns the value of a positive number with a unit, such as "5ms"; ``units``: the value of each unit.
+    """Return the value of a positive number with a unit, such as "5ms"; ``units``: the value of each unit.
 
     Raises:
         argparse.ArgumentTypeError: the text is not such a quantity.
@@ -98,7 +98,7 @@ def quantity(text: str, units: Mapping[str, float], noun: str, examples: str) ->
 
 
 def sizes(count: int, names: str) -> Any:
-    """Returns a reader, for argparse, of ``count`` positive integers between colons."""
+    """Return a reader, for argparse, of ``count`` positive integers between colons."""
 
     def read(text: str) -> tuple[int, ...]:
         parts = text.split(":")
@@ -110,7 +110,7 @@ def sizes(count: int, names: str) -> Any:
 
 
 def check(arguments: argparse.Namespace, command: str) -> None:
-    """Checks the options, and completes --training.
+    """Check the options, and complete --training.
 
     Raises ValueError for a size below its least value, for an option without its subject, and if
     no call is described.
@@ -138,7 +138,7 @@ def check(arguments: argparse.Namespace, command: str) -> None:
 
 
 def needs(arguments: argparse.Namespace, subjects: tuple[str, ...], *options: str) -> None:
-    """Raises ValueError for an option without effect because none of its subjects is given."""
+    """Raise ValueError for an option without effect because none of its subjects is given."""
     if any(getattr(arguments, subject) for subject in subjects):
         return
     for option in options:
@@ -148,7 +148,7 @@ def needs(arguments: argparse.Namespace, subjects: tuple[str, ...], *options: st
 
 
 def gpu_of(name: str) -> dict[str, Any]:
-    """Returns the facts of a GPU. Prints a note if its architecture is not in the table of GPUs.
+    """Return the facts of a GPU. Prints a note if its architecture is not in the table of GPUs.
 
     Raises:
         ValueError: neither a known GPU nor an architecture.

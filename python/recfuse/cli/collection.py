@@ -17,7 +17,7 @@ _SIZES_SEED = 1  # for the sizes of a workload's batches; --seed determines thei
 
 
 def add_arguments(parser: argparse.ArgumentParser, which: Any) -> None:
-    """Adds the options that only collections take; `which` is the group of options that name the
+    """Add the options that only collections take; `which` is the group of options that name the
     subject of tuning.
     """
     tables = (
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser, which: Any) -> None:
 
 
 def problem_of(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
-    """Returns the collection and its batches, on a device."""
+    """Return the collection and its batches, on a device."""
     if arguments.workload:
         return _of_workload(arguments, device)
     if not os.path.isfile(str(arguments.batches or "")):
@@ -68,7 +68,7 @@ def _of_workload(arguments: argparse.Namespace, device: str) -> tuple[Any, list[
 
 
 def collection_in(path: str, mode: str) -> Any:
-    """Returns the collection in a file, or a collection of the tensors in a file."""
+    """Return the collection in a file, or a collection of the tensors in a file."""
     import torch
 
     from recfuse import nn
@@ -88,7 +88,7 @@ def collection_in(path: str, mode: str) -> Any:
 
 
 def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
-    """Loads a file that `torch.save` wrote, without running code of the file."""
+    """Load a file that `torch.save` wrote, without running code of the file."""
     import torch
 
     from recfuse import nn
@@ -118,7 +118,7 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
 
 
 def _line(error: Exception) -> str:
-    """Returns the informative line of an error of torch.load."""
+    """Return the informative line of an error of torch.load."""
     if found := _UNSUPPORTED.search(str(error)):
         return f"it holds a {found[1]}; expected only tensors or collections of recfuse.nn"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

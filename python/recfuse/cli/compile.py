@@ -25,7 +25,7 @@ _NO_COMPILER = re.compile(r"NVRTC \(.*is in no place that was searched:")
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the subcommand."""
+    """Add the subcommand."""
     parser = commands.add_parser(
         "compile",
         help="compile GPU kernels into the cache, also without a GPU",
@@ -60,7 +60,7 @@ def _gpu(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compiles kernels and prints a line for each; returns 1 if any failed, or is not in the
+    """Compile kernels and print a line for each; return 1 if any failed, or is not in the
     cache afterwards.
     """
     from recfuse.info import describe_cache
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(results: Mapping[str, Any], lost: set[str], where: str) -> int:
-    """Prints a line for each result; `lost`: the kernels that are not in the cache."""
+    """Print a line for each result; `lost`: the kernels that are not in the cache."""
     failed, without_compiler = 0, None
     for name, result in results.items():
         if isinstance(result, Exception) and _NO_COMPILER.search(str(result)):
@@ -109,7 +109,7 @@ def _report(results: Mapping[str, Any], lost: set[str], where: str) -> int:
 def _lower(
     described: Iterable[DescribedCall], gpus: Sequence[str]
 ) -> tuple[dict[str, Kernel], dict[str, Exception]]:
-    """Lowers calls for several GPUs.
+    """Lower calls for several GPUs.
 
     Returns the distinct kernels by name (of the first call that has the kernel), and the distinct
     errors of calls.
@@ -131,7 +131,7 @@ def _lower(
 
 
 def _gpus_of(arch: str, sizes: Sequence[str]) -> list[str]:
-    """Returns the GPUs of an architecture: with the given SMs and MiB of L2, or the known GPUs.
+    """Return the GPUs of an architecture: with the given SMs and MiB of L2, or the known GPUs.
 
     Raises ValueError for a text that is no architecture, or an architecture without kernels of recfuse.
     """
@@ -150,7 +150,7 @@ def _gpus_of(arch: str, sizes: Sequence[str]) -> list[str]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Returns the error that NVRTC is missing in a single line: missing files, searched folders, and the
+    """Return the error that NVRTC is missing in a single line: missing files, searched folders, and the
     packages to install.
     """
     head, *lines = str(error).splitlines()
@@ -169,7 +169,7 @@ def _line(result: dict[str, Any]) -> str:
 
 
 def _plans(paths: Sequence[str]) -> dict[str, Plan | CollectionPlan]:
-    """Loads plans, by the names of their files."""
+    """Load plans, by the names of their files."""
     from recfuse.plan import Plan
 
     plans = {path: Plan.load(path) for path in paths}
@@ -181,7 +181,7 @@ def _plans(paths: Sequence[str]) -> dict[str, Plan | CollectionPlan]:
 
 @contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Sets an environment variable within the context; value None: leaves it unchanged."""
+    """Set an environment variable within the context; value None: leaves it unchanged."""
     before = os.environ.get(name)
     if value is not None:
         os.environ[name] = value

@@ -43,7 +43,7 @@ _OF_TABLES = frozenset(("fused_embedding_bag", "fused_embedding_bag_backward"))
 def described_calls(
     arguments: argparse.Namespace, plans: dict[str, Plan | CollectionPlan], any_batch: bool
 ) -> Iterator[DescribedCall]:
-    """Yields the calls.
+    """Yield the calls.
 
     With `any_batch`, the batches of plans and of training cover all other batches, and every choice of a
     caller is described: mappings, pinned rows. Otherwise the batches are those of a plan's trace, and of
@@ -172,7 +172,7 @@ def _of_columns(arguments: argparse.Namespace, any_batch: bool) -> Iterator[Desc
 
 
 def _of_any_columns(arguments: argparse.Namespace) -> Iterator[DescribedCall]:
-    """Yields calls of columns of each dtype, and their gradients except the gradients of tables.
+    """Yield calls of columns of each dtype, and their gradients except the gradients of tables.
 
     Other columns have the same kernels.
     """

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the subcommand."""
+    """Add the subcommand."""
     from recfuse.cli import calls
 
     parser = commands.add_parser(
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints a table per call and GPU."""
+    """Print a table per call and GPU."""
     from recfuse.cli import calls
     from recfuse.perf.explain import known_gpus
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the subcommand."""
+    """Add the subcommand."""
     parser = commands.add_parser(
         "info",
         help="print versions, the CPU, the GPU and CUDA libraries",
@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Converts the record of `info.collect()` to (name, value) lines for a reader."""
+    """Convert the record of `info.collect()` to (name, value) lines for a reader."""
     from recfuse.info import describe_cache
 
     cuda = record["cuda"]
@@ -66,7 +66,7 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _print_unwrapped(rows: list[tuple[str, str]]) -> None:
-    """Prints to a file or a pipe, such as a bug report or grep: never folds a line, whatever its length."""
+    """Print to a file or a pipe, such as a bug report or grep: never folds a line, whatever its length."""
     width = max(len(what) for what, _ in rows)
     for what, found in rows:
         for number, line in enumerate(found.split("\n")):
@@ -74,7 +74,7 @@ def _print_unwrapped(rows: list[tuple[str, str]]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints versions, devices and libraries."""
+    """Print versions, devices and libraries."""
     from recfuse import info
 
     record = info.collect()

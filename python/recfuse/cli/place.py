@@ -14,12 +14,12 @@ _MOST_BYTES, _MOST_VALUES = 32 << 20, 2_000_000
 
 
 def memory(text: str) -> float:
-    """Returns bytes of a text such as "70GB"."""
+    """Return bytes of a text such as "70GB"."""
     return quantity(text, _UNITS, "size", "70GB")
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the subcommand."""
+    """Add the subcommand."""
     parser = commands.add_parser(
         "place",
         help="assign tables to several GPUs so that the slowest GPU takes the least time",
@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Places the tables and prints the placement."""
+    """Place the tables and print the placement."""
     from recfuse._files import read_json, write_json
     from recfuse.perf.placement import place
     from recfuse.perf.placing.plan import FORMAT, ShardPlan

@@ -22,12 +22,12 @@ _MOST_SPREAD = 5.0
 
 
 def duration(text: str) -> float:
-    """Returns seconds of a text such as "5ms"."""
+    """Return seconds of a text such as "5ms"."""
     return quantity(text, _UNITS, "duration", "5ms, 800us or 1s")
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the subcommand."""
+    """Add the subcommand."""
     parser = commands.add_parser(
         "predict",
         help="predict the time and memory of a step of a model on a GPU, without running the step",
@@ -68,7 +68,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predicts, or calibrates."""
+    """Predict, or calibrate."""
     from recfuse.perf.calibrating.of_step import with_points
 
     if arguments.calibrate:
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _gpus_to_measure(arguments: argparse.Namespace) -> list[str | None]:
-    """Returns the name of the device to measure, for `recfuse.predict`."""
+    """Return the name of the device to measure, for `recfuse.predict`."""
     if arguments.gpu and len(arguments.gpu) > 1:
         raise ValueError(f"--measure measures one device, and --gpu names {len(arguments.gpu)}")
     gpu = arguments.gpu[0] if arguments.gpu else None
@@ -115,7 +115,7 @@ def _gpus_to_measure(arguments: argparse.Namespace) -> list[str | None]:
 
 
 def _save(path: str, calibration: Calibration, points: Calibration) -> None:
-    """Writes the calibration with the measured points, or these alone if it is of another GPU or torch."""
+    """Write the calibration with the measured points, or these alone if it is of another GPU or torch."""
     if not calibration.source and calibration.torch == points.torch:
         points = calibration
     points.save(path)
@@ -123,7 +123,7 @@ def _save(path: str, calibration: Calibration, points: Calibration) -> None:
 
 
 def load_function(text: str) -> Callable[[int], Any]:
-    """Returns the function that "FILE:FUNCTION" names.
+    """Return the function that "FILE:FUNCTION" names.
 
     Raises ValueError if there is no such file, module or function.
     """
@@ -154,7 +154,7 @@ def load_function(text: str) -> Callable[[int], Any]:
 
 
 def made(make: Callable[[int], Any], batch: int, training: bool) -> tuple[Any, Any]:
-    """Returns the model and its inputs for a batch; the inputs of a step without arguments are None."""
+    """Return the model and its inputs for a batch; the inputs of a step without arguments are None."""
     from recfuse.perf.tracing.unallocated import unallocated
 
     with unallocated():
@@ -172,7 +172,7 @@ def made(make: Callable[[int], Any], batch: int, training: bool) -> tuple[Any, A
 def _predict(
     arguments: argparse.Namespace, make: Callable[[int], Any], gpu: str | None, batch: int, records: list[Any]
 ) -> list[Prediction]:
-    """Returns the prediction of the model, and with --swap that of the swapped model."""
+    """Return the prediction of the model, and with --swap that of the swapped model."""
     from recfuse.perf.gain import Gain
     from recfuse.perf.predict import predict
 
@@ -193,7 +193,7 @@ def _predict(
 
 
 def _swapped(model: Any) -> Any:
-    """Applies `recfuse.swap` to the model in place; each call of make creates a new model."""
+    """Apply `recfuse.swap` to the model in place; each call of make creates a new model."""
     import torch
 
     from recfuse.passes.swap import swap
@@ -271,7 +271,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 
 def _report(calibration: Calibration, path: Path, missing: list[str], force: bool) -> int:
-    """Prints the path of a calibration, and removes the calibration of a device that was too noisy."""
+    """Print the path of a calibration, and remove the calibration of a device that was too noisy."""
     spread = float(calibration.facts.get("spread", 0.0))
     if missing:
         print(f"not measured yet: {', '.join(missing)}; the same command goes on", file=sys.stderr)

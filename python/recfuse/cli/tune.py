@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the subcommand."""
+    """Add the subcommand."""
     from recfuse.cli import collection
     from recfuse.data.traces import HOTNESS
 
@@ -64,7 +64,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tunes, prints the plan and writes it."""
+    """Tune, print the plan and write it."""
     import torch
 
     from recfuse import timing
@@ -104,7 +104,7 @@ def _check_counts(arguments: argparse.Namespace) -> None:
 
 
 def _table(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
-    """Returns the table, and batches cut out of the trace."""
+    """Return the table, and batches cut out of the trace."""
     import torch
 
     from recfuse import nn
@@ -123,7 +123,7 @@ def _table(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
 
 
 def _trace(arguments: argparse.Namespace) -> tuple[Any, int]:
-    """Returns the indices of the trace, and the number of rows of the table."""
+    """Return the indices of the trace, and the number of rows of the table."""
     from recfuse.data import traces
 
     if arguments.trace in traces.HOTNESS:
@@ -142,7 +142,7 @@ def _trace(arguments: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _save(plan: Plan, path: str) -> None:
-    """Writes the plan. If that fails, writes it to a temporary file, so that the measurements
+    """Write the plan. If that fails, writes it to a temporary file, so that the measurements
     are not lost.
     """
     try:

@@ -197,7 +197,7 @@ def _digits(us: float) -> float:
 
 
 def _checked(record: dict[str, Any]) -> Calibration:
-    """Returns the calibration of a file's record; raises ValueError or the errors of conversions
+    """Return the calibration of a file's record; raise ValueError or the errors of conversions
     for a bad record.
     """
     points: dict[str, list[list[float]]] = {}

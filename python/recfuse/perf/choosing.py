@@ -89,7 +89,7 @@ def _name_of_default() -> str:
 
 
 def _load(gpu: str, version: str) -> Calibration:
-    """Returns the calibration of this GPU and torch; else of another torch, else of the most similar GPU."""
+    """Return the calibration of this GPU and torch; else of another torch, else of the most similar GPU."""
     paths = available()
     if (gpu, version) in paths:
         return Calibration.load(paths[gpu, version])
@@ -119,7 +119,7 @@ def _distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def _differences(found: Calibration) -> list[str]:
-    """Returns the differences between the GPU of this machine and the calibrated GPU of the same name."""
+    """Return the differences between the GPU of this machine and the calibrated GPU of the same name."""
     if (
         found.is_cpu
         or found.source

@@ -206,7 +206,7 @@ def mapped_calls(
 
 
 def _stageable(collection: Any) -> list[bool]:
-    """Returns whether the schedule of each feature lets its table be staged."""
+    """Return whether the schedule of each feature lets its table be staged."""
     from recfuse.ops.schedules import FusedSchedule
 
     if collection.schedules is None:
@@ -215,7 +215,7 @@ def _stageable(collection: Any) -> list[bool]:
 
 
 def _each(lengths: Sequence[float], bags: int, huge: bool) -> list[int]:
-    """Returns the lookups of a bag of each feature; `huge`: so many that kernels number the batch
+    """Return the lookups of a bag of each feature; `huge`: so many that kernels number the batch
     with 64 bits.
     """
     each = [math.ceil(length) for length in lengths]
@@ -224,7 +224,7 @@ def _each(lengths: Sequence[float], bags: int, huge: bool) -> list[int]:
 
 
 def _unchecked(collection: Any) -> Callable[..., Tensor]:
-    """Returns the collection's call without a check of bounds."""
+    """Return the collection's call without a check of bounds."""
     from recfuse.nn.collection_view import view_of
     from recfuse.ops import fused_embedding_bag
 

@@ -127,7 +127,7 @@ def _run(call: Callable[..., Any], batch: Sequence[Any], training: bool, gpu: st
 
 
 def _leaves(results: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the tensors that receive gradients from a backward pass of ``results``."""
+    """Return the tensors that receive gradients from a backward pass of ``results``."""
     leaves = {id(one): one for one in results if one.is_leaf}
     nodes = [one.grad_fn for one in results]
     seen = set()

@@ -147,7 +147,7 @@ class Launches(Sequence[Launch]):
 
 
 def _launch_of(one: Mapping[str, Any], compiled: Mapping[str, Any] | None) -> Launch:
-    """Returns a launch with the facts of its compiled kernel; None: the kernel is not in the cache."""
+    """Return a launch with the facts of its compiled kernel; None: the kernel is not in the cache."""
     gpu = one["gpu"]
     registers = compiled["registers"] if compiled else None
     threads, shared, blocks_per_sm, waves = math.prod(one["block"]), one["shared_bytes"], None, None
@@ -174,7 +174,7 @@ def _launch_of(one: Mapping[str, Any], compiled: Mapping[str, Any] | None) -> La
 
 
 def _bound(one: Mapping[str, Any], gpu: Mapping[str, Any]) -> tuple[str, float]:
-    """Returns the limit that takes longest at the GPU's rates, and its seconds."""
+    """Return the limit that takes longest at the GPU's rates, and its seconds."""
 
     def over(amount: float, rate: float) -> float:
         return amount / rate if rate > 0 else 0.0
@@ -191,7 +191,7 @@ def _bound(one: Mapping[str, Any], gpu: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def _amount(value: float) -> str:
-    """Formats a number in three digits with a prefix: 12.3M."""
+    """Format a number in three digits with a prefix: 12.3M."""
     unit = 0
     while abs(value) >= 999.5 and unit < len(_UNITS) - 1:
         value /= 1000

@@ -92,7 +92,7 @@ def predict(
 
 
 def _device_of(gpu: str) -> str:
-    """Returns the device of this machine by its name in torch, if it is the GPU that is to be measured."""
+    """Return the device of this machine by its name in torch, if it is the GPU that is to be measured."""
     if gpu == "cpu":
         return "cpu"
     here = name_here(torch.device("cuda")) if torch.cuda.is_available() else "no GPU"
@@ -133,7 +133,7 @@ def _tensors_of(module: Any) -> Iterator[Tensor]:
 
 
 def _call_of(model: Any, inputs: Any, training: bool) -> tuple[Callable[[], Any], Any]:
-    """Returns a call without arguments, and the module whose paths name its operators."""
+    """Return a call without arguments, and the module whose paths name its operators."""
     if hasattr(model, "graph_signature") and hasattr(model, "module"):  # an exported program
         model = model.module()
     if not callable(model):

@@ -31,7 +31,7 @@ except (ImportError, AttributeError) as error:  # a class or a method that anoth
 
 
 def _warn_of_another_version() -> None:
-    """Warns if the installed TorchRec is not a tested version; a nightly build has no version."""
+    """Warn if the installed TorchRec is not a tested version; a nightly build has no version."""
     try:
         version = importlib.metadata.version("torchrec")
     except importlib.metadata.PackageNotFoundError:

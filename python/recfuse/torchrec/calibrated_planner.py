@@ -86,7 +86,7 @@ class CalibratedEstimator(ShardEstimator):
         is_inference: bool = False,
         calibration: Calibration | str | os.PathLike[str] | None = None,
     ) -> None:
-        """Chooses the calibration; see :func:`planner`."""
+        """Choose the calibration; see :func:`planner`."""
         self._arguments = (topology, constraints, is_inference)
         self.calibration = _chosen(topology, calibration)
         self._others = EmbeddingPerfEstimator(*self._arguments)
@@ -94,7 +94,7 @@ class CalibratedEstimator(ShardEstimator):
     def estimate(  # type: ignore[override]
         self, sharding_options: list[ShardingOption], *sharders: Any, **named: Any
     ) -> None:
-        """Sets the times of all shards of the options; other arguments are TorchRec's sharders by name."""
+        """Set the times of all shards of the options; other arguments are TorchRec's sharders by name."""
         others: list[ShardingOption] = []
         own: dict[States, list[ShardingOption]] = {}
         for option in sharding_options:
@@ -110,12 +110,12 @@ class CalibratedEstimator(ShardEstimator):
 
 
 class KernelRates(HardwarePerfConfig):
-    """Times of recfuse's shards, for TorchRec's estimator, which adds the exchanges."""
+    """Predicted times of shards with recfuse's kernels; TorchRec's estimator adds the exchanges."""
 
     name = "recfuse"
 
     def __init__(self, calibration: Calibration, states: States) -> None:
-        """Creates rates for tables whose optimizer has these states."""
+        """Create rates for tables whose optimizer has these states."""
         self.model, self.states = calibration.bags, states
         rate = bytes_per_ms(calibration)  # for TorchRec's own copies
         self.kernel_device_bandwidths = {("cuda", kernel): rate for kernel in _KERNELS}
@@ -135,10 +135,10 @@ class KernelRates(HardwarePerfConfig):
 
 
 def bags_of(shard: ShardPerfContext) -> Bags:
-    """Returns the lookups of a rank in a shard.
+    """Return the lookups of a rank in a shard.
 
-    They are the lookups of all ranks' samples in the rows of the shard, or, in a data-parallel
-    table, of the rank's own samples.
+    A rank looks up the samples of all ranks in the rows of its shard. In a data-parallel table it looks
+    up only its own samples.
     """
     replicated = shard.sharding_type == ShardingType.DATA_PARALLEL.value
     ranks = 1 if replicated else shard.world_size
@@ -156,7 +156,7 @@ def bags_of(shard: ShardPerfContext) -> Bags:
 
 
 def bytes_per_ms(calibration: Calibration) -> float:
-    """Returns the measured memory rate of the largest elementwise operator, in bytes per ms.
+    """Return the measured memory rate of the largest elementwise operator, in bytes per ms.
 
     Raises:
         ValueError: the calibration has no such point.
@@ -194,7 +194,7 @@ def _chosen(topology: Topology, calibration: Calibration | str | os.PathLike[str
 
 
 def _states_of(option: ShardingOption, sharders: Iterable[Any]) -> States:
-    """Returns the states of a table's optimizer: the optimizer of its Parameter, else of its
+    """Return the states of a table's optimizer: the optimizer of its Parameter, else of its
     sharder, else SGD.
     """
     key = f"{type(option.module[1]).__module__}.{type(option.module[1]).__name__}"

@@ -30,7 +30,7 @@ class PooledTables(PackedModule):
         options: Options,
         device: torch.device,
     ) -> None:
-        """Allocates tables of shapes ``(rows, dim)``.
+        """Allocate tables of shapes ``(rows, dim)``.
 
         Tables of the same name and dim are column shards of a table. They are contiguous, because TorchRec
         has one Parameter for them.
@@ -67,11 +67,11 @@ class PooledTables(PackedModule):
         self._publish(layout_of(specs, range(len(specs)), feature_table_map, placed, False), parameters)
 
     def packed_weights(self) -> list[Tensor]:
-        """Returns the matrices of a call."""
+        """Return the matrices that the operator takes."""
         return [*super().packed_weights(), *self._dtype_marker]
 
     def pooled(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None) -> Tensor:
-        """Pools every feature: ``[bags, columns]`` of the output's dtype.
+        """Pool every feature: ``[bags, columns]`` of the output's dtype.
 
         Raises:
             IndexError: an invalid index or offset; the message names the tables, and the rank of a process
@@ -86,6 +86,6 @@ class PooledTables(PackedModule):
         return pooled.to(self._out_dtype)
 
     def table_rows(self, matrices: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Returns each table's rows of the Parameters, or of matrices of their shapes, as detached views."""
+        """Return the rows of each table, as detached views of the Parameters or of equal matrices."""
         matrices = list(self.parameters()) if matrices is None else matrices
         return [table_rows(spec, matrices[spec.matrix].detach()) for spec in self.layout.tables]

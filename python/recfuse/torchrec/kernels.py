@@ -46,7 +46,7 @@ class FusedKernel(BatchedFusedEmbeddingBag):
         sharding_type: Any = None,
         env: Any = None,
     ) -> None:
-        """Creates the tables of a rank's group, which :func:`check_kernels` has accepted."""
+        """Create the tables of a rank's group, which :func:`check_kernels` has accepted."""
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
         on_gpu = device is not None and device.type == "cuda"
         place = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
@@ -87,7 +87,7 @@ class FusedKernel(BatchedFusedEmbeddingBag):
 
     @_param_per_table.setter
     def _param_per_table(self, value: dict[str, TableBatchedEmbeddingSlice]) -> None:
-        """Ignores TorchRec's empty dictionary, because slices are created on each read."""
+        """Ignore TorchRec's empty dictionary, because slices are created on each read."""
 
 
 class DenseTables(DenseTableBatchedEmbeddingBagsCodegen):
@@ -104,7 +104,7 @@ class DenseTables(DenseTableBatchedEmbeddingBagsCodegen):
         options: Options,
         device: torch.device | None,
     ) -> None:
-        """Creates tables with uninitialized rows."""
+        """Create tables with uninitialized rows."""
         torch.nn.Module.__init__(self)
         self.embedding_specs = shapes
         # DistributedDataParallel does not accept meta tensors.
@@ -121,14 +121,14 @@ class DenseTables(DenseTableBatchedEmbeddingBagsCodegen):
         feature_requires_grad: Tensor | None = None,
         batch_size_per_feature_per_rank: list[list[int]] | None = None,
     ) -> Tensor:
-        """Pools every feature, as :meth:`TableBatchedEmbeddingBags.forward` does."""
+        """Pool every feature, as :meth:`TableBatchedEmbeddingBags.forward` does."""
         if feature_requires_grad is not None:
             raise ArgumentValueError(f"{WHERE}: feature_requires_grad is not supported. Pass None.")
         lookups = indices, offsets, per_sample_weights
         return pool_batch(self.tables, lookups, batch_size_per_feature_per_rank)
 
     def split_embedding_weights(self) -> list[Tensor]:
-        """Returns each table's rows ``[rows, dim]``, as views."""
+        """Return each table's rows ``[rows, dim]``, as views."""
         return self.tables.table_rows()
 
 
@@ -142,7 +142,7 @@ class DenseKernel(BatchedDenseEmbeddingBag):
         device: torch.device | None = None,
         sharding_type: Any = None,
     ) -> None:
-        """Creates the tables of a rank's group, as :class:`FusedKernel` does."""
+        """Create the tables of a rank's group, as :class:`FusedKernel` does."""
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
         names = [table.name for table in config.embedding_tables]
         options = Options.of(
@@ -161,7 +161,7 @@ class DenseKernel(BatchedDenseEmbeddingBag):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """Yields the packed Parameters, each named by its tables, in the form that
+        """Yield the packed Parameters, each named by its tables, in the form that
         DistributedDataParallel reduces.
         """
         tables = self._config.embedding_tables
@@ -174,7 +174,7 @@ class DenseKernel(BatchedDenseEmbeddingBag):
 def slices_by_table(
     config: GroupedEmbeddingConfig, tables: PooledTables
 ) -> dict[str, TableBatchedEmbeddingSlice]:
-    """Returns the weight of each table, as TorchRec's Parameter type for a slice of another Parameter.
+    """Return the weight of each table, as TorchRec's Parameter type for a slice of another Parameter.
 
     The column shards of a table on a rank form a single slice. If their dims differ, the slice has the shards
     of the first shard's dim.
@@ -202,7 +202,7 @@ def slices_by_table(
 
 
 def check_kernels(config: GroupedEmbeddingConfig) -> None:
-    """Raises ValueError if a table's compute kernel needs a cache or is not TorchRec's FUSED or DENSE."""
+    """Raise ValueError if a table's compute kernel needs a cache or is not TorchRec's FUSED or DENSE."""
     for table in config.embedding_tables:
         if table.compute_kernel not in KERNELS:
             raise ArgumentValueError(

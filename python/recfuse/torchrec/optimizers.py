@@ -15,7 +15,7 @@ from recfuse.torchrec.options import Options
 
 
 class _InBackward(FusedOptimizer):
-    """Ends its step after the backward pass that has updated rows, like FBGEMM's module.
+    """An optimizer whose step ends with the backward pass that updates rows, as in FBGEMM's module.
 
     The caller never calls ``step()``. Several forward passes may precede their backward passes.
     """
@@ -25,13 +25,13 @@ class _InBackward(FusedOptimizer):
         self._correct_eps()
 
     def set_steps(self, steps: int) -> None:
-        """Sets the number of past updates."""
+        """Set the number of past updates."""
         for _, updater in self._updaters:
             updater.set_steps(steps)
         self._correct_eps()
 
     def _correct_eps(self) -> None:
-        """Scales eps for the next update.
+        """Scale eps for the next update.
 
         FBGEMM computes ``m / (sqrt(v / c) + eps)``. The kernel computes the equal ``m sqrt(c) /
         (sqrt(v) + eps sqrt(c))``.
@@ -51,7 +51,7 @@ globals().update(_IN_BACKWARD)  # where pickle and the list of known optimizers 
 
 
 def in_backward(kind: type[FusedOptimizer], params: Sequence[Parameter], options: Options) -> Any:
-    """Returns an optimizer of a class of ``recfuse.optim`` that steps after each backward pass."""
+    """Return an optimizer of a class of ``recfuse.optim`` that steps after each backward pass."""
     numbers: dict[str, Any] = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
     numbers["stochastic_rounding"] = options.stochastic_rounding and options.dtype.itemsize == 2
     if kind is not optim.SGD:

@@ -1,6 +1,7 @@
-"""Checks the keyword arguments of FBGEMM's table-batched embedding.
+"""Reads the keyword arguments of FBGEMM's table-batched embedding.
 
-Some have a meaning here, some only matter for caches, and others raise an error that names them.
+Arguments that only concern caches are ignored. An argument without a fused form raises an error that
+names it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _MUST_BE_OFF: dict[str, Callable[[Any], bool]] = {
 
 @dataclass
 class Options:
-    """Arguments of a table-batched embedding that have a meaning here, with FBGEMM's defaults."""
+    """The arguments of a table-batched embedding that recfuse's kernels use, with FBGEMM's defaults."""
 
     optimizer: EmbOptimType = EmbOptimType.EXACT_SGD
     learning_rate: float = 0.01
@@ -82,11 +83,11 @@ class Options:
 
     @classmethod
     def of(cls, fused_params: Mapping[str, Any], tables: Sequence[str] = ()) -> Options:
-        """Reads keyword arguments of FBGEMM's constructor; ``tables``: their names, for errors.
+        """Read keyword arguments of FBGEMM's constructor; ``tables``: names of the tables, for errors.
 
         Raises:
-            ValueError: an option without a fused form here; the message names an alternative.
-            TypeError: a name that FBGEMM does not know either.
+            ValueError: an option without a fused form; the message names an alternative.
+            TypeError: an argument that FBGEMM does not have.
         """
         prefix = f"{WHERE}: {named(tables)}" if tables else WHERE
         for name, value in fused_params.items():
@@ -140,7 +141,7 @@ class Options:
 
 
 def named(tables: Sequence[str]) -> str:
-    """Returns the names of tables for an error; of many tables the first."""
+    """Return the names of tables for an error, or the first names of many tables."""
     names = list(dict.fromkeys(tables))
     others = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
     return f"{'tables' if len(names) > 1 else 'table'} {', '.join(names[:_MOST_NAMES])}{others}"

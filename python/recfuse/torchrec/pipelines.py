@@ -17,7 +17,7 @@ from recfuse.torchrec.sharder import kernels_of
 
 
 def _check(model: nn.Module, what: str) -> None:
-    """Raises ValueError if recfuse updates tables of a model and no other table of the model has a cache."""
+    """Raise ValueError if recfuse updates tables of a model and no other table of the model has a cache."""
     kernels = list(kernels_of(model))
     cached = any(
         table.compute_kernel not in KERNELS for kernel in kernels for table in kernel.config.embedding_tables
@@ -30,7 +30,7 @@ def _check(model: nn.Module, what: str) -> None:
 
 
 def _check_model(kind: type[Any], what: str, argument: str | None = None) -> None:
-    """Wraps a constructor to check its model: if an argument is given, or always without ``argument``."""
+    """Wrap a constructor so that it checks its model; with ``argument`` only if this argument is passed."""
     begin = kind.__init__
     signature = inspect.signature(begin)
 
@@ -45,6 +45,6 @@ def _check_model(kind: type[Any], what: str, argument: str | None = None) -> Non
 
 
 def refuse_prefetching() -> None:
-    """Wraps TorchRec's classes that prefetch into caches, so that they check their model; called once."""
+    """Wrap TorchRec's classes that prefetch into caches, so that they check their model; called once."""
     _check_model(PrefetchTrainPipelineSparseDist, "PrefetchTrainPipelineSparseDist")
     _check_model(SparseDataDistUtil, "SparseDataDistUtil with prefetch_stream", "prefetch_stream")

@@ -28,11 +28,11 @@ class PlanTimes(PerfModel):
     """
 
     def __init__(self, topology: Topology, model: BagModel) -> None:
-        """Creates the rating of plans for a topology; ``model`` has the rates of launches."""
+        """Create the rating of plans for a topology; ``model`` has the rates of launches."""
         self._ranks, self._model = topology.world_size, model
 
     def rate(self, plan: list[ShardingOption]) -> float:
-        """Returns milliseconds of a step; the planner takes the plan with the least."""
+        """Return milliseconds of a step; the planner takes the plan with the least."""
         ranks = self._launches_ms(plan)
         for option in plan:
             for shard in option.shards:
@@ -40,7 +40,7 @@ class PlanTimes(PerfModel):
         return max(ranks) + host_ms(plan)
 
     def kernels_ms(self, plan: Sequence[ShardingOption]) -> list[float]:
-        """Returns the milliseconds of each rank's lookups and updates in a step, with their launches."""
+        """Return the milliseconds of each rank's lookups and updates in a step, with their launches."""
         ranks = self._launches_ms(plan)
         for option in plan:
             for shard in option.shards:
@@ -63,7 +63,7 @@ class PlanTimes(PerfModel):
 
 
 def host_ms(plan: Iterable[ShardingOption]) -> float:
-    """Returns the milliseconds of a step that the host needs for sharding types beyond the first of each
+    """Return the milliseconds of a step that the host needs for sharding types beyond the first of each
     collection.
     """
     types: dict[str, set[str]] = {}

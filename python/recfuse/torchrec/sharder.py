@@ -160,7 +160,7 @@ def uses_recfuse(module: nn.Module) -> bool:
 
 
 def kernels_of(module: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[Any]:
-    """Yields the compute kernels of lookups of a given class, in a sharded collection or a model
+    """Yield the compute kernels of lookups of a given class, in a sharded collection or a model
     with collections.
     """
     for sharded in module.modules():

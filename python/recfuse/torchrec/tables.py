@@ -74,7 +74,7 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         device: torch.device | str | int | None = None,
         **options: Any,
     ) -> None:
-        """Creates tables with uninitialized rows; see the class."""
+        """Create tables with uninitialized rows; see the class."""
         torch.nn.Module.__init__(self)
         self.uuid = str(uuid.uuid4())
         self.options = Options.of(options, table_names or ())

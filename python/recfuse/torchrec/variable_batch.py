@@ -17,7 +17,7 @@ def pool_batch(
     into: Tensor | None = None,
     into_offsets: Tensor | None = None,
 ) -> Tensor:
-    """Pools features of equal or different batch sizes; each feature is padded with empty bags to
+    """Pool features of equal or different batch sizes; each feature is padded with empty bags to
     the largest size.
 
     Args:

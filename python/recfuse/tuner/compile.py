@@ -37,11 +37,11 @@ class Compiler:
         self._bar = bar(progress, label, total=0)
 
     def __enter__(self) -> Compiler:
-        """Returns itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Cancels the kernels that have not begun, and waits for the others; after an interrupt
+        """Cancel the kernels that have not begun, and wait for the others; after an interrupt
         it does not wait.
         """
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
@@ -49,14 +49,14 @@ class Compiler:
         self._bar.close()
 
     def submit(self, name: Hashable, job: Job, rank: int = 0) -> None:
-        """Queues a kernel, after kernels of lower rank and earlier kernels of the same rank."""
+        """Queue a kernel, after kernels of lower rank and earlier kernels of the same rank."""
         self._bar.total += 1
         self._results[name] = Future()
         self._waiting.put((rank, next(self._count), name, job))
         self._pool.submit(self._compile_next)
 
     def result(self, name: Hashable) -> Any:
-        """Waits for the compiler's result or its exception. Returns None for a kernel that did
+        """Wait for the compiler's result or its exception. Returns None for a kernel that did
         not begin in time.
         """
         return self._results[name].result()
@@ -74,7 +74,7 @@ class Compiler:
 
 
 def compile_launches(launches: Sequence[Mapping[str, Any]], **facts: Any) -> dict[str, Any]:
-    """Compiles the kernels of lowered calls. Returns the compiler's report of the kernel with the most
+    """Compile the kernels of lowered calls. Returns the compiler's report of the kernel with the most
     spills, and `facts`.
     """
     reports = compile_kernels(launches)
@@ -88,7 +88,7 @@ def compile_all(
     progress: bool | None = False,
     label: str = "kernels",
 ) -> dict[Name, Any]:
-    """Compiles all kernels; returns the compiler's result or exception of each that began by `deadline`."""
+    """Compile all kernels; return the compiler's result or exception of each that began by `deadline`."""
     with Compiler(deadline=deadline, progress=progress, label=f"compiling, {label}") as compiler:
         for name, job in jobs.items():
             compiler.submit(name, job)

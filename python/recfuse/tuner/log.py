@@ -19,15 +19,15 @@ class Log:
     """The decisions of a search."""
 
     def __init__(self) -> None:
-        """Creates an empty log."""
+        """Create an empty log."""
         self.decisions: list[Decision] = []
 
     def note(self, step: str, candidate: str, us: float | None, kept: bool, why: str) -> None:
-        """Records a decision."""
+        """Record a decision."""
         self.decisions.append(Decision(step, candidate, us, kept, why))
 
     def confirm(self, candidate: str, us: float, default_us: float) -> bool:
-        """Records and returns whether the winner is fast enough, by its last run in turns with
+        """Record and return whether the winner is fast enough, by its last run in turns with
         the defaults.
         """
         won = us * WORTH < default_us
@@ -38,29 +38,29 @@ class Log:
 
 
 def counted(rounds: int) -> str:
-    """Formats a number of rounds."""
+    """Format a number of rounds."""
     return "1 round" if rounds == 1 else f"{rounds} rounds"
 
 
 def now() -> str:
-    """Returns the time of creation of a plan, for its file."""
+    """Return the time of creation of a plan, for its file."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message."""
+    """Return the first line of an error's message."""
     return str(error).partition("\n")[0]
 
 
 def missing(result: Any) -> str | None:
-    """Returns why a compiler's result has no kernel; None: it has a kernel."""
+    """Return why a compiler's result has no kernel; None: it has a kernel."""
     if result is None:
         return "not compiled: the budget is spent"
     return f"does not compile: {first_line(result)}" if isinstance(result, Exception) else None
 
 
 def spilled(result: Any) -> str:
-    """Describes the spills of a kernel; "" if it does not spill."""
+    """Describe the spills of a kernel; "" if it does not spill."""
     registers = f"{result['spill_bytes']} bytes with {result['registers']} registers"
     return registers if result["spill_bytes"] > 0 else ""
 
@@ -68,6 +68,6 @@ def spilled(result: Any) -> str:
 def bar(
     progress: bool | None, label: str, items: Iterable[Any] | None = None, total: int | None = None
 ) -> Any:
-    """Returns a progress bar; `progress` None: on a terminal."""
+    """Return a progress bar; `progress` None: on a terminal."""
     shown = not hidden() if progress is None else progress
     return tqdm(items, desc=label, total=total, disable=not shown, leave=False)

@@ -18,37 +18,37 @@ _ALIGNMENT = 16  # bytes of the widest load of a lane
 
 
 def alignment(*sizes: int) -> int:
-    """Returns the largest power of two up to 16 that divides all given addresses and sizes."""
+    """Return the largest power of two up to 16 that divides all given addresses and sizes."""
     bits = functools.reduce(operator.or_, sizes, _ALIGNMENT)
     return bits & -bits
 
 
 def power_of_two(least: int) -> int:
-    """Returns the smallest power of two that is at least `least`."""
+    """Return the smallest power of two that is at least `least`."""
     return 1 << max(least - 1, 0).bit_length()
 
 
 def integer_codes(batch: BagLookups | Jagged) -> tuple[int, int]:
-    """Returns the codes of the types of indices and offsets."""
+    """Return the codes of the types of indices and offsets."""
     return INTEGERS.index(batch.indices.dtype), INTEGERS.index(batch.offsets.dtype)
 
 
 def lookups(batch: BagLookups | Jagged) -> tuple[int, int, int, int, int, int]:
-    """Returns the arguments with which a batch of any kind begins."""
+    """Return the arguments with which a batch of any kind begins."""
     index_type, offset_type = integer_codes(batch)
     indices = address("indices", batch.indices), batch.indices.numel(), index_type
     return *indices, address("offsets", batch.offsets), batch.bags, offset_type
 
 
 def float_weights(batches: Iterable[BagLookups | Jagged]) -> list[Tensor | None]:
-    """Returns per-sample weights in float32, the type that kernels take."""
+    """Return per-sample weights in float32, the type that kernels take."""
     given = [batch.weights for batch in batches]
     check_storages("recfuse.tune", "per_sample_weights", given)
     return [None if weights is None else weights.float() for weights in given]
 
 
 def address(name: str, tensor: Tensor | None) -> int:
-    """Returns the address of a tensor, 0 for None. Raises ValueError if its storage has become too small."""
+    """Return the address of a tensor, 0 for None. Raises ValueError if its storage has become too small."""
     if tensor is None:
         return 0
     check_storages("recfuse.tune", name, (tensor,))
@@ -56,6 +56,6 @@ def address(name: str, tensor: Tensor | None) -> int:
 
 
 def stream_of(device: torch.device) -> tuple[int, int]:
-    """Returns the number of a device, and the address of its current stream."""
+    """Return the number of a device, and the address of its current stream."""
     number = torch.cuda.current_device() if device.index is None else device.index
     return number, torch.cuda.current_stream(device).cuda_stream

@@ -52,7 +52,7 @@ class _Reader(TorchDispatchMode):
 
 
 def _touching(operand: Tensor) -> Call:
-    """Returns a call that brings an operand into the cache, as the previous operator of a model would."""
+    """Return a call that brings an operand into the cache, as the previous operator of a model would."""
     return lambda: torch.add(operand, 0, out=operand)
 
 

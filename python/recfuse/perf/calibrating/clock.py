@@ -136,7 +136,7 @@ class DeviceClock:
     def _marked(
         self, calls: Sequence[tuple[Call, Call | None]], order: Sequence[int]
     ) -> list[tuple[float, int]] | None:
-        """Returns the sum of the kernels between two marker kernels, of each call; None if
+        """Return the sum of the kernels between two marker kernels, of each call; None if
         events were lost.
         """
         with _no_collection(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -177,7 +177,7 @@ class DeviceClock:
 
 
 def _device_events(profiler: profile) -> list[tuple[float, str, float]]:
-    """Returns start, name and microseconds of all events on the device, in order."""
+    """Return start, name and microseconds of all events on the device, in order."""
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
     return sorted(
         (event.start_ns(), event.name(), event.duration_ns() * 1e-3)

@@ -89,7 +89,7 @@ def _pooled(sizes: Collection, device: str) -> Any:
 def _native(
     clock: DeviceClock, gpu: str | None, described: Any, own: Any, known: Any, there: Any, training: bool
 ) -> Iterator[Sample]:
-    """Yields the last operator of recfuse in a call, with the time of all kernels of recfuse that
+    """Yield the last operator of recfuse in a call, with the time of all kernels of recfuse that
     the call launches.
 
     The call is traced with ``described`` and ``known``, on the CPU, and measured with ``own`` and ``there``.

@@ -83,7 +83,7 @@ def measure_calls(
 def _chunks(
     clock: DeviceClock, calls: list[RecordedCall], found: StepMeasurement, most_bytes: int | None
 ) -> Iterator[list[tuple[RecordedCall, _Pair]]]:
-    """Yields calls that fit in memory together, each after a first run; lists the others in ``found``."""
+    """Yield calls that fit in memory together, each after a first run; list the others in ``found``."""
     free = free_bytes(clock.device) if most_bytes is None else most_bytes
     chunk: list[tuple[RecordedCall, _Pair]] = []
     taken = 0

@@ -154,7 +154,7 @@ class Calibrator:
         return KeptState(foreach=self.clock.is_cuda)
 
     def _pooled(self, sizes: Dlrm, batch: int) -> tuple[Step, list[Operator], bool]:
-        """Returns the inference of a small model whose tables recfuse pools in one call."""
+        """Return the inference of a small model whose tables recfuse pools in one call."""
         device = str(self.clock.device)
         own, described = (PooledDlrmModel(sizes.model(where)) for where in (device, "cpu"))
         gpu = self.calibration.gpu if self.clock.is_cuda and self.calibration.gpu in gpu_names() else None

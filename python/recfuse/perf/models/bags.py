@@ -87,7 +87,7 @@ class Rates:
 
     @classmethod
     def fit(cls, kind: str, points: Sequence[Sequence[float]]) -> Rates:
-        """Fits points of bytes, operations, blocks, microseconds and launches by least squares of
+        """Fit points of bytes, operations, blocks, microseconds and launches by least squares of
         relative errors.
 
         Raises:
@@ -104,12 +104,12 @@ class Rates:
         return cls(*(float(value) for value in _non_negative(columns)))
 
     def us(self, moved: float, operations: float) -> float:
-        """Returns the microseconds that bytes and operations add to a call."""
+        """Return the microseconds that bytes and operations add to a call."""
         return moved * self.byte + operations * self.operation
 
 
 def _non_negative(columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns non-negative factors of a few columns whose sum is nearest to 1."""
+    """Return non-negative factors of a few columns whose sum is nearest to 1."""
     scale = columns.max(0)
     best, least = np.zeros(columns.shape[1]), math.inf
     for size in range(1, columns.shape[1] + 1):
@@ -130,7 +130,7 @@ class BagModel:
     """
 
     def __init__(self, points: Mapping[str, Sequence[Sequence[float]]]) -> None:
-        """Takes the points of a calibration."""
+        """Take the points of a calibration."""
         self._points = points
 
     @cached_property
@@ -144,11 +144,11 @@ class BagModel:
         return Rates.fit(BACKWARD, self._points.get(BACKWARD, ()))
 
     def forward(self, bags: Bags) -> float:
-        """Returns the microseconds of lookup and pooling."""
+        """Return the microseconds of lookup and pooling."""
         return self.forward_rates.us(*forward_traffic(bags))
 
     def backward(self, bags: Bags, states: States | None = None) -> float:
-        """Returns the microseconds of the backward pass with the update of the rows.
+        """Return the microseconds of the backward pass with the update of the rows.
 
         ``states`` None: it computes row gradients instead of an update.
         """
@@ -156,12 +156,12 @@ class BagModel:
 
 
 def forward_traffic(bags: Bags) -> tuple[float, float]:
-    """Returns the bytes and operations of a lookup, as ``recfuse.explain`` counts them."""
+    """Return the bytes and operations of a lookup, as ``recfuse.explain`` counts them."""
     return bags.elements * bags.itemsize + bags.inputs + bags.outputs, bags.lookups * bags.dim
 
 
 def backward_traffic(bags: Bags, states: States | None) -> tuple[float, float]:
-    """Returns the bytes and operations of a backward pass.
+    """Return the bytes and operations of a backward pass.
 
     It sorts lookups by row, sums gradients, and reads and writes rows and states.
     """

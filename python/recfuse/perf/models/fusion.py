@@ -58,7 +58,7 @@ def fuse(operators: Sequence[Operator]) -> list[Operator]:
 
 
 def _merged(group: Sequence[Operator]) -> Operator:
-    """Returns a kernel for a group: the words of its largest operator, read once and written once."""
+    """Return a kernel for a group: the words of its largest operator, read once and written once."""
     if len(group) == 1:
         return group[0]
     words = max(_words(one) for one in group)
@@ -69,7 +69,7 @@ def _merged(group: Sequence[Operator]) -> Operator:
 
 
 def _words(operator: Operator) -> float:
-    """Returns the words of an operator's largest tensor."""
+    """Return the words of an operator's largest tensor."""
     assert operator.kind is not None
     if operator.kind.startswith(("index", "sum", "softmax")):
         return operator.sizes[0] * operator.sizes[1]

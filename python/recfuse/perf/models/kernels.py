@@ -93,11 +93,11 @@ class KindModel:
         self.factors = np.log(self.us) - self.base(self.x)
 
     def base(self, x: Array) -> Array:
-        """Returns the logarithm of the time at the best rate."""
+        """Return the logarithm of the time at the best rate."""
         return np.log(self.floor + 2.0 ** form_of(self.kind).work(x) / self.rate)
 
     def at(self, query: Array, exact: bool = True) -> tuple[float, float, bool, bool]:
-        """Returns microseconds, kernels, whether the sizes were measured, and whether they are
+        """Return microseconds, kernels, whether the sizes were measured, and whether they are
         inside the range.
 
         Not ``exact``: measured points of the same sizes are not used.
@@ -123,7 +123,7 @@ class KindModel:
         return max(float(np.sqrt(np.mean(np.square(np.clip(errors, -1, 1))))), 0.02)
 
     def errors(self, most: int = 60) -> Array:
-        """Returns logarithms of predicted over measured times of points, each predicted from the others."""
+        """Return logarithms of predicted over measured times of points, each predicted from the others."""
         chosen = np.random.default_rng(0).permutation(len(self.x))[:most]
         found = [
             local_linear(np.delete(self.x, i, 0), np.delete(self.factors, i), self.x[i]) - self.factors[i]

@@ -43,7 +43,7 @@ def _product(x: Array) -> Array:
 
 
 def _tiles(x: Array) -> Array:
-    """Returns multiplications, with rows and columns of the result rounded up to whole tiles."""
+    """Return multiplications, with rows and columns of the result rounded up to whole tiles."""
     m, k, n = (2.0 ** x[..., at] for at in (-3, -2, -1))
     tiled = np.ceil(m / _TILE - 1e-6) * np.ceil(n / _TILE - 1e-6) * _TILE**2 * k
     return x[..., :-3].sum(-1) + np.log2(tiled)
@@ -54,7 +54,7 @@ def _first(count: int) -> Callable[[Array], Array]:
 
 
 def _dense_backward(x: Array) -> Array:
-    """Returns the lookups plus all rows of the table, in words."""
+    """Return the lookups plus all rows of the table, in words."""
     return np.logaddexp2(x[..., 0], x[..., 3]) + x[..., 1]
 
 
@@ -62,7 +62,7 @@ _SERIAL = math.log2(10_000)  # words that are read while a kernel adds a lookup 
 
 
 def _with_serial(x: Array) -> Array:
-    """Returns the words of all lookups, plus the words of the time in which the hottest row is summed.
+    """Return the words of all lookups, plus the words of the time in which the hottest row is summed.
 
     The kernel sums the lookups of a row one after another.
     """
@@ -134,7 +134,7 @@ def _suffix(dtype: torch.dtype) -> str:
 
 
 def _product_kind(name: str, a: TensorFacts, b: TensorFacts, tf32: bool) -> tuple[str, tuple[float, ...]]:
-    """Returns the kind and sizes of a matrix product: layout, dimensions of size 1, alignment to 16 bytes.
+    """Return the kind and sizes of a matrix product: layout, dimensions of size 1, alignment to 16 bytes.
 
     "odd" has unaligned rows of an operand, "odd_out" unaligned rows of the result.
     """
@@ -201,7 +201,7 @@ def classify(
 def _memory_kind(
     name: str, ins: Sequence[TensorFacts], outs: Sequence[TensorFacts]
 ) -> tuple[str, tuple[float, ...]] | None:
-    """Returns the kind and sizes of a memory-bound operator."""
+    """Return the kind and sizes of a memory-bound operator."""
     if name.startswith("_foreach"):
         lists = next((count for part, count in _LISTS if part in name), 1)
         return f"foreach_{lists}", (sum(facts.words for facts in ins if not facts.sparse), max(len(ins), 1))

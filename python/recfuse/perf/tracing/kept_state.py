@@ -97,5 +97,5 @@ class KeptState:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a copy of a scalar tensor, which a traced step really changes, else the value itself."""
+    """Return a copy of a scalar tensor, which a traced step really changes, else the value itself."""
     return value.clone() if isinstance(value, Tensor) and value.dim() == 0 else value

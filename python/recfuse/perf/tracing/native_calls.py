@@ -66,5 +66,5 @@ def sizes_of(recorded: Any) -> tuple[float, float, float]:
 
 
 def _with_memory(fake: Tensor) -> Tensor:
-    """Returns a tensor on the CPU with the shape of the fake, whose memory is not accessed."""
+    """Return a tensor on the CPU with the shape of the fake, whose memory is not accessed."""
     return reserve(fake.shape, fake.dtype)

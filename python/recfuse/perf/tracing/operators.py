@@ -100,7 +100,7 @@ def lookups_of(
 
 
 def _repetition(indices: Tensor, rows: int) -> tuple[int, int]:
-    """Returns the number of distinct indices, and the count of the most frequent index."""
+    """Return the number of distinct indices, and the count of the most frequent index."""
     if rows <= 4 * indices.numel() and int(indices.min()) >= 0:
         counts = torch.bincount(indices)
     else:

@@ -104,7 +104,7 @@ class RecordedCall:
     def _spread_unknown(
         self, names: list[str], args: list[Any], kwargs: dict[str, Any], device: torch.device
     ) -> None:
-        """Sets integers of lookups that were unknown: uniform rows, and bags of equal lengths."""
+        """Set integers of lookups that were unknown: uniform rows, and bags of equal lengths."""
         if self.name not in _LOOKUPS:
             return
         of = dict(zip(names, self.args, strict=False))
@@ -135,7 +135,7 @@ def _last_offset(of: dict[str, Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _facts_of_bags(names: list[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Returns what the forward pass of bags saves for the backward pass: all facts but the pooled rows."""
+    """Return what the forward pass of bags saves for the backward pass: all facts but the pooled rows."""
     of = {**dict(zip(names, args, strict=False)), **kwargs}
     grad, indices = of["grad"], of["indices"]
     row = torch.zeros((1, grad.shape[1]), dtype=grad.dtype, device=grad.device)
@@ -149,7 +149,7 @@ def _facts_of_bags(names: list[str], args: list[Any], kwargs: dict[str, Any]) ->
 
 
 def _operand(kind: str, args: list[Any]) -> Tensor | None:
-    """Returns the operand that the previous operator of a step leaves in the cache."""
+    """Return the operand that the previous operator of a step leaves in the cache."""
     if kind.startswith(("bag", "sparse", "coalesce", "foreach", "fill", "recfuse")):
         return None
     tensors = [one for one in args if isinstance(one, Tensor) and one.is_floating_point()]

@@ -131,7 +131,7 @@ class Tracer(TorchDispatchMode):
         return fake
 
     def _foreign(self, tensor: FakeTensor) -> Tensor:
-        """Returns the fake of a fake that another mode created."""
+        """Return the fake of a fake that another mode created."""
         if id(tensor) not in self._foreigners:
             with self.fake:
                 self._foreigners[id(tensor)] = torch.empty_strided(
@@ -182,7 +182,7 @@ class Tracer(TorchDispatchMode):
     def _converted(
         self, func: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor]
     ) -> tuple[Any, Any, bool]:
-        """Returns the arguments, with fakes for tensors if an operator computes on floating-point numbers."""
+        """Return the arguments, with fakes for tensors if an operator computes on floating-point numbers."""
         is_fake = any(
             isinstance(one, FakeTensor) or (one.is_floating_point() and (one.dim() > 0 or one.requires_grad))
             for one in given
@@ -197,7 +197,7 @@ class Tracer(TorchDispatchMode):
 
     @staticmethod
     def _creates_floats(func: Any, args: Any, kwargs: Any) -> bool:
-        """Returns whether a factory creates floating-point numbers with a dimension or more."""
+        """Return whether a factory creates floating-point numbers with a dimension or more."""
         dtype = kwargs.get("dtype")
         if dtype is None and func.overloadpacket.__name__ in ("arange", "full", "scalar_tensor", "randperm"):
             values = args[1:2] if func.overloadpacket.__name__ == "full" else args[:3]
@@ -207,7 +207,7 @@ class Tracer(TorchDispatchMode):
         return (dtype is None or dtype.is_floating_point) and len(size) > 0
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any, is_fake: bool) -> Any:
-        """Returns the results of an operator: fakes, or real results that change no tensor from
+        """Return the results of an operator: fakes, or real results that change no tensor from
         before the trace.
         """
         if not is_fake:
@@ -273,7 +273,7 @@ class Tracer(TorchDispatchMode):
             self.memory.use(self._temporary(name, lookups))
 
     def _temporary(self, name: str, lookups: Lookups) -> int:
-        """Returns the bytes that live during an operator on lookups."""
+        """Return the bytes that live during an operator on lookups."""
         row = lookups.dim * lookups.itemsize
         if name == "sparse_mask":  # rows before they are multiplied by the mask
             return int(lookups.unique * row)
@@ -286,7 +286,7 @@ class Tracer(TorchDispatchMode):
         return 0
 
     def _sparse_bytes(self, name: str, lookups: Lookups | None) -> int:
-        """Returns the bytes of a new sparse tensor: its values and indices."""
+        """Return the bytes of a new sparse tensor: its values and indices."""
         if lookups is None:
             return 0
         distinct = name == "sparse_mask" or (name == "_coalesce" and self.native.gpu is not None)
@@ -294,7 +294,7 @@ class Tracer(TorchDispatchMode):
         return int(rows * (lookups.dim * lookups.itemsize + 8))
 
     def _number(self, tensor: Tensor) -> int:
-        """Returns a number of the tensor's storage, for the dependencies of operators."""
+        """Return a number of the tensor's storage, for the dependencies of operators."""
         holder = tensor if tensor.is_sparse else tensor.untyped_storage()
         key = id(tensor) if tensor.is_sparse else holder._cdata  # type: ignore[union-attr]
         if key not in self._storages:
@@ -317,7 +317,7 @@ class Tracer(TorchDispatchMode):
         self, name: str, is_fake: bool, ins: Sequence[TensorFacts], outs: Sequence[TensorFacts],
         lookups: Lookups | None,
     ) -> tuple[str, tuple[float, ...]] | None:  # fmt: skip
-        """Returns the kind and sizes of the kernels of an operator of torch; None if it launches nothing."""
+        """Return the kind and sizes of the kernels of an operator of torch; None if it launches nothing."""
         if not is_fake and not any(facts.shape for facts in (*ins, *outs)):
             return None  # scalars that stay on the host, such as step counts of optimizers
         if not ins:
@@ -328,7 +328,7 @@ class Tracer(TorchDispatchMode):
 
 
 def _canonical(name: str, phase: str) -> str:
-    """Returns the same name for an operation that traced and real runs perform with different operators."""
+    """Return the same name for an operation that traced and real runs perform with different operators."""
     if name == "_index_put_impl_":
         return "index_put"
     return "add" if phase == "backward" and name == "add_" else name
@@ -344,7 +344,7 @@ def _written(func: Any) -> Sequence[Any]:
 
 
 def _without_masks(indices: Any) -> Any:
-    """Replaces real boolean masks among the indices with their positions."""
+    """Replace real boolean masks among the indices with their positions."""
     positions: list[Any] = []
     for one in indices:
         if isinstance(one, Tensor) and one.dtype is torch.bool and not isinstance(one, FakeTensor):

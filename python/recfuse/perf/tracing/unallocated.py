@@ -55,7 +55,7 @@ class _Unallocated(TorchDispatchMode):
         return tensor
 
     def _without_memory(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
-        """Returns views as views, skips writes, and reserves addresses for other results."""
+        """Return views as views, skip writes, and reserve addresses for other results."""
         if func.is_view or func.overloadpacket.__name__ in (
             "detach",
             "alias",

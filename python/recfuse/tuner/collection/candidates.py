@@ -49,7 +49,7 @@ class FeatureClass:
     align: int  # bytes of the widest load of a lane
 
     def at(self, warps: int) -> list[list[int]]:
-        """Returns `allowed` without the candidates whose registers do not fit at this number
+        """Return `allowed` without the candidates whose registers do not fit at this number
         of warps an SM.
         """
         fits = [_fits(row, self.align, warps) for row in self.candidates]
@@ -70,7 +70,7 @@ class Unit:
 
 
 def classes_of(problem: FusedProblem, bench: FusedBench) -> list[FeatureClass]:
-    """Returns the classes of the features that have lookups, by bytes to gather, the most first."""
+    """Return the classes of the features that have lookups, by bytes to gather, the most first."""
     runnable: dict[Any, NDArray[np.int32]] = {}
     members: dict[Any, list[int]] = {}
     for feature, table in enumerate(problem.tables):
@@ -116,7 +116,7 @@ def _class(
 
 
 def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: bool) -> list[int]:
-    """Returns the numbers of the candidates to try for a bag of `length` lookups, of rows that
+    """Return the numbers of the candidates to try for a bag of `length` lookups, of rows that
     `lanes` threads read.
     """
     longest = max(int(np.ceil(length)), 1)
@@ -141,19 +141,19 @@ def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: boo
 
 
 def _slots(row: NDArray[np.int32], lanes: int) -> int:
-    """Returns the number of rows that the threads of a bag read at once."""
+    """Return the number of rows that the threads of a bag read at once."""
     return max(int(row[_THREADS]) // lanes, 1)
 
 
 def _fits(row: NDArray[np.int32], align: int, warps: int) -> bool:
-    """Returns whether registers may hold the rows in flight of a candidate."""
+    """Return whether registers may hold the rows in flight of a candidate."""
     if int(row[_DISTANCE]) <= 2:
         return True
     return _REGISTERS_OF_A_KERNEL + int(row[_DISTANCE]) * max(align // 4, 1) <= _REGISTERS // (32 * warps)
 
 
 def units_of(classes: Sequence[FeatureClass], warps: int, most: int) -> list[list[Unit]]:
-    """Returns kernels for an occupancy, each of at most `most` candidates. Every part of a class
+    """Return kernels for an occupancy, each of at most `most` candidates. Every part of a class
     has the default.
     """
     kernels: list[list[Unit]] = []
@@ -179,7 +179,7 @@ def units_of(classes: Sequence[FeatureClass], warps: int, most: int) -> list[lis
 def mixtures(
     units: Sequence[Unit], defaults: NDArray[np.int32], seed: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Builds sets of schedules as a Latin square, so that all candidates of a feature run amid
+    """Build sets of schedules as a Latin square, so that all candidates of a feature run amid
     the same traffic.
 
     Returns:
@@ -198,7 +198,7 @@ def mixtures(
 
 
 def _first_choices(unit: Unit, seed: int) -> NDArray[np.int64]:
-    """Returns the first candidate of each feature. It differs from the previous feature's, except
+    """Return the first candidate of each feature. It differs from the previous feature's, except
     in a tile of columns.
     """
     kinds = unit.own.candidates[:, KIND]

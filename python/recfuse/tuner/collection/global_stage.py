@@ -34,7 +34,7 @@ class Contestant:
 
 
 def compiled(state: State, step: str, contestants: Mapping[str, Contestant]) -> dict[str, Contestant]:
-    """Returns the contestants whose kernels compile; records why others do not.
+    """Return the contestants whose kernels compile; record why others do not.
 
     A kernel that spills stays: its time includes the cost. The spill is recorded.
     """
@@ -56,7 +56,7 @@ def compiled(state: State, step: str, contestants: Mapping[str, Contestant]) -> 
 def in_turns(
     state: State, step: str, contestants: Mapping[str, Contestant], turns: int = _TURNS
 ) -> dict[str, float]:
-    """Returns the median microseconds per batch of each contestant that runs, measured in turns."""
+    """Return the median microseconds per batch of each contestant that runs, measured in turns."""
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     numbers = state.problem.some_batches(_BATCHES)
     for _ in bar(state.progress, step, range(turns)):
@@ -75,7 +75,7 @@ def in_turns(
 
 
 def refine(state: State, best: Contestant, groups: list[Group], deadline: float) -> Contestant:
-    """Tries the next best schedules of groups in the whole kernel until the deadline, the groups
+    """Try the next best schedules of groups in the whole kernel until the deadline, the groups
     with most cycles first.
     """
     queue = [
@@ -105,7 +105,7 @@ def refine(state: State, best: Contestant, groups: list[Group], deadline: float)
 def _try(
     state: State, step: str, best: Contestant, tries: Mapping[str, tuple[Group, list[int]]]
 ) -> Contestant:
-    """Returns the fastest of a kernel, its variants with one group's schedule changed, and the variant with
+    """Return the fastest of a kernel, its variants with one group's schedule changed, and the variant with
     all changes that help.
     """
     changed = {name: _with(best, [change]) for name, change in tries.items()}
@@ -137,7 +137,7 @@ def _with(best: Contestant, changes: list[tuple[Group, list[int]]]) -> Contestan
 
 
 def _against(state: State, best: Contestant, others: Mapping[str, Contestant]) -> dict[str, float]:
-    """Returns the median microseconds of the best, named "", and of others with as many warps, in turns."""
+    """Return the median microseconds of the best, named "", and of others with as many warps, in turns."""
     everyone = {"": best, **others}
     sets = np.stack([contestant.schedules for contestant in everyone.values()])
     numbers = state.problem.some_batches(_BATCHES)
@@ -150,7 +150,7 @@ def _against(state: State, best: Contestant, others: Mapping[str, Contestant]) -
 
 
 def confirm(state: State, best: Contestant | None) -> tuple[Contestant, float, float]:
-    """Compares the winner with the defaults in a last run. Returns the better, its microseconds,
+    """Compare the winner with the defaults in a last run. Returns the better, its microseconds,
     and those of the defaults.
     """
     defaults = Contestant(state.defaults, 0)

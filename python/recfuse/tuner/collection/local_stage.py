@@ -45,7 +45,7 @@ class Group:
 
     @classmethod
     def of(cls, record: dict[str, Any], features: int) -> Group:
-        """Reads a record of a file. A bad record raises ArgumentValueError, or errors of dict and NumPy."""
+        """Read a record of a file. A bad record raises ArgumentValueError, or errors of dict and NumPy."""
         feature_class = np.array(record["features"], np.int64)
         ranked = np.array(record["ranked"], np.int32)
         if feature_class.ndim != 1 or ((feature_class < 0) | (feature_class >= features)).any():
@@ -72,7 +72,7 @@ class LocalStage:
     """Compiles the kernels of one occupancy in the background, then times them."""
 
     def __init__(self, state: State, classes: Sequence[FeatureClass], warps: int, rank: int) -> None:
-        """Starts to compile, after the kernels of lower rank."""
+        """Start to compile, after the kernels of lower rank."""
         self._state, self._classes, self._warps = state, classes, warps
         self._kernels = units_of(classes, warps, _VARIANTS)
         for number, units in enumerate(self._kernels):
@@ -81,7 +81,7 @@ class LocalStage:
             state.compiler.submit(("local", warps, number), job, rank)
 
     def run(self, deadline: float) -> Local:
-        """Times the kernels. Features of a kernel that is not compiled or not started by the
+        """Time the kernels. Features of a kernel that is not compiled or not started by the
         deadline keep the default.
         """
         local = Local(self._warps, self._state.defaults.copy())
@@ -109,7 +109,7 @@ class LocalStage:
         return local
 
     def _share(self, local: Local, costs: dict[str, NDArray[np.float64]]) -> None:
-        """Limits the schedules of a kernel: features take the best of the schedules with most cycles."""
+        """Limit the schedules of a kernel: features take the best of the schedules with most cycles."""
         weights: dict[tuple[str, int], float] = {}
         chosen = {
             feature_class.name: _choices_of(feature_class, local.schedules)
@@ -142,11 +142,11 @@ class LocalStage:
         self._state.note(f"local {self._warps}", candidate, None, kept, why)
 
     def _names(self, number: int) -> str:
-        """Returns the names of the classes of a kernel."""
+        """Return the names of the classes of a kernel."""
         return ", ".join(unit.own.name for unit in self._kernels[number])
 
     def _compiled(self, number: int) -> str | None:
-        """Waits for a kernel; returns why it cannot be timed, or None. A kernel that spills is
+        """Wait for a kernel; return why it cannot be timed, or None. A kernel that spills is
         timed: cycles show the cost.
         """
         result = self._state.compiler.result(("local", self._warps, number))
@@ -156,7 +156,7 @@ class LocalStage:
         return why
 
     def _time(self, number: int, samples: dict[str, list[NDArray[np.float64]]]) -> None:
-        """Adds cycles `[repeats, features of the class, candidates]` of each class; NaN: not taken."""
+        """Add cycles `[repeats, features of the class, candidates]` of each class; NaN: not taken."""
         state, units = self._state, self._kernels[number]
         sets, taken = mixtures(units, state.defaults, state.seed)
         batches = state.problem.some_batches(_BATCHES)
@@ -167,7 +167,7 @@ class LocalStage:
     def _choose(
         self, local: Local, feature_class: FeatureClass, parts: list[NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Chooses schedules for the features of a class. Returns their cycles `[features of the
+        """Choose schedules for the features of a class. Returns their cycles `[features of the
         class, candidates]`.
         """
         costs = _merged(parts)
@@ -202,7 +202,7 @@ class LocalStage:
 
 
 def _by_candidate(unit: Unit, cycles: NDArray[np.float64], taken: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Reduces cycles `[repeats, sets, features]` to means `[repeats, features of the class, candidates]`."""
+    """Reduce cycles `[repeats, set, features]` to means `[repeats, features of the class, candidates]`."""
     feature_class = unit.own
     cost = np.full((len(cycles), len(feature_class.features), len(feature_class.candidates)), np.nan)
     for member, feature in enumerate(feature_class.features):
@@ -216,7 +216,7 @@ def _by_candidate(unit: Unit, cycles: NDArray[np.float64], taken: NDArray[np.int
 
 
 def _merged(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Merges the costs of all candidates of a class, from kernels that each have a part of them
+    """Merge the costs of all candidates of a class, from kernels that each have a part of them
     and the default.
     """
     scales = np.array([np.nansum(part[:, :, 0]) for part in parts])
@@ -229,13 +229,13 @@ def _merged(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 
 def _choices_of(feature_class: FeatureClass, schedules: NDArray[np.int32]) -> list[int]:
-    """Returns the candidate of each feature of a class."""
+    """Return the candidate of each feature of a class."""
     choice_of = {row.tobytes(): choice for choice, row in enumerate(feature_class.candidates[:, CHOSEN])}
     return [choice_of[schedules[feature, CHOSEN].tobytes()] for feature in feature_class.features]
 
 
 def _statistics(costs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the costs `[features, candidates]`, and their relative spread between repeats, per feature."""
+    """Return the costs `[features, candidates]`, and their relative spread between repeats, per feature."""
     with warnings.catch_warnings():
         # A feature has no cost for candidates that it does not take.
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -247,7 +247,7 @@ def _statistics(costs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArra
 def _alike(
     feature_class: FeatureClass, expected_sixteenths: NDArray[np.int32]
 ) -> list[tuple[str, NDArray[np.int64]]]:
-    """Groups features of a class by similar bag length; returns names, and positions in the class."""
+    """Group features of a class by similar bag length; return names, and positions in the class."""
     lengths = expected_sixteenths[feature_class.features] / SIXTEENTHS
     bins = np.rint(np.log(lengths) / np.log(_ALIKE)).astype(np.int64)
     alike = []
@@ -258,14 +258,14 @@ def _alike(
 
 
 def _mean(relative: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the means of columns without NaN; inf for a column of NaN alone."""
+    """Return the means of columns without NaN; inf for a column of NaN alone."""
     measured = ~np.isnan(relative)
     sums = np.where(measured, relative, 0).sum(axis=0)
     return np.where(measured.any(axis=0), sums / np.maximum(measured.sum(axis=0), 1), np.inf)
 
 
 def _own_choice(cost: NDArray[np.float64], common: int, least_gain: float) -> int:
-    """Returns the candidate of a feature: its own best if that gains enough over the common candidate."""
+    """Return the candidate of a feature: its own best if that gains enough over the common candidate."""
     if np.isnan(cost).all():
         return 0
     best = int(np.nanargmin(cost))

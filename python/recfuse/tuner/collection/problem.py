@@ -40,7 +40,7 @@ class FusedProblem:
 
     @classmethod
     def of(cls, collection: torch.nn.Module, batches: Iterable[Any]) -> FusedProblem:
-        """Builds the problem from a collection on a GPU and its calls; raises the errors of
+        """Build the problem from a collection on a GPU and its calls; raise the errors of
         `recfuse.tune`.
         """
         view = view_of(collection, "recfuse.tune")
@@ -93,7 +93,7 @@ class FusedProblem:
         return float(np.median([batch.bags for batch in self.batches]))
 
     def alignment(self, feature: int) -> tuple[int, int]:
-        """Returns the alignments of a feature's rows and of its columns in the output: powers of
+        """Return the alignments of a feature's rows and of its columns in the output: powers of
         two up to 16, in bytes.
         """
         own = self.features[feature]
@@ -104,13 +104,13 @@ class FusedProblem:
         return alignment(*row), alignment(*out)
 
     def defaults(self) -> NDArray[np.int32]:
-        """Returns the default schedules `[features, 5]`, with the expected lookups."""
+        """Return the default schedules `[features, 5]`, with the expected lookups."""
         rows = np.zeros((len(self.tables), FIELDS), np.int32)
         rows[:, EXPECTED] = self.expected_sixteenths
         return rows
 
     def some_batches(self, number: int) -> list[int]:
-        """Returns the numbers of several batches with lookups, from small to large."""
+        """Return the numbers of several batches with lookups, from small to large."""
         sizes = np.array([batch.indices.numel() for batch in self.batches])
         order = np.argsort(sizes, kind="stable")[int((sizes == 0).sum()) :]
         steps = np.linspace(0, len(order) - 1, min(number, len(order))).round().astype(int)
@@ -135,7 +135,7 @@ class FusedBench:
     """The batches of a problem, prepared for repeated pooling."""
 
     def __init__(self, problem: FusedProblem) -> None:
-        """Stores addresses, and references to the tensors that own them."""
+        """Store addresses, and references to the tensors that own them."""
         self.problem = problem
         bags = max(batch.bags for batch in problem.batches)
         # All batches share one output, because torch's allocator reuses the memory of outputs in a model.
@@ -155,19 +155,19 @@ class FusedBench:
         ]
 
     def candidates(self, feature: int) -> NDArray[np.int32]:
-        """Returns the schedules that a feature can run, `[schedules, 5]`."""
+        """Return the schedules that a feature can run, `[schedules, 5]`."""
         found = _C.fused_embedding_bag_candidates(self.call, feature)
         return np.array(found, np.int32).reshape(-1, FIELDS)
 
     def staged(self) -> list[int]:
-        """Returns the features whose tables are staged by default, in the batch with the most lookups."""
+        """Return the features whose tables are staged by default, in the batch with the most lookups."""
         largest = max(self.problem.batches, key=lambda batch: batch.indices.numel())
         described = _C.fused_embedding_bag_describe(self.call, self.problem.defaults(), 0)
         size = size_of(self.problem.device)
         return staged_features(_C.fused_embedding_bag_map(described, largest.host_offsets, *size))
 
     def kernel(self, arch: str, sets: NDArray[np.int32], warps: int, timed: bool) -> Job:
-        """Returns the job that compiles a single kernel for several sets of schedules, and the kernels of
+        """Return the job that compiles a single kernel for several sets of schedules, and the kernels of
         batches with staged tables.
         """
         return partial(self._compile, arch, _sets(sets), warps, timed)
@@ -186,7 +186,7 @@ class FusedBench:
         numbers: Sequence[int],
         timed: bool = False,
     ) -> NDArray[np.float64]:
-        """Returns seconds per batch `[sets, rounds]` of sets `[sets, features, 5]`, in turns,
+        """Return seconds per batch `[sets, rounds]` of sets `[sets, features, 5]`, in turns,
         over several batches.
         """
         batches = [self._batches[number] for number in numbers]
@@ -194,7 +194,7 @@ class FusedBench:
         return _C.fused_embedding_bag_measure(*stream, self.call, batches, _sets(sets), warps, rounds, timed)
 
     def cycles(self, sets: NDArray[np.int32], warps: int, numbers: Sequence[int]) -> NDArray[np.float64]:
-        """Returns the clock cycles `[sets, features]` of each feature's blocks, with all sets
+        """Return the clock cycles `[sets, features]` of each feature's blocks, with all sets
         in one kernel.
         """
         return self.seconds(sets, warps, 1, numbers, True)

@@ -45,7 +45,7 @@ def tune_collection(
     seed: int = 0,
     resume: str | os.PathLike[str] | None = None,
 ) -> CollectionPlan:
-    """Tunes a collection on a GPU, as :func:`recfuse.tune` does."""
+    """Tune a collection on a GPU, as :func:`recfuse.tune` does."""
     start = time.monotonic()
     problem = FusedProblem.of(collection, batches)
     device = problem.device
@@ -80,7 +80,7 @@ def tune_collection(
 
 
 def _search(state: State, finished: Finished) -> tuple[Contestant, float, float, list[Occupancy]]:
-    """Returns the winner, its microseconds, those of the defaults, and the times at each occupancy."""
+    """Return the winner, its microseconds, those of the defaults, and the times at each occupancy."""
     result = _compile_default(state)
     with_default = _occupancies(state, result)
     state.note_time("occupancies")
@@ -97,7 +97,7 @@ def _search(state: State, finished: Finished) -> tuple[Contestant, float, float,
 
 
 def _compile_default(state: State) -> dict[str, Any]:
-    """Returns the compiler's result for the kernel of the defaults; raises the compiler's error."""
+    """Return the compiler's result for the kernel of the defaults; raise the compiler's error."""
     state.compiler.submit("default", state.bench.kernel(state.arch, state.defaults[None], 0, False))
     result: dict[str, Any] | Exception = state.compiler.result("default")
     if isinstance(result, Exception):
@@ -107,7 +107,7 @@ def _compile_default(state: State) -> dict[str, Any]:
 
 
 def _occupancies(state: State, result: dict[str, Any]) -> dict[int, float]:
-    """Returns the microseconds of the defaults by warps an SM, for occupancies worth tuning, the
+    """Return the microseconds of the defaults by warps an SM, for occupancies worth tuning, the
     fastest first.
 
     The key 0 is the occupancy that the defaults choose themselves.
@@ -131,7 +131,7 @@ def _occupancies(state: State, result: dict[str, Any]) -> dict[int, float]:
 
 
 def _local_stage(state: State, finished: Finished, with_default: dict[int, float]) -> dict[int, Local]:
-    """Returns the best schedules of all features at each occupancy worth tuning, as far as the
+    """Return the best schedules of all features at each occupancy worth tuning, as far as the
     time allows.
     """
     if len(with_default) == 1:
@@ -171,7 +171,7 @@ def _resumed(state: State, finished: Finished, warps: int) -> Local | None:
 
 
 def _with_staged_tables(state: State, contestants: dict[str, Contestant]) -> dict[str, Contestant]:
-    """Returns contestants with the tables staged that the defaults stage; their kernel runs concurrently."""
+    """Return contestants with the tables staged that the defaults stage; their kernel runs concurrently."""
     changed = {}
     if staged := state.bench.staged():
         for name, contestant in contestants.items():
@@ -184,7 +184,7 @@ def _with_staged_tables(state: State, contestants: dict[str, Contestant]) -> dic
 def _global_stage(
     state: State, locals_: dict[int, Local], with_default: dict[int, float]
 ) -> tuple[Contestant | None, dict[int, float]]:
-    """Returns the fastest kernel (None: the defaults without a plan), and the times of tuned
+    """Return the fastest kernel (None: the defaults without a plan), and the times of tuned
     kernels by warps.
     """
     state.compiler.deadline = state.by(_GLOBAL)

@@ -42,17 +42,17 @@ class State(Log):
     seed: int
 
     def __post_init__(self) -> None:
-        """Creates the default schedules."""
+        """Create the default schedules."""
         super().__init__()
         self.begun = self._before = time.monotonic()
         self.defaults = self.problem.defaults()
 
     def by(self, share: float) -> float:
-        """Returns the time of `time.monotonic` at which a share of the budget is spent."""
+        """Return the time of `time.monotonic` at which a share of the budget is spent."""
         return self.begun + share * max(self.deadline - self.begun, 0)
 
     def note_time(self, stage: str) -> None:
-        """Records the seconds of a stage, since the end of the previous stage."""
+        """Record the seconds of a stage, since the end of the previous stage."""
         now = time.monotonic()
         self.note("time", stage, None, True, f"{now - self._before:.1f} s")
         self._before = now
@@ -62,7 +62,7 @@ class Finished:
     """Finished measurements in a file, with the identity of their search; without a path nothing is saved."""
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: str) -> None:
-        """Reads the file, if it exists; raises ValueError for a file of another kind, which
+        """Read the file, if it exists; raise ValueError for a file of another kind, which
         stays unchanged.
         """
         self._path = None if path is None else path_of(path, "recfuse.tune: resume")
@@ -86,11 +86,11 @@ class Finished:
             self._records = found["occupancies"]
 
     def get(self, warps: int) -> Any:
-        """Returns the record of an occupancy; None: no record."""
+        """Return the record of an occupancy; None: no record."""
         return self._records.get(str(warps))
 
     def put(self, warps: int, record: dict[str, Any]) -> None:
-        """Adds the measurements of an occupancy."""
+        """Add the measurements of an occupancy."""
         self._records[str(warps)] = record
         if self._path is not None:
             head = {"recfuse_tuning": _FORMAT, "identity": self._identity}
@@ -99,7 +99,7 @@ class Finished:
 
 
 def identity(problem: FusedProblem, trace: CollectionTrace, device: Device, seed: int) -> str:
-    """Returns a hash of the collection, lookups, device and versions that measurements belong to."""
+    """Return a hash of the collection, lookups, device and versions that measurements belong to."""
     digest = hashlib.sha256(problem.features[:, 2:].tobytes() + problem.expected_sixteenths.tobytes())
     kinds = [asdict(table) for table in dict.fromkeys(problem.tables)]
     parts = [trace.sha256, seed, asdict(problem.form), asdict(device), kinds]
@@ -108,13 +108,13 @@ def identity(problem: FusedProblem, trace: CollectionTrace, device: Device, seed
 
 
 def rows_record(rows: NDArray[np.int32]) -> dict[str, Any]:
-    """Converts rows of schedules to a record of a file."""
+    """Convert rows of schedules to a record of a file."""
     different, numbers = np.unique(rows, axis=0, return_inverse=True)
     return {"rows": different.tolist(), "of": runs(numbers.reshape(-1).tolist())}
 
 
 def rows_of(record: Any, shape: Sequence[int]) -> NDArray[np.int32]:
-    """Returns the rows of a record; raises ArgumentValueError for another shape or bad values,
+    """Return the rows of a record; raise ArgumentValueError for another shape or bad values,
     and NumPy's errors.
     """
     rows = np.array(record["rows"], np.int32)[of_runs(record["of"], "of")]
@@ -123,7 +123,7 @@ def rows_of(record: Any, shape: Sequence[int]) -> NDArray[np.int32]:
 
 
 def check_rows(rows: NDArray[np.int32], shape: Sequence[int]) -> None:
-    """Raises ArgumentValueError unless the rows are schedules of the given shape."""
+    """Raise ArgumentValueError unless the rows are schedules of the given shape."""
     if rows.shape != tuple(shape):
         raise ArgumentValueError(f"schedules are {list(rows.shape)}; expected {list(shape)}")
     if (

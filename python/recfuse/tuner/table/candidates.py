@@ -31,12 +31,12 @@ _LIMITS = {
 
 
 def most_warps(device: torch.device) -> int:
-    """Returns the largest number of warps that an SM of a CUDA device can run at once."""
+    """Return the largest number of warps that an SM of a CUDA device can run at once."""
     return torch.cuda.get_device_properties(device).max_threads_per_multi_processor // 32
 
 
 def occupancies(most: int) -> list[Schedule]:
-    """Returns schedules without prefetching and with prefetching to registers, for each number of
+    """Return schedules without prefetching and with prefetching to registers, for each number of
     warps an SM up to `most`.
     """
     return [
@@ -48,7 +48,7 @@ def occupancies(most: int) -> list[Schedule]:
 
 
 def prefetches(warps: Iterable[int | None]) -> list[Schedule]:
-    """Returns every station and distance, at these numbers of warps and with an open number of warps."""
+    """Return every station and distance, at these numbers of warps and with an open number of warps."""
     return [
         Schedule(station=station, distance=distance, warps=count)
         for station in STATIONS
@@ -59,7 +59,7 @@ def prefetches(warps: Iterable[int | None]) -> list[Schedule]:
 
 
 def short_bags(problem: Problem) -> list[Schedule]:
-    """Returns schedules with several bags per warp, if bags are short and pooled by sum or mean without
+    """Return schedules with several bags per warp, if bags are short and pooled by sum or mean without
     weights. The operator refuses schedules that do not fit.
     """
     lookups, bags = _lookups_and_bags(problem)
@@ -75,7 +75,7 @@ def _lookups_and_bags(problem: Problem) -> tuple[int, int]:
 
 
 def shapes(problem: Problem, best: Iterable[Schedule]) -> list[Schedule]:
-    """Varies the threads per bag and the block size of the best schedules.
+    """Vary the threads per bag and the block size of the best schedules.
 
     The threads range from the lanes of a row to the lanes of all rows of a mean bag.
     """
@@ -94,7 +94,7 @@ def shapes(problem: Problem, best: Iterable[Schedule]) -> list[Schedule]:
 
 
 def sweeps(best: Iterable[Schedule]) -> list[Schedule]:
-    """Varies the parts of the table and the segment of the best schedules."""
+    """Vary the parts of the table and the segment of the best schedules."""
     return [
         schedule.but(parts=parts, segment=segment)
         for schedule in best
@@ -105,7 +105,7 @@ def sweeps(best: Iterable[Schedule]) -> list[Schedule]:
 
 
 def neighbours(schedule: Schedule, most: int) -> list[Schedule]:
-    """Varies one field of a schedule slightly, with at most `most` warps. Of its fields only
+    """Vary one field of a schedule slightly, with at most `most` warps. Of its fields only
     warps may be open.
     """
     steps = {"distance": (-2, -1, 1, 2), "warps": (-8, -4, 4, 8)}

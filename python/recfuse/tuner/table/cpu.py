@@ -34,7 +34,7 @@ def search(
     seed: int,
     predict: bool,
 ) -> Found:
-    """Finds the best prefetch distance for a problem on the CPU, by the deadline of `time.monotonic`."""
+    """Find the best prefetch distance for a problem on the CPU, by the deadline of `time.monotonic`."""
     del trace, pin, predict  # only of a GPU
     start = time.monotonic()
     decisions: list[Decision] = []
@@ -68,7 +68,7 @@ def search(
 
 
 def _default(us: float, why: str, decisions: list[Decision]) -> Found:
-    """Returns the default as the winner, without a last run."""
+    """Return the default as the winner, without a last run."""
     return Found("", us, us, decisions=[*decisions, Decision("confirm", "", us, True, why)])
 
 
@@ -77,7 +77,7 @@ def _text(distance: int) -> str:
 
 
 def _rounds_until(deadline: float, candidates: int, us: float) -> int:
-    """Returns the number of rounds of `candidates` that fit before the deadline; an untimed call
+    """Return the number of rounds of `candidates` that fit before the deadline; an untimed call
     precedes each sample.
     """
     return int((deadline - time.monotonic()) / (candidates * (us * 1e-6 + max(us * 1e-6, _SAMPLE_S))))
@@ -86,7 +86,7 @@ def _rounds_until(deadline: float, candidates: int, us: float) -> int:
 def _compare(
     problem: Problem, distances: list[int], rounds: int, progress: bool | None, sample_s: float = _SAMPLE_S
 ) -> dict[int, float]:
-    """Returns the median microseconds per batch of each distance."""
+    """Return the median microseconds per batch of each distance."""
     compared = timing.compare(
         {str(distance): partial(problem.pool, prefetch_distance=distance) for distance in distances},
         inputs=[(batch,) for batch in problem.batches],

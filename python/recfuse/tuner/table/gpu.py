@@ -37,7 +37,7 @@ def search(
     seed: int,
     predict: bool,
 ) -> Found:
-    """Finds the best schedule for a problem on a CUDA device, by the deadline of `time.monotonic`."""
+    """Find the best schedule for a problem on a CUDA device, by the deadline of `time.monotonic`."""
     device = problem.weight.device
     with torch.cuda.device(device), torch.no_grad():
         # The last tenth of the time is left for the steps that compare the result with the defaults.
@@ -76,7 +76,7 @@ def _floor(state: Search, trace: Hotness) -> float | None:
 
 
 def _least_bytes(problem: Problem, batch: BagLookups) -> int:
-    """Returns the bytes of the distinct rows, lookups, offsets and output of a batch."""
+    """Return the bytes of the distinct rows, lookups, offsets and output of a batch."""
     weights = 0 if batch.weights is None else batch.weights.nbytes
     rows = len(torch.unique(batch.indices)) + batch.bags
     return rows * problem.row_bytes + batch.indices.nbytes + batch.offsets.nbytes + weights
@@ -103,7 +103,7 @@ def _sweep(state: Search, beyond_l2: bool) -> None:
 
 
 def _best_warps(state: Search, station: str) -> int | None:
-    """Returns the warps of the fastest schedule of a station; None also if no schedule of the
+    """Return the warps of the fastest schedule of a station; None also if no schedule of the
     station was timed.
     """
     timed = [(us, Schedule.parse(text)) for text, us in state.us.items()]
@@ -112,7 +112,7 @@ def _best_warps(state: Search, station: str) -> int | None:
 
 
 def _pinning(state: Search, trace: Hotness, pin: bool | None) -> tuple[Pinned | None, torch.Tensor | None]:
-    """Steps (v) and (vii): returns the pinning of the hottest rows that makes the best schedule fastest.
+    """Steps (v) and (vii): return the pinning of the hottest rows that makes the best schedule fastest.
 
     Times include refreshes. Returns (None, None) if no pinning is faster than the schedule alone.
     """
@@ -138,7 +138,7 @@ def _pinning(state: Search, trace: Hotness, pin: bool | None) -> tuple[Pinned | 
 
 
 def _by_heat(lookups: torch.Tensor) -> torch.Tensor:
-    """Returns the distinct rows of the lookups, the hottest first."""
+    """Return the distinct rows of the lookups, the hottest first."""
     rows, counts = torch.unique(lookups, return_counts=True)
     hottest: torch.Tensor = rows[torch.argsort(counts, descending=True, stable=True)]
     return hottest
@@ -164,7 +164,7 @@ def _why_not_pin(problem: Problem, trace: Hotness, pin: bool | None, lookups: to
 def _in_turns(
     state: Search, first: str, pinned: torch.Tensor | None, second: str, turns: int, rounds: int
 ) -> tuple[float, float]:
-    """Returns the microseconds of one schedule with pinned rows and of another without, in turns."""
+    """Return the microseconds of one schedule with pinned rows and of another without, in turns."""
     samples: tuple[list[float], list[float]] = [], []
     for _ in range(turns):
         samples[0].extend(state.bench.measure([first], rounds, pinned)[0])
@@ -177,7 +177,7 @@ def _in_turns(
 def _confirm(
     state: Search, floor_us: float | None, pinned: Pinned | None, hottest: torch.Tensor | None
 ) -> Found:
-    """Compares the winner with the defaults in a last run; the winner must be faster by more than `WORTH`."""
+    """Compare the winner with the defaults in a last run; the winner must be faster by more than `WORTH`."""
     best, default_us = state.best, state.us[""]
     if best == "" and pinned is None:
         state.note("confirm", "", default_us, True, "no schedule was faster than the defaults")

@@ -40,7 +40,7 @@ class Bench:
     """The batches of a problem, prepared for repeated pooling."""
 
     def __init__(self, problem: Problem) -> None:
-        """Stores addresses; the problem must live as long."""
+        """Store addresses; the problem must live as long."""
         weight, device = problem.weight, problem.weight.device
         bags = max(batch.bags for batch in problem.batches)
         # All batches share one output, because torch's allocator reuses the memory of outputs in a model.
@@ -66,7 +66,7 @@ class Bench:
     def measure(
         self, schedules: Sequence[str], rounds: int, pinned: Tensor | None = None
     ) -> NDArray[np.float64]:
-        """Returns the seconds per batch `[schedules, rounds]`, measured in turns, including the pinning of
+        """Return the seconds per batch `[schedules, rounds]`, measured in turns, including the pinning of
         `pinned` (int64 rows).
         """
         stream = stream_of(self._problem.weight.device)
@@ -80,7 +80,7 @@ class Bench:
 def race(
     measure: Measure, schedules: Sequence[str], deadline: float
 ) -> tuple[dict[str, Result], dict[str, str]]:
-    """Times candidates in one or more heats and drops slow candidates. Returns the results, and
+    """Time candidates in one or more heats and drop slow candidates. Returns the results, and
     the errors of failed candidates.
     """
     results: dict[str, Result] = {}
@@ -104,7 +104,7 @@ def race(
 def _heat(
     measure: Measure, schedules: Sequence[str], rounds: int, errors: dict[str, str]
 ) -> dict[str, NDArray[np.float64]]:
-    """Returns the samples of each candidate. A failed candidate fails the whole call, so each is
+    """Return the samples of each candidate. A failed candidate fails the whole call, so each is
     then measured alone.
     """
     try:
@@ -125,7 +125,7 @@ def _heat(
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Returns the bytes per second, read and written, of the fastest of several large copies
+    """Return the bytes per second, read and written, of the fastest of several large copies
     on the device.
     """
     free, _ = torch.cuda.mem_get_info(device)

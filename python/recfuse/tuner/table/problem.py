@@ -45,7 +45,7 @@ class Problem:
 
     @classmethod
     def of(cls, module: torch.nn.EmbeddingBag, batches: Iterable[Any]) -> Problem:
-        """Builds the problem from a module and its calls; raises the errors of `recfuse.tune`."""
+        """Build the problem from a module and its calls; raise the errors of `recfuse.tune`."""
         weight = module.weight.detach()
         if weight.dtype not in DTYPES or not (weight.is_cpu or (weight.is_cuda and HAS_CUDA_KERNELS)):
             raise NotImplementedError(
@@ -94,7 +94,7 @@ class Problem:
         return min(32, power_of_two(self.row_bytes // self.alignment))
 
     def pool(self, batch: BagLookups, **options: Any) -> Tensor:
-        """Pools a batch with the operator."""
+        """Pool a batch with the operator."""
         return embedding_bag(
             batch.indices,
             self.weight,
@@ -107,7 +107,7 @@ class Problem:
         )
 
     def compile(self, arch: str, schedule: str) -> dict[str, Any]:
-        """Compiles the kernel of a schedule. Returns the compiler's report, with the complete schedule."""
+        """Compile the kernel of a schedule. Returns the compiler's report, with the complete schedule."""
         first = self.batches[0]
         launches, complete = _C.embedding_bag_lower(
             arch,

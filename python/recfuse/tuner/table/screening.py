@@ -38,7 +38,7 @@ class Device:
 
     @classmethod
     def of(cls, device: torch.device) -> Device:
-        """Returns the limits of a CUDA device."""
+        """Return the limits of a CUDA device."""
         of = torch.cuda.get_device_properties(device)
         return cls(
             of.multi_processor_count, of.max_threads_per_multi_processor // _LANES,
@@ -47,7 +47,7 @@ class Device:
 
 
 def cost(schedule: Schedule, device: Device, bags: int) -> float:
-    """Returns a number that grows with the time of a batch of `bags` bags."""
+    """Return a number that grows with the time of a batch of `bags` bags."""
     station, distance = schedule.station or "register", schedule.distance or 1
     threads, block = schedule.threads or _THREADS, schedule.block or _BLOCK
     registers = _REGISTERS + _OF_ROW * (distance if station == "register" else 2)
@@ -66,7 +66,7 @@ def cost(schedule: Schedule, device: Device, bags: int) -> float:
 def first_third(
     candidates: Sequence[Schedule], device: Device, bags: int, default: Schedule
 ) -> list[Schedule]:
-    """Returns the third of the candidates with the least cost; open fields are those of the default."""
+    """Return the third of the candidates with the least cost; open fields are those of the default."""
     threads, block = default.threads, default.block
 
     def completed(one: Schedule) -> Schedule:

@@ -27,7 +27,7 @@ class Search(Log):
         seed: int,
         predict: bool = False,
     ) -> None:
-        """Creates a search without measurements. `predict`: `screened` drops candidates by the model."""
+        """Create a search without measurements. `predict`: `screened` drops candidates by the model."""
         super().__init__()
         self.problem = problem
         self.bench = Bench(problem)
@@ -50,7 +50,7 @@ class Search(Log):
         return time.monotonic() > self._deadline
 
     def measure_default(self) -> float:
-        """Returns the microseconds of the defaults; raises the error of the compiler or of the run."""
+        """Return the microseconds of the defaults; raise the error of the compiler or of the run."""
         result = compile_all({"": self._job("")})[""]
         if isinstance(result, Exception):
             raise result
@@ -62,7 +62,7 @@ class Search(Log):
         return self.us[""]
 
     def screened(self, name: str, candidates: list[Schedule]) -> list[Schedule]:
-        """Returns the candidates to measure: with `predict` those that the model ranks in the first third."""
+        """Return the candidates to measure: with `predict` those that the model ranks in the first third."""
         if not self._predict:
             return candidates
         self._random.shuffle(candidates)
@@ -74,7 +74,7 @@ class Search(Log):
         return found
 
     def step(self, name: str, candidates: Iterable[Schedule], keep: int = 1) -> list[Schedule]:
-        """Times candidates and the best schedule so far in turns. Returns the `keep` fastest of
+        """Time candidates and the best schedule so far in turns. Returns the `keep` fastest of
         all, the fastest first.
         """
         texts = [str(candidate) for candidate in candidates]
@@ -102,7 +102,7 @@ class Search(Log):
         return partial(self.problem.compile, self._arch, text)
 
     def _compile(self, step: str, texts: list[str]) -> list[str]:
-        """Compiles candidates; returns the complete texts that may win and have no time yet.
+        """Compile candidates; return the complete texts that may win and have no time yet.
         Records why others cannot win.
         """
         new = [text for text in dict.fromkeys(texts) if text not in self._complete]
