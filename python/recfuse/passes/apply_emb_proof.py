@@ -65,22 +65,24 @@ def proof_of(kind: type, attributes: Mapping[str, Any], tables: int) -> Proof:
         raise Refused(f"is {a_type(static)}; expected a function of Python")
     reads = Reads(kind, attributes)
     method = reads.member(static, kind, "apply_emb", (Model(),))
-    found, refused = {}, {}
+    returned_weights, refused = {}, {}
     for has_tables in (True, False):
         for has_weights in (True, False):
-            given = {"emb_l": has_tables, "v_W_l": has_weights}
-            values = [Argument(name) if given.get(name, True) else Constant(None) for name in ARGUMENTS]
+            has_argument = {"emb_l": has_tables, "v_W_l": has_weights}
+            values = [
+                Argument(name) if has_argument.get(name, True) else Constant(None) for name in ARGUMENTS
+            ]
             try:
                 returned = MethodReader(reads, tables).called(method, values, {})
-                found[has_tables, has_weights] = _reads_row_weights(returned, tables)
+                returned_weights[has_tables, has_weights] = _reads_row_weights(returned, tables)
             except Refused as error:
                 refused[has_tables, has_weights] = error
-    if (True, True) not in found and (True, False) not in found:
+    if (True, True) not in returned_weights and (True, False) not in returned_weights:
         raise refused[True, True]
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     by_position = names[not isinstance(static, staticmethod) :] != ARGUMENTS or bool(code.co_flags & 0xC)
-    return Proof(tables, found, reads.own_tables, by_position, reads.guards)
+    return Proof(tables, returned_weights, reads.own_tables, by_position, reads.guards)
 
 
 def _reads_row_weights(returned: Any, tables: int) -> bool:

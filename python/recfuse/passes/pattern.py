@@ -38,9 +38,9 @@ class Pattern(ABC):
         """The tables, in order."""
         return list(self.holder._modules.values())
 
-    def why_not_packable(self, others: Iterable[tuple[str, torch.Tensor]]) -> str | None:
-        """Return why the tables cannot be packed; ``others`` are tensors of their model, with names."""
-        return why_not_fusable(self.tables, others)
+    def why_not_packable(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+        """Return why the tables cannot be packed; ``tensors``: the tensors of their model, with names."""
+        return why_not_fusable(self.tables, tensors)
 
     @abstractmethod
     def why_not(self) -> str | None:

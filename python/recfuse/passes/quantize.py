@@ -134,8 +134,8 @@ def quantize(
             "or make a recfuse.nn.FusedEmbeddingBagCollection."
         )
     if isinstance(dtype, Mapping):
-        known = {spec.name for _, collection in collections for spec in collection.layout.tables}
-        if unknown := [name for name in dtype if name not in known]:
+        names = {spec.name for _, collection in collections for spec in collection.layout.tables}
+        if unknown := [name for name in dtype if name not in names]:
             raise ArgumentValueError(f"{_QUANTIZE}: dtype has {unknown[0]!r}; expected names of tables")
     _check_holders(collections)
     made = [_quantized(name, collection, dtype, output_dtype, report) for name, collection in collections]
@@ -164,23 +164,23 @@ def dequantize(model: torch.nn.Module) -> None:
         True
     """
     _check_model(model, "recfuse.dequantize")
-    found = [module for module in model.modules() if isinstance(module, QuantizedEmbeddingBagCollection)]
-    if not found:
+    quantized = [module for module in model.modules() if isinstance(module, QuantizedEmbeddingBagCollection)]
+    if not quantized:
         raise ArgumentValueError("recfuse.dequantize: the model has no quantised collection")
-    for module in found:
+    for module in quantized:
         _become(module, _floats(module))
 
 
-def _check_model(model: Any, where: str) -> None:
+def _check_model(model: Any, function: str) -> None:
     if not isinstance(model, torch.nn.Module):
-        raise wrong_type(f"{where}: model", model, "a torch.nn.Module")
+        raise wrong_type(f"{function}: model", model, "a torch.nn.Module")
 
 
 def _check_holders(collections: Sequence[tuple[str, Any]]) -> None:
     """Raise ValueError if an optimizer or a wrapper would go on with the floats."""
     weights = [matrix for _, collection in collections for matrix in collection.packed_weights()]
-    if (found := holder_of(weights)) is not None:
-        kind, shape = type(found[0]).__name__, list(weights[found[1]].shape)
+    if (holder := holder_of(weights)) is not None:
+        kind, shape = type(holder[0]).__name__, list(weights[holder[1]].shape)
         raise ArgumentValueError(
             f"{_QUANTIZE}: {kind} holds a Parameter of tables, of shape {shape}, and would go on with the "
             "floats. Remove it first, or pass a copy of the model."
@@ -214,7 +214,7 @@ def _quantized(
         from recfuse.nn.quantized.keyed import QuantizedKeyedEmbeddingBagCollection as kind
     names = [spec.name for spec in collection.layout.tables]
     if isinstance(dtype, Mapping):
-        dtype = {table: wanted for table, wanted in dtype.items() if table in names}
+        dtype = {table: kind for table, kind in dtype.items() if table in names}
     matrices = collection.packed_weights()
     quantized: QuantizedEmbeddingBagCollection = kind.__new__(kind)
     torch.nn.Module.__init__(quantized)
@@ -246,10 +246,10 @@ def _floats(module: QuantizedEmbeddingBagCollection) -> torch.nn.Module:
 
         from recfuse.passes.swap import swap
 
-        found: Any = EmbeddingBagCollection(
+        collection: Any = EmbeddingBagCollection(
             tables=module._embedding_bag_configs, is_weighted=module._is_weighted, device=device
         )
-        swap(found)
+        swap(collection)
     else:
         features: dict[int, list[str]] = {}
         for name, number in zip(module.feature_names, module.layout.table_of_feature, strict=True):
@@ -266,14 +266,14 @@ def _floats(module: QuantizedEmbeddingBagCollection) -> torch.nn.Module:
             )
             for number, (spec, of_table) in enumerate(zip(module.layout.tables, rows, strict=True))
         ]
-        found = FusedEmbeddingBagCollection(tables, device=device)
-    matrices = found.packed_weights()
+        collection = FusedEmbeddingBagCollection(tables, device=device)
+    matrices = collection.packed_weights()
     with torch.no_grad():
-        for spec, of_table in zip(found.layout.tables, rows, strict=True):
+        for spec, of_table in zip(collection.layout.tables, rows, strict=True):
             to = table_rows(spec, matrices[spec.matrix])
             to.copy_(floats_of(of_table, to.dtype))
-    found.train(module.training)
-    return found  # type: ignore[no-any-return]
+    collection.train(module.training)
+    return collection  # type: ignore[no-any-return]
 
 
 def _become(module: torch.nn.Module, other: torch.nn.Module) -> None:

@@ -42,7 +42,7 @@ def check_fused_alone(
         if id(parameter) in tables
     }
     names: dict[int, str] = {}
-    others: list[tuple[int, str]] = []
+    sharers: list[tuple[int, str]] = []
     for name, module in model.named_modules():
         for parameter in module._parameters.values():
             if id(parameter) not in kinds:
@@ -50,8 +50,8 @@ def check_fused_alone(
             if id(module) in served:
                 names.setdefault(id(parameter), name)
             else:
-                others.append((id(parameter), f"{name or 'the model'} ({type(module).__name__})"))
-    for parameter, other in others:
+                sharers.append((id(parameter), f"{name or 'the model'} ({type(module).__name__})"))
+    for parameter, other in sharers:
         raise ArgumentValueError(
             f"{what}: {kinds[parameter]} of the table {names.get(parameter, '')!r} cannot be fused, since "
             f"its weight belongs to {other} too, which would compute a gradient for it. Use separate "

@@ -237,9 +237,9 @@ def _check_optimizers(
     ]
     weights += [bag.weight for bag in bags]
     check_adoptable(optimizers, weights, dense_tables(model), "recfuse.swap")
-    own = [module for module in model.modules() if isinstance(module, (EmbeddingBag, TableHolder))]
+    modules = [module for module in model.modules() if isinstance(module, (EmbeddingBag, TableHolder))]
     tables = [table for pattern in patterns for table in pattern.tables]
-    check_fused_alone(model, optimizers, weights, {*map(id, [*own, *tables, *bags])}, "recfuse.swap")
+    check_fused_alone(model, optimizers, weights, {*map(id, [*modules, *tables, *bags])}, "recfuse.swap")
 
 
 def _fuse_optimizers(

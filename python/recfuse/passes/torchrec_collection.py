@@ -33,14 +33,14 @@ class _Collection(Pattern):
     @classmethod
     def find(cls, name: str, module: torch.nn.Module) -> _Collection | None:
         """Return the pattern if a module has exactly this class: a subclass may have another forward."""
-        found = type(module) is class_of("torchrec.modules.embedding_modules", cls.original)
-        return cls(name, module, getattr(module, cls.child)) if found else None
+        is_original = type(module) is class_of("torchrec.modules.embedding_modules", cls.original)
+        return cls(name, module, getattr(module, cls.child)) if is_original else None
 
     @classmethod
     def find_fused(cls, name: str, module: torch.nn.Module) -> _Collection | None:
         """Return the pattern if a module has the class that ``fuse`` sets."""
-        found = type(module) is class_of(*cls.packed)
-        return cls(name, module, getattr(module, cls.child)) if found else None
+        is_packed = type(module) is class_of(*cls.packed)
+        return cls(name, module, getattr(module, cls.child)) if is_packed else None
 
     @staticmethod
     @abstractmethod
@@ -121,11 +121,11 @@ class TorchRecEmbeddings(_Collection):
     caches = "_flat_feature_names", "_flat_embedding_names"
     table_of = staticmethod(as_embedding)
 
-    def why_not_packable(self, others: Iterable[tuple[str, torch.Tensor]]) -> str | None:
-        """Return why the tables cannot be packed; ``others`` are tensors of their model, with names."""
+    def why_not_packable(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+        """Return why the tables cannot be packed; ``tensors``: the tensors of their model, with names."""
         if reason := why_not_packable(self.tables):
             return reason
-        return why_not_fusable(list(map(as_bag, self.tables)), others)
+        return why_not_fusable(list(map(as_bag, self.tables)), tensors)
 
 
 def class_of(module: str, name: str) -> type | None:

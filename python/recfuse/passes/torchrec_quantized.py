@@ -52,8 +52,8 @@ def unswap_quantized(model: torch.nn.Module, report: SwapReport) -> None:
         moved = [tbe for tbe in module._emb_modules if getattr(tbe, memory_name(tbe)).device.type
                  != torch.device(tbe.current_device).type]  # fmt: skip
         if moved:
-            found, expected = getattr(moved[0], memory_name(moved[0])).device, moved[0].current_device
-            reason = f"tables are on {found}; expected {expected}, where FBGEMM made them. Move the model."
+            actual, expected = getattr(moved[0], memory_name(moved[0])).device, moved[0].current_device
+            reason = f"tables are on {actual}; expected {expected}, where FBGEMM made them. Move the model."
             report.add(name, type(module).__name__, "left", reason)
             continue
         module.leave_tables()  # type: ignore[operator]

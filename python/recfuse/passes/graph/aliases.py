@@ -72,8 +72,8 @@ def _shared_by(node: Node) -> Iterator[tuple[Tensor, Tensor]]:
         return
     written = [argument.alias_info is not None for argument in called._schema.arguments]
     if any(result.alias_info is not None for result in called._schema.returns):
-        for given in (item for item, is_shared in zip(_given(node), written, strict=True) if is_shared):
-            yield from _pairs(_tensors(given), tensors_of(node))
+        for operand in (item for item, is_shared in zip(_given(node), written, strict=True) if is_shared):
+            yield from _pairs(_tensors(operand), tensors_of(node))
 
 
 def _is_silent(called: OpOverload) -> bool:
@@ -90,14 +90,14 @@ def _by_running(node: Node) -> Iterator[tuple[Tensor, Tensor]]:
     inputs = [tensor for item in node.all_input_nodes for tensor in tensors_of(item)]
     mode = torch._guards.detect_fake_mode([*inputs, node.meta.get("val")])
     try:
-        found = _run(node, mode)
+        outputs = _run(node, mode)
     except Exception:  # a call that cannot run may return any of its arguments
         yield from _pairs(inputs, tensors_of(node))
         return
     memory: dict[int, list[Tensor]] = {}
     for tensor in inputs:
         memory.setdefault(storage_of(tensor), []).append(tensor)
-    for again, result in zip(found, tensors_of(node), strict=False):
+    for again, result in zip(outputs, tensors_of(node), strict=False):
         yield from ((argument, result) for argument in memory.get(storage_of(again), ()))
 
 
@@ -111,10 +111,10 @@ def _by_nested_graph(node: Node) -> Iterator[tuple[Tensor, Tensor]]:
     inside = Aliases(graph)
     placeholders = [item for item in graph.nodes if item.op == "placeholder"]
     output = next(iter(reversed(graph.nodes)))
-    for own, result in zip(_flat(output.args[0]), tensors_of(node), strict=False):
-        found = set(map(inside.memory_of, _tensors(own)))
+    for output_item, result in zip(_flat(output.args[0]), tensors_of(node), strict=False):
+        memory = set(map(inside.memory_of, _tensors(output_item)))
         for placeholder, operand in zip(placeholders, operands, strict=True):
-            if not found.isdisjoint(map(inside.memory_of, tensors_of(placeholder))):
+            if not memory.isdisjoint(map(inside.memory_of, tensors_of(placeholder))):
                 yield from _pairs(_tensors(operand), [result])
 
 
@@ -124,11 +124,11 @@ def _run(node: Node, mode: FakeTensorMode | None) -> list[Tensor]:
     with torch.no_grad(), mode:
         args, kwargs = map_arg(node.args, value_of), map_arg(node.kwargs, value_of)
         if shapes is None:
-            found = node.target(*args, **kwargs)  # type: ignore[operator]
+            outputs = node.target(*args, **kwargs)  # type: ignore[operator]
         else:
             with shapes.ignore_fresh_unbacked_symbols():
-                found = node.target(*args, **kwargs)  # type: ignore[operator]
-    return list(_tensors(found))
+                outputs = node.target(*args, **kwargs)  # type: ignore[operator]
+    return list(_tensors(outputs))
 
 
 def _given(node: Node) -> Iterator[Any]:
@@ -149,6 +149,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(item)
 
 
-def _pairs(some: Iterable[Tensor], others: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    others = list(others)
-    yield from ((one, other) for one in some for other in others)
+def _pairs(arguments: Iterable[Tensor], results: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    results = list(results)
+    yield from ((argument, result) for argument in arguments for result in results)

@@ -93,9 +93,9 @@ def _by_hand(node: Node) -> Attention | None:
     if any(value_of(item).dim() != rank for item in (query, key, value)):
         return None
     unused = tuple(leaf for item in nodes for user in item.users for leaf in _unused(user))  # type: ignore[union-attr]
-    known = {node, *nodes}
-    used = any(user not in known and not _unused(user) for item in nodes for user in item.users)  # type: ignore[union-attr]
-    why_not = _WEIGHTS_USED if used else ""
+    matched = {node, *nodes}
+    is_used = any(user not in matched and not _unused(user) for item in nodes for user in item.users)  # type: ignore[union-attr]
+    why_not = _WEIGHTS_USED if is_used else ""
     if not 0 < scale < math.inf:
         why_not = f"scale is {scale}; expected a positive number"
     return Attention(node, query, key, value, scale, True, why_not, nodes, unused)  # type: ignore[arg-type]
@@ -120,5 +120,5 @@ def _unused(node: Node) -> tuple[Node, ...]:
         return ()
     if not node.users:
         return (node,)
-    found = [_unused(user) for user in node.users]
-    return tuple(leaf for leaves in found for leaf in leaves) if all(found) else ()
+    leaves_of_users = [_unused(user) for user in node.users]
+    return tuple(leaf for leaves in leaves_of_users for leaf in leaves) if all(leaves_of_users) else ()

@@ -28,7 +28,7 @@ class Bag:
     weight: Node  # [rows, dim]
     indices: Node  # [lookups], or any shape with `length` lookups per bag
     mode: str
-    found: str  # operators of the graph, for the report
+    operators: str  # operators of the graph, for the report
     inside: tuple[Node, ...]  # nodes between indices and result
     form: str  # FIXED, JAGGED or LAST
     length: int = 0  # FIXED: lookups of each bag
@@ -108,8 +108,8 @@ def _indices(program: Program, bags: Sequence[Bag]) -> list[Node]:
         length: arithmetic(program, operator.mul, count, length) for length in {b.length for b in bags}
     }
     return [
-        program.emit(aten.reshape.default, own, [lengths[bag.length]])
-        for bag, own in zip(bags, flat, strict=True)
+        program.emit(aten.reshape.default, flat_indices, [lengths[bag.length]])
+        for bag, flat_indices in zip(bags, flat, strict=True)
     ]
 
 

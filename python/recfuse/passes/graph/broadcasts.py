@@ -93,24 +93,24 @@ class Broadcasts:
             return None
         if node.meta.get(_READ_ROWS):
             return None
-        found = _broadcast(self.program, node)
-        if found is not None:
-            return found if self._is_free(node, found) else None
+        broadcast = _broadcast(self.program, node)
+        if broadcast is not None:
+            return broadcast if self._is_free(node, broadcast) else None
         inputs = {item: lift for item in node.all_input_nodes if (lift := self.lift(item)) is not None}
         if not inputs or len({(lift.map.key) for lift in inputs.values()}) != 1:
             return None
         rule = RULES.get(called.overloadpacket)
         if rule is None and torch.Tag.pointwise in called.tags and not _is_random(called):
             rule = RULES["pointwise"]
-        place = rule(node, inputs) if rule else None
-        if place is None or self.program.effects.why_not((node, *inputs)):
+        position = rule(node, inputs) if rule else None
+        if position is None or self.program.effects.why_not((node, *inputs)):
             return None
         if any(map(self.program.effects.is_written, node.all_input_nodes)):  # their values change later
             return None
         first = next(iter(inputs.values()))
         is_view = called.is_view or called.overloadpacket in (aten.reshape, aten.contiguous)
         computes = not is_view or any(lift.computes for lift in inputs.values())
-        return Lift(first.map, *place, computes=computes)
+        return Lift(first.map, *position, computes=computes)
 
     def _is_free(self, node: Node, lift: Lift) -> bool:
         """Return whether a broadcast may be computed elsewhere, and its source is no weight."""

@@ -108,22 +108,23 @@ def backend(inner: Any = "inductor", *, patterns: Sequence[str] | None = None, *
 def _inner_backend(inner: Any, options: dict[str, Any]) -> Callable[..., Any]:
     """Return the compiler; raises ValueError for an unknown name, or a bad mode or option of inductor."""
     if inner == "inductor":
-        mode, own = options.pop("mode", None), options.pop("options", None)
+        mode, inductor_options = options.pop("mode", None), options.pop("options", None)
         try:
-            return torch._TorchCompileInductorWrapper(mode, own, None)
+            return torch._TorchCompileInductorWrapper(mode, inductor_options, None)
         except (RuntimeError, AttributeError, TypeError) as error:
             raise ArgumentValueError(
-                f"recfuse.backend: mode is {mode!r} and options is {own!r}, which inductor refuses: {error}"
+                f"recfuse.backend: mode is {mode!r} and options is {inductor_options!r}, which inductor "
+                f"refuses: {error}"
             ) from error
     if not isinstance(inner, str):
         return lambda module, inputs: inner(module, inputs, **options)
-    known = torch._dynamo.list_backends(exclude_tags=())
-    if inner not in known:
-        close = difflib.get_close_matches(inner, known, 1)
+    names = torch._dynamo.list_backends(exclude_tags=())
+    if inner not in names:
+        close = difflib.get_close_matches(inner, names, 1)
         meant = f". Try {close[0]!r}." if close else ""
         raise ArgumentValueError(
             f"recfuse.backend: inner is {inner!r}; expected a callable or the name of a backend of torch "
             f"({', '.join(torch._dynamo.list_backends())}){meant}"
         )
-    found = torch._dynamo.lookup_backend(inner)
-    return lambda module, inputs: found(module, inputs, **options)
+    backend = torch._dynamo.lookup_backend(inner)
+    return lambda module, inputs: backend(module, inputs, **options)

@@ -122,15 +122,15 @@ class Effects:
         memory = self.memory_of(node)
         if self.written.isdisjoint(memory):
             return []
-        found = []
+        writers = []
         for other in self._graph.nodes:
             if isinstance(other.target, torch._ops.HigherOrderOperator):
                 written = self._written_inside(other)
             else:
                 written = self._written_by(other) if operator_of(other) is not None else set()
             if not written.isdisjoint(memory):
-                found.append(other)
-        return found
+                writers.append(other)
+        return writers
 
     def why_not(self, nodes: Iterable[Node]) -> str:
         """Return why these nodes, which include their inputs, cannot be computed elsewhere, or ""."""

@@ -55,8 +55,8 @@ def _refused(
     if good:
         return ()
     refused = {match for match in matches if not agree(only=match)[0]}
-    good, rest = agree(refused=refused)
-    return refused if good else refused | set(rest)
+    good, remaining = agree(refused=refused)
+    return refused if good else refused | set(remaining)
 
 
 def _program(program: ExportedProgram | GraphModule) -> Program:

@@ -48,8 +48,8 @@ class ExportedGraph(Program):
         }
 
     def _constant_at(self, node: Node) -> Tensor | None:
-        found = self.exported.constants.get(self._constants_of.get(node.name, ""))
-        return found if isinstance(found, Tensor) else None
+        constant = self.exported.constants.get(self._constants_of.get(node.name, ""))
+        return constant if isinstance(constant, Tensor) else None
 
     def _keep(self, name: str, tensor: Tensor) -> Node:
         exported, specs = self.exported, self.exported.graph_signature.input_specs

@@ -29,7 +29,7 @@ def join(program: Program, results: Sequence[tuple[Node, int]], call: Callable[[
                 order.setdefault(number[item])
     order |= dict.fromkeys(range(len(results)))
     with program.at(results[min(order)][0]):
-        whole = call(list(order))
+        joined = call(list(order))
         columns, end = {}, 0
         for at in order:
             node, dim = results[at]
@@ -37,11 +37,11 @@ def join(program: Program, results: Sequence[tuple[Node, int]], call: Callable[[
             end += dim
         is_free = True  # no node is the whole result yet: distinct results must not share memory
         for node in joins:
-            is_free = not _rejoin(program, node, whole, columns, end, is_free) and is_free
+            is_free = not _rejoin(program, node, joined, columns, end, is_free) and is_free
         for node, _ in results:
             if any(user not in joins for user in node.users):
-                piece = _piece(program, whole, columns[node], end)
-                if piece is not whole or not is_free:
+                piece = _piece(program, joined, columns[node], end)
+                if piece is not joined or not is_free:
                     piece = program.emit(aten.clone.default, piece, memory_format=torch.contiguous_format)
                 is_free = False
                 program.replace(node, piece)
@@ -52,14 +52,14 @@ def join(program: Program, results: Sequence[tuple[Node, int]], call: Callable[[
 
 def _joins(program: Program, number: dict[Node, int]) -> list[Node]:
     """Return the nodes that join results: cats of columns, and stacks."""
-    found: dict[Node, None] = {}
+    joins: dict[Node, None] = {}
     for result in number:
         for user in result.users:
             if not is_join(user) or program.effects.is_written(user):
                 continue
             if is_call(user, aten.cat) or all(item in number for item in user.args[0]):  # type: ignore[union-attr]
-                found.setdefault(user)
-    return list(found)
+                joins.setdefault(user)
+    return list(joins)
 
 
 def is_join(node: Node) -> bool:
@@ -73,9 +73,9 @@ def is_join(node: Node) -> bool:
     return rank >= 2 and dim in (rank - 1, -1)
 
 
-def _piece(program: Program, whole: Node, columns: tuple[int, int], end: int) -> Node:
+def _piece(program: Program, result: Node, columns: tuple[int, int], end: int) -> Node:
     """Return columns of the call's result, or the result itself if these are all columns."""
-    return whole if columns == (0, end) else program.emit(aten.slice.Tensor, whole, _last(whole), *columns)
+    return result if columns == (0, end) else program.emit(aten.slice.Tensor, result, _last(result), *columns)
 
 
 def _last(node: Node) -> int:
@@ -85,21 +85,21 @@ def _last(node: Node) -> int:
 def _rejoin(
     program: Program,
     node: Node,
-    whole: Node,
+    result: Node,
     columns: dict[Node, tuple[int, int]],
     end: int,
     is_free: bool,
 ) -> bool:
     """Rewrite a cat or a stack to read the call's result; returns whether it is that result itself."""
     runs = _runs(node.args[0], columns)  # type: ignore[arg-type]
-    items = [_piece(program, whole, run, end) if isinstance(run, tuple) else run for run in runs]
-    is_whole = items == [whole] and is_free
+    items = [_piece(program, result, run, end) if isinstance(run, tuple) else run for run in runs]
+    is_whole = items == [result] and is_free
     if is_call(node, aten.stack):
-        joined = whole if is_whole else program.emit(aten.cat.default, items, 1)  # which copies
+        joined = result if is_whole else program.emit(aten.cat.default, items, 1)  # which copies
         shape = [-1, *value_of(node).shape[1:]]
         program.replace(node, program.emit(aten.reshape.default, joined, shape))
     elif is_whole:
-        program.replace(node, whole)
+        program.replace(node, result)
     else:
         program.set_args(node, (items, _last(node)))
     return is_whole
@@ -107,12 +107,12 @@ def _rejoin(
 
 def _runs(items: Sequence[Node], columns: dict[Node, tuple[int, int]]) -> list[Any]:
     """Return the items of a cat, with adjacent columns of the call's result merged into ranges."""
-    found: list[Any] = []
+    runs: list[Any] = []
     for item in items:
         if item not in columns:
-            found.append(item)
-        elif found and isinstance(found[-1], tuple) and found[-1][1] == columns[item][0]:
-            found[-1] = (found[-1][0], columns[item][1])
+            runs.append(item)
+        elif runs and isinstance(runs[-1], tuple) and runs[-1][1] == columns[item][0]:
+            runs[-1] = (runs[-1][0], columns[item][1])
         else:
-            found.append(columns[item])
-    return found
+            runs.append(columns[item])
+    return runs

@@ -54,10 +54,10 @@ def _keeps_rows(*dims: int | str) -> Rule:
     """Return a rule for an operator that keeps rows, except along ``dims`` (numbers or argument names)."""
 
     def rule(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
-        found = _of_input(node, inputs)
-        if found is None:
+        operand = _of_input(node, inputs)
+        if operand is None:
             return None
-        item, lift = found
+        item, lift = operand
         rank, arguments = value_of(item).dim(), arguments_of(node)
         closed = {(arguments[dim] if isinstance(dim, str) else dim) % rank for dim in dims}
         return None if lift.dim in closed else (lift.dim, lift.block)
@@ -66,10 +66,10 @@ def _keeps_rows(*dims: int | str) -> Rule:
 
 
 def _layer_norm(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
-    found = _of_input(node, inputs)
-    if found is None:
+    operand = _of_input(node, inputs)
+    if operand is None:
         return None
-    item, lift = found
+    item, lift = operand
     free = value_of(item).dim() - len(arguments_of(node)["normalized_shape"])
     return (lift.dim, lift.block) if lift.dim < free else None
 
@@ -80,10 +80,10 @@ def _dropout(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
 
 
 def _permuted(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
-    found = _of_input(node, inputs)
-    if found is None:
+    operand = _of_input(node, inputs)
+    if operand is None:
         return None
-    item, lift = found
+    item, lift = operand
     order, arguments = list(range(value_of(item).dim())), arguments_of(node)
     if is_call(node, aten.permute):
         order = [dim % len(order) for dim in arguments["dims"]]
@@ -96,20 +96,20 @@ def _permuted(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
 
 
 def _unsqueezed(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
-    found = _of_input(node, inputs)
-    if found is None:
+    operand = _of_input(node, inputs)
+    if operand is None:
         return None
-    _, lift = found
+    _, lift = operand
     new = arguments_of(node)["dim"] % value_of(node).dim()
     return lift.dim + (new <= lift.dim), lift.block
 
 
 def _without(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
     """select, squeeze: a dimension is removed."""
-    found = _of_input(node, inputs)
-    if found is None:
+    operand = _of_input(node, inputs)
+    if operand is None:
         return None
-    item, lift = found
+    item, lift = operand
     arguments, rank = arguments_of(node), value_of(item).dim()
     if "dim" not in arguments or not isinstance(arguments["dim"], int) or value_of(node).dim() != rank - 1:
         return None
@@ -119,11 +119,11 @@ def _without(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
 
 def _reduced(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
     """sum, mean, amax: over other dimensions than the candidates'."""
-    found = _of_input(node, inputs)
+    operand = _of_input(node, inputs)
     arguments = arguments_of(node)
-    if found is None or not arguments.get("dim"):
+    if operand is None or not arguments.get("dim"):
         return None
-    item, lift = found
+    item, lift = operand
     dims = arguments["dim"] if isinstance(arguments["dim"], (list, tuple)) else [arguments["dim"]]
     gone = {dim % value_of(item).dim() for dim in dims}
     if lift.dim in gone:
@@ -137,25 +137,25 @@ def _cat(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
     places = {(lift.dim, lift.block) for lift in inputs.values()}
     if len(places) != 1 or any(item not in inputs for item in items):  # type: ignore[union-attr,operator]
         return None
-    place = places.pop()
-    return None if arguments_of(node)["dim"] % value_of(node).dim() == place[0] else place
+    position = places.pop()
+    return None if arguments_of(node)["dim"] % value_of(node).dim() == position[0] else position
 
 
 def _matmul(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
     """A product with a matrix that all rows share."""
-    found = _of_input(node, inputs)
-    if found is None or value_of(node.args[1]).dim() != 2:
+    operand = _of_input(node, inputs)
+    if operand is None or value_of(node.args[1]).dim() != 2:
         return None
-    item, lift = found
+    item, lift = operand
     return None if lift.dim == value_of(item).dim() - 1 else (lift.dim, lift.block)
 
 
 def _viewed(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
     """A view: the rows of a candidate stay adjacent, after the same number of elements."""
-    found = _of_input(node, inputs)
-    if found is None:
+    operand = _of_input(node, inputs)
+    if operand is None:
         return None
-    item, lift = found
+    item, lift = operand
     if value_of(item).dtype != value_of(node).dtype:  # a view of the bits as another dtype
         return None
     before, after = value_of(item).shape, value_of(node).shape
@@ -166,8 +166,8 @@ def _viewed(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
         inner = math.prod(after[dim + 1 :])
         block = _quotient(trailing, inner)
         if block is not None and same(after[dim] * lift.block, before[lift.dim] * block):
-            others = [size for number, size in enumerate(after) if number != dim]
-            return (dim, block) if _sizes(node, dim) is not None or not others else None
+            other_sizes = [size for number, size in enumerate(after) if number != dim]
+            return (dim, block) if _sizes(node, dim) is not None or not other_sizes else None
     return None
 
 

@@ -41,10 +41,10 @@ def _arguments(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
 def arguments_of(node: Node) -> dict[str, Any]:
     """Return the arguments of a call by their names in the schema, with the defaults of missing arguments."""
     names = _arguments(node.target)  # type: ignore[arg-type]
-    found = {
+    arguments = {
         name: node.args[at] if at < len(node.args) else default for at, (name, default) in enumerate(names)
     }
-    return found | node.kwargs
+    return arguments | node.kwargs
 
 
 def value_of(node: Any) -> Any:
@@ -76,7 +76,9 @@ def nested_graph_of(node: Node) -> tuple[Graph, Sequence[Any]] | None:
 
     Returns None if it has several graphs, or passes the arguments in another way.
     """
-    graphs = [(at, found) for at, item in enumerate(node.args) if (found := _graph_at(item)) is not None]
+    graphs = [
+        (at, subgraph) for at, item in enumerate(node.args) if (subgraph := _graph_at(item)) is not None
+    ]
     if len(graphs) != 1 or node.kwargs:
         return None
     at, graph = graphs[0]
@@ -89,14 +91,14 @@ def graphs_of(node: Node) -> list[Graph]:
     """Return all graphs that a higher-order operator may run; an empty list for other nodes."""
     if not isinstance(node.target, torch._ops.HigherOrderOperator):
         return []
-    return [found for item in node.all_input_nodes if (found := _graph_at(item)) is not None]
+    return [graph for item in node.all_input_nodes if (graph := _graph_at(item)) is not None]
 
 
 def _graph_at(node: Any) -> Graph | None:
-    found: Any = node.graph.owning_module if isinstance(node, Node) and node.op == "get_attr" else None
-    for name in str(node.target).split(".") if found is not None else ():
-        found = getattr(found, name, None)
-    return found.graph if isinstance(found, GraphModule) else None
+    attribute: Any = node.graph.owning_module if isinstance(node, Node) and node.op == "get_attr" else None
+    for name in str(node.target).split(".") if attribute is not None else ():
+        attribute = getattr(attribute, name, None)
+    return attribute.graph if isinstance(attribute, GraphModule) else None
 
 
 def turned(node: Any) -> Node | None:
@@ -190,10 +192,18 @@ def _given(at: int, name: str, default: Any, args: Sequence[Any], kwargs: Mappin
 def _writes_of(called: OpOverload) -> _Writes:
     schema = called._schema
     arguments = list(enumerate(schema.arguments))
-    places = tuple((at, one.name) for at, one in arguments if one.alias_info and one.alias_info.is_write)
+    places = tuple(
+        (at, argument.name)
+        for at, argument in arguments
+        if argument.alias_info and argument.alias_info.is_write
+    )
     hides = HIDDEN_WRITES.get(schema.name)
     if hides is None:
         return _Writes(places, None, ())
-    only_if = [(at, one.name, one.default_value) for at, one in arguments if one.name == hides.only_if]
-    hidden = tuple((at, one.name) for at, one in arguments if one.name in hides.arguments)
+    only_if = [
+        (at, argument.name, argument.default_value)
+        for at, argument in arguments
+        if argument.name == hides.only_if
+    ]
+    hidden = tuple((at, argument.name) for at, argument in arguments if argument.name in hides.arguments)
     return _Writes(places, only_if[0] if only_if else None, hidden)

@@ -16,7 +16,7 @@ class Part:
     """A line of the report: an embedding bag, a column, a broadcast."""
 
     name: str  # of the weight, or of the node
-    found: str  # "embedding_bag", "embedding + sum", "linear over a broadcast"
+    operators: str  # "embedding_bag", "embedding + sum", "linear over a broadcast"
 
 
 @dataclass

@@ -104,11 +104,11 @@ class Program:
         """Set the fake values of nodes that read tensors of the module."""
         for node in nodes:
             if node.op == "get_attr" and "val" not in node.meta:
-                found: Any = self.module
+                attribute: Any = self.module
                 for name in str(node.target).split("."):
-                    found = getattr(found, name)
-                if isinstance(found, Tensor):
-                    node.meta["val"] = self.mode.from_tensor(found, static_shapes=True)
+                    attribute = getattr(attribute, name)
+                if isinstance(attribute, Tensor):
+                    node.meta["val"] = self.mode.from_tensor(attribute, static_shapes=True)
 
     # ---- reading
 
@@ -343,8 +343,8 @@ class Program:
             for needed in node.all_input_nodes:
                 edge(needed, node)
         for chain in self.effects.orders():
-            kept = [node for node in chain if node in pending]
-            for first, second in itertools.pairwise(kept):
+            in_order = [node for node in chain if node in pending]
+            for first, second in itertools.pairwise(in_order):
                 edge(first, second)
         region = self.effects.region
 

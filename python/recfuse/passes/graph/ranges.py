@@ -106,29 +106,29 @@ class Ranges:
 
     def given(self, node: Any, condition: Any, holds: bool) -> Range | None:
         """Return the range of a node's elements for which a condition holds, or does not hold."""
-        found, is_written = self.of(node), self.program.effects.is_written
-        if found is None or not isinstance(condition, Node) or is_written(condition) or is_written(node):
-            return found
+        elements, is_written = self.of(node), self.program.effects.is_written
+        if elements is None or not isinstance(condition, Node) or is_written(condition) or is_written(node):
+            return elements
         if value_of(condition).dtype is not torch.bool:  # ~5 is true as well
-            return found
+            return elements
         if is_call(condition, aten.logical_not, aten.bitwise_not):
             return self.given(node, condition.args[0], not holds)
         if is_call(condition, *(_AND if holds else _OR)):
             for part in condition.args[:2]:
-                found = found.meet(self.given(node, part, holds) or found)
-            return found
+                elements = elements.meet(self.given(node, part, holds) or elements)
+            return elements
         if not is_call(condition, *_COMPARED) or condition.args[0] is not node:
-            return found
+            return elements
         number = condition.args[1]
         packet = operator_of(condition).overloadpacket  # type: ignore[union-attr]
         packet = packet if holds else _OPPOSITE[packet]
         if not is_of(node, number):
-            return found
+            return elements
         bounds = {
-            aten.ge: (number, found.high), aten.gt: (number + 1, found.high), aten.le: (found.low, number),
-            aten.lt: (found.low, number - 1), aten.eq: (number, number),
+            aten.ge: (number, elements.high), aten.gt: (number + 1, elements.high),
+            aten.le: (elements.low, number), aten.lt: (elements.low, number - 1), aten.eq: (number, number),
         }.get(packet)  # fmt: skip
-        return found.meet(Range(*bounds)) if bounds else found
+        return elements.meet(Range(*bounds)) if bounds else elements
 
     def _find(self, node: Node) -> Range | None:
         if operator_of(node) is None:
@@ -210,10 +210,10 @@ def is_of(node: Any, number: Any) -> bool:
 
 
 def _joined(*ranges: Range | None) -> Range | None:
-    found = [one for one in ranges if one is not None]
-    if len(found) < len(ranges) or not found:
+    known = [item for item in ranges if item is not None]
+    if len(known) < len(ranges) or not known:
         return None
-    return Range(min(one.low for one in found), max(one.high for one in found))
+    return Range(min(item.low for item in known), max(item.high for item in known))
 
 
 def _every(dtype: torch.dtype) -> Range:

@@ -47,15 +47,15 @@ class Recorder(Interpreter):
         if target is _DATA:
             return args[0].detach()
         if target is operator.getitem and isinstance(args[0], Tensor) and isinstance(args[1], tuple):
-            found, index = args
+            tensor, index = args
             if all(type(at) is int or at == _ALL for at in index) and any(at != _ALL for at in index):
                 dim = 0
                 for at in index:
                     if at == _ALL:
                         dim += 1
                     else:
-                        found = found.select(dim, at)
-                return found
+                        tensor = tensor.select(dim, at)
+                return tensor
         return super().call_function(target, args, kwargs)
 
 

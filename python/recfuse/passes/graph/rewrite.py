@@ -88,4 +88,4 @@ def _applied(match: Match) -> tuple[str, str]:
 
 def _add(report: SwapReport, pattern: GraphPattern, match: Match, action: str, detail: str) -> None:
     for part in match.parts:
-        report.add(part.name, part.found, action, detail, pattern.kind)
+        report.add(part.name, part.operators, action, detail, pattern.kind)

@@ -49,12 +49,12 @@ def recorded(module: GraphModule, inputs: Sequence[Any]) -> Iterator[Program]:
         trace = make_fx(
             Recorder(module).run, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True
         )
-        found = trace(*fakes)
-        _check_attributes(found)
-        _copy_metadata(module, found, inputs)
+        graph = trace(*fakes)
+        _check_attributes(graph)
+        _copy_metadata(module, graph, inputs)
     with patch:
-        inputs_of_user = [node for node in found.graph.nodes if node.op == "placeholder"]
-        program = Program(found, [node for node in inputs_of_user if not node.meta["recfuse_is_state"]])
+        inputs_of_user = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        program = Program(graph, [node for node in inputs_of_user if not node.meta["recfuse_is_state"]])
         program.compares_sizes = program.is_guarded = True
         yield program
 
@@ -62,8 +62,8 @@ def recorded(module: GraphModule, inputs: Sequence[Any]) -> Iterator[Program]:
 def _check_attributes(module: GraphModule) -> None:
     """Raise if the tracer has lost the source of a fake tensor, and keeps it as a constant."""
     for node in module.graph.nodes:
-        found = getattr(module, str(node.target), None) if node.op == "get_attr" else None
-        if isinstance(found, FakeTensor) and found.constant is None:
+        attribute = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(attribute, FakeTensor) and attribute.constant is None:
             raise ArgumentValueError(
                 f"recfuse: the tracer does not see the function that computes {node.name}"
             )

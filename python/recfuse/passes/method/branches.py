@@ -70,8 +70,8 @@ class Branches:
         if isinstance(value, Sequence):
             return bool(value.items)
         if isinstance(value, Test):
-            for known, result in ((value.if_true, True), (value.if_false, False)):
-                if len(known) == 1 and self.facts.get(known[0][0]) is known[0][1]:
+            for facts, result in ((value.if_true, True), (value.if_false, False)):
+                if len(facts) == 1 and self.facts.get(facts[0][0]) is facts[0][1]:
                     return result
             return value
         raise Refused("branches on a value that is known only in a call")

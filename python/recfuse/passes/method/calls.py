@@ -51,8 +51,8 @@ class MethodReader(Statements):
     def call(self, node: ast.Call, frame: Frame) -> Any:
         """Return the value of a call. Iterators such as ``zip`` are refused outside a loop."""
         function = self.value(node.func, frame)
-        if isinstance(function, Object) and (found := self._builtin(function, node, frame)) is not None:
-            return found
+        if isinstance(function, Object) and (result := self._builtin(function, node, frame)) is not None:
+            return result
         args: list[Any] = []
         for arg in node.args:
             if isinstance(arg, ast.Starred):
@@ -61,11 +61,11 @@ class MethodReader(Statements):
                 args.append(self.value(arg, frame))
         kwargs: dict[str, Any] = {}
         for keyword in node.keywords:
-            found = self.value(keyword.value, frame)
+            result = self.value(keyword.value, frame)
             if keyword.arg is not None:
-                kwargs[keyword.arg] = found
-            elif isinstance(found, dict):
-                kwargs |= found
+                kwargs[keyword.arg] = result
+            elif isinstance(result, dict):
+                kwargs |= result
             else:
                 raise Refused("passes **keywords of unknown names")
         return self.called(function, args, kwargs)
@@ -111,9 +111,9 @@ class MethodReader(Statements):
         function = self.value(node.func, frame) if isinstance(node, ast.Call) else None
         iterator = _ITERATORS.get(id(function.value)) if isinstance(function, Object) else None
         if not isinstance(node, ast.Call) or not isinstance(function, Object) or iterator is None:
-            found = self.value(node, frame)
-            lists = [(found, found.writes)] if isinstance(found, Sequence) else []
-            return self.items_of(found), lists
+            value = self.value(node, frame)
+            lists = [(value, value.writes)] if isinstance(value, Sequence) else []
+            return self.items_of(value), lists
         if any(isinstance(arg, ast.Starred) for arg in node.args):
             raise Refused(f"passes *arguments to {function.name}")
         keywords = {keyword.arg: self.value(keyword.value, frame) for keyword in node.keywords}
@@ -176,26 +176,26 @@ class MethodReader(Statements):
         try:
             if isinstance(node, ast.Lambda):
                 return self.value(node.body, frame)
-            kind, found = self.run(node.body, frame)
-            return found if kind == "return" else Constant(None)
+            kind, result = self.run(node.body, frame)
+            return result if kind == "return" else Constant(None)
         finally:
             self._depth -= 1
 
     def _builtin(self, function: Object, node: ast.Call, frame: Frame) -> Any:
         """Return the value of a call of a supported builtin, else None."""
-        found = function.value
-        if found is super:
+        builtin = function.value
+        if builtin is super:
             return self._super(node, frame)
-        if found in (list, tuple) and len(node.args) == 1 and not node.keywords:
-            return Sequence(self.iterated(node.args[0], frame)[0], found is tuple)
-        if found is list and not node.args and not node.keywords:
+        if builtin in (list, tuple) and len(node.args) == 1 and not node.keywords:
+            return Sequence(self.iterated(node.args[0], frame)[0], builtin is tuple)
+        if builtin is list and not node.args and not node.keywords:
             return Sequence([])
-        if found is len and len(node.args) == 1 and not node.keywords:
+        if builtin is len and len(node.args) == 1 and not node.keywords:
             return Constant(len(self.items_of(self.value(node.args[0], frame))))
-        if (found is all or found is any) and len(node.args) == 1 and not node.keywords:
-            return self._quantified(self.iterated(node.args[0], frame)[0], found is all)
-        if (found is getattr and len(node.args) in (2, 3)) or (found is hasattr and len(node.args) == 2):
-            return self._attribute_called(found is hasattr, [self.value(arg, frame) for arg in node.args])
+        if (builtin is all or builtin is any) and len(node.args) == 1 and not node.keywords:
+            return self._quantified(self.iterated(node.args[0], frame)[0], builtin is all)
+        if (builtin is getattr and len(node.args) in (2, 3)) or (builtin is hasattr and len(node.args) == 2):
+            return self._attribute_called(builtin is hasattr, [self.value(arg, frame) for arg in node.args])
         return None
 
     def _quantified(self, items: list[Any], is_all: bool) -> Any:
@@ -216,10 +216,10 @@ class MethodReader(Statements):
         if not isinstance(owner, Model) or not isinstance(name, Constant) or type(name.value) is not str:
             raise Refused("reads an attribute of a value other than the model")
         default = MISSING if len(args) == 2 and not is_hasattr else args[2] if len(args) == 3 else None
-        found = self.reads.attribute(name.value, self.facts, default)
+        attribute = self.reads.attribute(name.value, self.facts, default)
         if is_hasattr:
-            return Constant(found is not None)
-        return self.called(found.function, [], {}) if isinstance(found, Getter) else found
+            return Constant(attribute is not None)
+        return self.called(attribute.function, [], {}) if isinstance(attribute, Getter) else attribute
 
     def _super(self, node: ast.Call, frame: Frame) -> Super:
         if node.keywords or len(node.args) not in (0, 2):
@@ -239,13 +239,13 @@ class MethodReader(Statements):
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
     code, defaults = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
-    found = {
+    values = {
         **dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)),
         **(function.__kwdefaults__ or {}),
     }
     return {
         name: Constant(value) if type(value) in PLAIN else Object(value, f"its default {name}")
-        for name, value in found.items()
+        for name, value in values.items()
     }
 
 
@@ -272,11 +272,13 @@ def _parameters(
         *(inspect.Parameter(arg.arg, kinds.KEYWORD_ONLY) for arg in spec.kwonlyargs),
         *([inspect.Parameter(spec.kwarg.arg, kinds.VAR_KEYWORD)] if spec.kwarg else []),
     ]
-    signature = inspect.Signature([one.replace(default=defaults.get(one.name, empty)) for one in parameters])
-    found = _bound(signature, args, kwargs, "calls a function")
+    signature = inspect.Signature(
+        [parameter.replace(default=defaults.get(parameter.name, empty)) for parameter in parameters]
+    )
+    variables = _bound(signature, args, kwargs, "calls a function")
     if spec.vararg:
-        found[spec.vararg.arg] = Sequence(list(found[spec.vararg.arg]), is_tuple=True)
-    return found
+        variables[spec.vararg.arg] = Sequence(list(variables[spec.vararg.arg]), is_tuple=True)
+    return variables
 
 
 # ---- iterators of loops
@@ -285,14 +287,16 @@ def _parameters(
 def _zip(reader: MethodReader, args: list[ast.expr], keywords: dict[Any, Any], frame: Frame) -> Iterated:
     if set(keywords) - {"strict"}:
         raise Refused("calls zip with other arguments")
-    found = [reader.iterated(arg, frame) for arg in args]
+    iterables = [reader.iterated(arg, frame) for arg in args]
     if (
         keywords.get("strict", Constant(False)) != Constant(False)
-        and len({len(items) for items, _ in found}) > 1
+        and len({len(items) for items, _ in iterables}) > 1
     ):
         raise Refused("zips lists of different lengths")
-    rows = zip(*(items for items, _ in found), strict=False)
-    return [Sequence(list(row), is_tuple=True) for row in rows], [one for _, lists in found for one in lists]
+    rows = zip(*(items for items, _ in iterables), strict=False)
+    return [Sequence(list(row), is_tuple=True) for row in rows], [
+        read for _, lists in iterables for read in lists
+    ]
 
 
 def _enumerate(

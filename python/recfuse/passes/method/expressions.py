@@ -120,10 +120,10 @@ class Expressions(Branches):
         inner: Frame | None = frame
         while inner is not None:
             if name in inner.names:
-                found = inner.names[name]
-                if isinstance(found, Differs):
+                value = inner.names[name]
+                if isinstance(value, Differs):
                     raise Refused(f"reads {name}, whose value depends on the input")
-                return found
+                return value
             if name in inner.local_names:
                 raise Refused(f"reads {name} before it has a value")
             inner = inner.parent
@@ -171,15 +171,15 @@ class Expressions(Branches):
             if not generators:
                 items.append(self.value(node.elt, inner))
                 return
-            first, *rest = generators
-            found, lists = self.iterated(first.iter, frame if first is node.generators[0] else inner)
-            for item in found:
+            first, *inner_generators = generators
+            iterable, lists = self.iterated(first.iter, frame if first is node.generators[0] else inner)
+            for item in iterable:
                 self.assign_to(first.target, item, inner)
                 tests = [self.truth(self.value(test, inner)) for test in first.ifs]
                 if not all(isinstance(test, bool) for test in tests):
                     raise Refused("makes a list whose length depends on the input")
                 if all(tests):
-                    rounds(rest)
+                    rounds(inner_generators)
                 if any(read.writes != writes for read, writes in lists):
                     raise Refused("writes to a list while it iterates over it")
 
@@ -192,22 +192,22 @@ class Expressions(Branches):
 
     def _boolop(self, node: ast.BoolOp, frame: Frame) -> Any:
         is_and = isinstance(node.op, ast.And)
-        found = self.value(node.values[0], frame)
+        result = self.value(node.values[0], frame)
         for operand in node.values[1:]:
-            test = self.truth(found)
+            test = self.truth(result)
             if test is not is_and and isinstance(test, bool):
-                return found
+                return result
             if isinstance(test, bool):
-                found = self.value(operand, frame)
+                result = self.value(operand, frame)
                 continue
             before = self.facts
             self.facts = {**before, **dict(test.if_true if is_and else test.if_false)}
             try:
                 with self.lazy():
-                    found = self.both(test, self.value(operand, frame), is_and)
+                    result = self.both(test, self.value(operand, frame), is_and)
             finally:
                 self.facts = before
-        return found
+        return result
 
     def both(self, test: Test, other: Any, is_and: bool) -> Any:
         """Return ``test and other``, or ``test or other``."""
@@ -240,8 +240,8 @@ class Expressions(Branches):
             raise Refused("has a chain of comparisons")
         op, left, right = node.ops[0], self.value(node.left, frame), self.value(node.comparators[0], frame)
         if isinstance(op, (ast.Is, ast.IsNot)):
-            found = self._is(left, right)
-            return found if isinstance(op, ast.Is) else self._unary_not(found)
+            is_same = self._is(left, right)
+            return is_same if isinstance(op, ast.Is) else self._unary_not(is_same)
         if isinstance(op, (ast.In, ast.NotIn)):
             items = right.items if isinstance(right, Sequence) else [right]
             if not all(isinstance(item, Constant) for item in (left, *items)) or items == [right]:
@@ -260,8 +260,12 @@ class Expressions(Branches):
         if isinstance(left, Constant):
             return Constant(left.value is right.value)
         if right.value is None and (isinstance(left, LookupWeights) or _is_row_weights(left)):
-            known = self.facts.get(left.table)
-            return Test(((left.table, True),), ((left.table, False),)) if known is None else Constant(known)
+            has_weights = self.facts.get(left.table)
+            return (
+                Test(((left.table, True),), ((left.table, False),))
+                if has_weights is None
+                else Constant(has_weights)
+            )
         if isinstance(left, (Argument, Item, Pooled, Sequence)):
             return Constant(False)
         raise Refused("compares objects")
@@ -332,12 +336,12 @@ def operated(op: ast.operator | ast.cmpop, left: Any, right: Any) -> Any:
     if function is None or not (is_number or type(op) in (ast.Eq, ast.NotEq)):
         raise Refused("computes a value that the proof does not follow")
     try:
-        found = function(left.value, right.value)
+        result = function(left.value, right.value)
     except (ArithmeticError, TypeError) as error:
         raise Refused(f"raises {type(error).__name__}") from None
-    if type(found) in (int, float) and not abs(found) < _MOST_NUMBER:
+    if type(result) in (int, float) and not abs(result) < _MOST_NUMBER:
         raise Refused("computes a value that the proof does not follow")
-    return Constant(found)
+    return Constant(result)
 
 
 def _changes(*values: Any) -> str:

@@ -70,17 +70,17 @@ class Reads:
         if static is not MISSING and hasattr(type(static), "__set__"):
             raise Refused(f"reads self.{name}, {a_type(static)} of its class")
         if name == TRAINING and static is MISSING:
-            known = facts.get(TRAINING)
-            return Test(((TRAINING, True),), ((TRAINING, False),)) if known is None else Constant(known)
+            training = facts.get(TRAINING)
+            return Test(((TRAINING, True),), ((TRAINING, False),)) if training is None else Constant(training)
         if name == "emb_l" and static is MISSING:
             self.own_tables = True
             return Argument("emb_l")
-        found = self.attributes.get(name, static)
-        if isinstance(found, PLAIN) and type(found) in PLAIN:
-            self.guards.flags[name] = found
-            return Constant(found)
+        value = self.attributes.get(name, static)
+        if isinstance(value, PLAIN) and type(value) in PLAIN:
+            self.guards.flags[name] = value
+            return Constant(value)
         if name in self.attributes:
-            raise Refused(f"reads self.{name}, {a_type(found)}, which may change")
+            raise Refused(f"reads self.{name}, {a_type(value)}, which may change")
         if static is MISSING:
             if (
                 default is MISSING
@@ -156,17 +156,17 @@ class Reads:
             if static is not MISSING and isinstance(static, (staticmethod, FunctionType)):
                 return self.member(static, owner, name)
             raise Refused(f"reads {path}.{name}, which may change")
-        found = vars(owner).get(name, MISSING)
-        if found is not MISSING and not isinstance(found, ModuleType) and not _is_torch(owner):
-            self.guards.variables[id(owner), name] = vars(owner), found
-        return self._object(found, f"{path}.{name}", f"{path}.{name}")
+        value = vars(owner).get(name, MISSING)
+        if value is not MISSING and not isinstance(value, ModuleType) and not _is_torch(owner):
+            self.guards.variables[id(owner), name] = vars(owner), value
+        return self._object(value, f"{path}.{name}", f"{path}.{name}")
 
-    def _object(self, found: Any, name: str, words: str) -> Any:
-        if isinstance(found, FunctionType) and not _is_torch(found):
-            return self._read(found, ())
-        if isinstance(found, (ModuleType, type, FunctionType, BuiltinFunctionType, MethodDescriptorType)):
-            return Object(found, name)
-        raise Refused(f"reads {words}, {a_type(found)}, which may change")
+    def _object(self, value: Any, name: str, words: str) -> Any:
+        if isinstance(value, FunctionType) and not _is_torch(value):
+            return self._read(value, ())
+        if isinstance(value, (ModuleType, type, FunctionType, BuiltinFunctionType, MethodDescriptorType)):
+            return Object(value, name)
+        raise Refused(f"reads {words}, {a_type(value)}, which may change")
 
 
 def _is_torch(value: Any) -> bool:

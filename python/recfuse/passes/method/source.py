@@ -45,10 +45,10 @@ def _syntax(code: CodeType, source: str) -> FunctionNode | None:
         compiled = compile(source, code.co_filename, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return None
-    found = [node for node in ast.walk(tree) if isinstance(node, FunctionNode) and _is_at(node, code)]
-    if len(found) != 1 or not any(_same_code(code, other) for other in _codes_in(compiled)):
+    nodes = [node for node in ast.walk(tree) if isinstance(node, FunctionNode) and _is_at(node, code)]
+    if len(nodes) != 1 or not any(_same_code(code, other) for other in _codes_in(compiled)):
         return None
-    return found[0]
+    return nodes[0]
 
 
 def _is_at(node: FunctionNode, code: CodeType) -> bool:
@@ -72,7 +72,7 @@ def _same_code(a: CodeType, b: CodeType) -> bool:
     if any(getattr(a, name) != getattr(b, name) for name in names) or len(a.co_consts) != len(b.co_consts):
         return False
     return all(
-        _same_code(one, other) if isinstance(one, CodeType) and isinstance(other, CodeType)
-        else type(one) is type(other) and repr(one) == repr(other)
-        for one, other in zip(a.co_consts, b.co_consts, strict=True)
+        _same_code(constant, compiled) if isinstance(constant, CodeType) and isinstance(compiled, CodeType)
+        else type(constant) is type(compiled) and repr(constant) == repr(compiled)
+        for constant, compiled in zip(a.co_consts, b.co_consts, strict=True)
     )  # fmt: skip

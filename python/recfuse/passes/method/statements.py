@@ -27,9 +27,9 @@ class Statements(Expressions):
         for at, statement in enumerate(statements):
             try:
                 if isinstance(statement, ast.If):
-                    rest = statements[at + 1 :]
+                    following = statements[at + 1 :]
                     test = self.truth(self.value(statement.test, frame))
-                    ways = [[*branch, *rest] for branch in (statement.body, statement.orelse)]
+                    ways = [[*branch, *following] for branch in (statement.body, statement.orelse)]
                     return self.either(test, *(lambda way=way: self.run(way, frame) for way in ways))  # type: ignore[misc]
                 completion = self._statement(statement, frame)
             except Refused as refused:

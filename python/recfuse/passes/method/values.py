@@ -185,17 +185,17 @@ class Merger:
             return a
         if isinstance(a, Sequence) and isinstance(b, Sequence):
             return self._sequence(a, b)
-        for known, one, other in ((self.facts[0], a, b), (self.facts[1], b, a)):
-            table = getattr(other, "table", None)
+        for facts, value, weighted in ((self.facts[0], a, b), (self.facts[1], b, a)):
+            table = getattr(weighted, "table", None)
             if (
-                table is None or known.get(table) is not True
+                table is None or facts.get(table) is not True
             ):  # row weights are None, and so are gathered ones
                 continue
-            is_none = one == Constant(None) or one == Item("v_W_l", table)
-            if is_none and other in (LookupWeights(table), Item("v_W_l", table)):
-                return other
-            if one == Pooled(table, None) and other == Pooled(table, LookupWeights(table)):
-                return other
+            is_none = value == Constant(None) or value == Item("v_W_l", table)
+            if is_none and weighted in (LookupWeights(table), Item("v_W_l", table)):
+                return weighted
+            if value == Pooled(table, None) and weighted == Pooled(table, LookupWeights(table)):
+                return weighted
         return Differs()
 
     def contents(self, a: Contents, b: Contents) -> Contents:
@@ -204,7 +204,10 @@ class Merger:
             assert isinstance(b, list)
             if len(a) != len(b):
                 raise Refused("makes a list whose length depends on the input")
-            return [one if one is other else self.merge(one, other) for one, other in zip(a, b, strict=True)]
+            return [
+                item_a if item_a is item_b else self.merge(item_a, item_b)
+                for item_a, item_b in zip(a, b, strict=True)
+            ]
         assert isinstance(b, dict)
         return {name: self.merge(a.get(name, Differs()), b.get(name, Differs())) for name in {**a, **b}}
 
@@ -212,14 +215,16 @@ class Merger:
         pair = (id(a), id(b))
         if pair not in self._pairs:
             # If two names refer to the same list in one branch, they must do so in the other branch too.
-            partners = [self._partner.setdefault((side, own), other) == other
-                        for side, own, other in ((0, id(a), id(b)), (1, id(b), id(a)))]  # fmt: skip
+            partners = [self._partner.setdefault((side, item), partner) == partner
+                        for side, item, partner in ((0, id(a), id(b)), (1, id(b), id(a)))]  # fmt: skip
             are_new = min(a.number, b.number) > self.begin or a.is_tuple
             if not all(partners) or not are_new or (len(a.items), a.is_tuple) != (len(b.items), b.is_tuple):
                 return Differs()
             self._alive += (a, b)
             merged = self._pairs[pair] = Sequence([], a.is_tuple)
-            merged.items = [self.merge(one, other) for one, other in zip(a.items, b.items, strict=True)]
+            merged.items = [
+                self.merge(item_a, item_b) for item_a, item_b in zip(a.items, b.items, strict=True)
+            ]
         return self._pairs[pair]
 
 

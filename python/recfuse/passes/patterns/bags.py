@@ -100,11 +100,11 @@ def _match(program: Program, group: Sequence[Bag]) -> Match:
         return Match(parts, why_not="a sample has a single lookup, and no other table has as many samples")
 
     def apply() -> str:
-        where = join(
+        suffix = join(
             program, [(bag.result, bag.dim) for bag in group], lambda order: _call(program, group, order)
         )
         tables = len({bag.weight for bag in group})
-        return f"{len(group)} bags of {tables} table{'s' * (tables > 1)} in one call{where}"
+        return f"{len(group)} bags of {tables} table{'s' * (tables > 1)} in one call{suffix}"
 
     return Match(parts, apply, key=group[0].result.name)
 
@@ -142,7 +142,7 @@ def symbol(size: object) -> object:
 
 
 def _part(program: Program, bag: Bag) -> Part:
-    return Part(program.name(bag.weight), bag.found)
+    return Part(program.name(bag.weight), bag.operators)
 
 
 # ---- recognition of bags
@@ -161,8 +161,8 @@ def _bag_at(node: Node) -> Bag | None:
 
 def _pooled(node: Node) -> Bag | None:
     """Return the bag of an ``embedding_bag`` of which only the first of four results is used."""
-    used = [user for user in node.users if user.users]
-    if len(used) != 1 or used[0].args[1:] != (0,):
+    outputs = [user for user in node.users if user.users]
+    if len(outputs) != 1 or outputs[0].args[1:] != (0,):
         return None
     arguments = arguments_of(node)
     offsets, padding_idx = arguments["offsets"], arguments.get("padding_idx")
@@ -180,7 +180,7 @@ def _pooled(node: Node) -> Bag | None:
     inputs = _input_of(arguments["indices"], offsets) if form == FIXED else None
     counted = inputs or (arguments["indices"] if form == FIXED and length == 1 else offsets)
     return Bag(
-        used[0], arguments["weight"], inputs or arguments["indices"], mode, f"embedding_bag, {mode}",
+        outputs[0], arguments["weight"], inputs or arguments["indices"], mode, f"embedding_bag, {mode}",
         (node,), form, length or 0, None if form == FIXED else offsets, counted,
         arguments["per_sample_weights"], padding_idx, bool(arguments["sparse"]),
     )  # fmt: skip
@@ -237,9 +237,9 @@ def _reduced(node: Node, mode: str) -> Bag | None:
     if arguments["dtype"] not in (None, value_of(rows).dtype) or not statically_known_true(shape[1] > 0):
         return None
     form, length = (FIXED, shape[1]) if isinstance(shape[1], int) else (JAGGED, 0)
-    found = f"embedding + {mode}" if weights is None else f"weighted embedding + {mode}"
+    operators = f"embedding + {mode}" if weights is None else f"weighted embedding + {mode}"
     return Bag(
-        node, looked_up["weight"], looked_up["indices"], mode, found, (rows, *product), form,
+        node, looked_up["weight"], looked_up["indices"], mode, operators, (rows, *product), form,
         length, counted=looked_up["indices"], weights=weights, sparse=bool(looked_up["sparse"]),
         pads_gradient=looked_up["padding_idx"] >= 0,
     )  # fmt: skip
@@ -294,12 +294,12 @@ def why_no_kernel(program: Program, bag: Bag) -> str:
     if any(
         tensor is None or tensor.dtype not in INTEGERS or tensor.device != table.device for tensor in tensors
     ):
-        found = ", ".join(f"{one.dtype} on {one.device}" for one in tensors if one is not None)
-        return f"indices or offsets are {found or 'no tensor'}; expected int32 or int64 on {table.device}"
+        kinds = ", ".join(f"{tensor.dtype} on {tensor.device}" for tensor in tensors if tensor is not None)
+        return f"indices or offsets are {kinds or 'no tensor'}; expected int32 or int64 on {table.device}"
     factors = (table.dtype, torch.bool)  # a mask becomes numbers
     if bag.weights is not None and (bag.mode != "sum" or value_of(bag.weights).dtype not in factors):
-        found = f"{value_of(bag.weights).dtype} in mode {bag.mode}"
-        return f"per_sample_weights are {found}; expected {table.dtype} in mode sum"
+        kinds = f"{value_of(bag.weights).dtype} in mode {bag.mode}"
+        return f"per_sample_weights are {kinds}; expected {table.dtype} in mode sum"
     read = [node for node in (bag.weight, bag.indices, bag.offsets, bag.weights) if node is not None]
     if any(program.effects.is_written(node) for node in read):
         return "an input is written to in place. Write to a copy."

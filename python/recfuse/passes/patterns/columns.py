@@ -70,9 +70,9 @@ def _is_taken(program: Program, bag: Bag) -> bool:
 def _match(program: Program, columns: Sequence[Column]) -> Match:
     def apply() -> str:
         results = [(column.result, column.bag.dim) for column in columns]
-        where = join(program, results, lambda order: emit_columns(program, [columns[at] for at in order]))
+        suffix = join(program, results, lambda order: emit_columns(program, [columns[at] for at in order]))
         folded = sum(column.chain.folded + column.folded for column in columns)
-        return f"{len(columns)} columns in one call, {folded} operators folded{where}"
+        return f"{len(columns)} columns in one call, {folded} operators folded{suffix}"
 
     parts = [Part(program.name(column.bag.weight), _found(column)) for column in columns]
     return Match(parts, apply, key=columns[0].result.name)
@@ -82,7 +82,7 @@ def _found(column: Column) -> str:
     steps = f"{len(column.chain.steps)} steps"
     if column.cross is not None:
         steps = f"a cross of {len(column.cross.left.steps)} and {len(column.cross.right.steps)} steps"
-    return f"column, {column.bag.found}, {steps}"
+    return f"column, {column.bag.operators}, {steps}"
 
 
 PATTERN = GraphPattern("columns", 40, find)

@@ -37,17 +37,17 @@ def find(program: Program) -> Iterator[Match]:
     for node in program.nodes:
         if not is_call(node, *_GUARDS) or not node.users:
             continue
-        kept = _kept(ranges, node)
-        if kept is None or not _is_same(node, kept):
+        argument = _kept(ranges, node)
+        if argument is None or not _is_same(node, argument):
             continue
         part = [Part(node.name, f"guard, {node.target._schema.name.removeprefix('aten::')}")]  # type: ignore[union-attr]
-        if reason := _why_not(program, node, kept):
+        if reason := _why_not(program, node, argument):
             yield Match(part, why_not=reason)
             continue
 
-        def apply(node: Node = node, kept: Node = kept) -> str:
-            program.replace(node, kept)
-            return f"always holds: {kept.name} is in {list(ranges.of(kept) or ())}"
+        def apply(node: Node = node, argument: Node = argument) -> str:
+            program.replace(node, argument)
+            return f"always holds: {argument.name} is in {list(ranges.of(argument) or ())}"
 
         yield Match(part, apply, key=node.name)
 
@@ -55,19 +55,19 @@ def find(program: Program) -> Iterator[Match]:
 def _kept(ranges: Ranges, node: Node) -> Node | None:
     """Return the argument that a guard always returns, or None."""
     arguments = arguments_of(node)
-    found: Any = None
+    argument: Any = None
     if is_call(node, aten.where):
         if "other" not in arguments:  # where(condition) returns positions
             return None
         truth = ranges.truth(arguments["condition"])
-        found = None if truth is None else arguments["self" if truth else "other"]
+        argument = None if truth is None else arguments["self" if truth else "other"]
     elif is_call(node, aten.masked_fill):
-        found = arguments["self"] if ranges.truth(arguments["mask"]) is False else None
+        argument = arguments["self"] if ranges.truth(arguments["mask"]) is False else None
     else:
         before = ranges.of(arguments["self"])
         if before is not None and _changes_nothing(node, arguments, before):
-            found = arguments["self"]
-    return found if isinstance(found, Node) and ranges.of(found) is not None else None
+            argument = arguments["self"]
+    return argument if isinstance(argument, Node) and ranges.of(argument) is not None else None
 
 
 def _changes_nothing(node: Node, arguments: dict[str, Any], before: tuple[int, int]) -> bool:
@@ -81,8 +81,8 @@ def _changes_nothing(node: Node, arguments: dict[str, Any], before: tuple[int, i
     return (bounds[0] is None or bounds[0] <= low) and (bounds[1] is None or high <= bounds[1])
 
 
-def _is_same(node: Node, kept: Node) -> bool:
-    a, b = value_of(node), value_of(kept)
+def _is_same(node: Node, argument: Node) -> bool:
+    a, b = value_of(node), value_of(argument)
     return a.dtype == b.dtype and a.dim() == b.dim() and all(map(same, a.shape, b.shape))
 
 
@@ -92,12 +92,12 @@ def _returned(program: Program) -> set[int]:
     return {memory for item in output.all_input_nodes for memory in program.effects.memory_of(item)}
 
 
-def _why_not(program: Program, node: Node, kept: Node) -> str:
+def _why_not(program: Program, node: Node, argument: Node) -> str:
     if program.effects.memory_of(node) & _returned(program):
         return "the result is returned, and is never the memory of an argument"
-    if any(program.depends_on_random(item) for item in node.all_input_nodes if item is not kept):
+    if any(program.depends_on_random(item) for item in node.all_input_nodes if item is not argument):
         return "an argument that has no effect draws random numbers, on which later random numbers depend"
-    if program.effects.is_written(kept):
+    if program.effects.is_written(argument):
         return "the guarded tensor is written to in place"
     return program.effects.why_not((node,))
 

@@ -38,19 +38,19 @@ def find(program: Program) -> Iterator[Match]:
     """Yield attention whose keys and values come from the same broadcast."""
     broadcasts = Broadcasts(program)
     for node in program.nodes:
-        found = attention_at(node) if node.users else None
-        if found is None:
+        attention = attention_at(node) if node.users else None
+        if attention is None:
             continue
-        q, k, v = (broadcasts.lift(item) for item in (found.query, found.key, found.value))
+        q, k, v = (broadcasts.lift(item) for item in (attention.query, attention.key, attention.value))
         if k is None or v is None or (q is not None and q.map.key == k.map.key):
             continue
         part = [Part(node.name, "attention to a broadcast")]
-        if reason := found.why_not or _why_not(program, found, k, v):
+        if reason := attention.why_not or _why_not(program, attention, k, v):
             yield Match(part, why_not=reason)
             continue
 
-        def apply(found: Attention = found, lift: Lift = k) -> str:
-            return _swap(program, broadcasts, found, lift)
+        def apply(attention: Attention = attention, lift: Lift = k) -> str:
+            return _swap(program, broadcasts, attention, lift)
 
         yield Match(part, apply, key=node.name)
 
@@ -96,13 +96,13 @@ def _swap(program: Program, broadcasts: Broadcasts, attention: Attention, lift: 
             items = [_with_heads(program, item, lift.block) for item in items]
         q, k, v = (program.emit(aten.transpose.int, item, 1, 2) for item in items)
         call = q, k, v, broadcasts.map_of(lift), attention.scale
-        found = program.emit(torch.ops.recfuse.ikbo_attention.default, *call)
-        found = program.emit(aten.transpose.int, found, 1, 2)
+        out = program.emit(torch.ops.recfuse.ikbo_attention.default, *call)
+        out = program.emit(aten.transpose.int, out, 1, 2)
         if rank == 3:
-            found = program.emit(aten.flatten.using_ints, found, 0, 1)
+            out = program.emit(aten.flatten.using_ints, out, 0, 1)
         if value_of(node).is_contiguous():
-            found = program.emit(aten.contiguous.default, found)
-    program.replace(node, found)
+            out = program.emit(aten.contiguous.default, out)
+    program.replace(node, out)
     for item in attention.unused:
         program.forget(item)
     return "recfuse::ikbo_attention, keys and values for users alone"

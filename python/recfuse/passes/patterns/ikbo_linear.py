@@ -106,7 +106,8 @@ def _canonical(equation: Any) -> str:
     letters: dict[str, str] = {}
     spelled = str(equation).replace(" ", "")
     return "".join(
-        letters.setdefault(one, chr(ord("a") + len(letters))) if one.isalpha() else one for one in spelled
+        letters.setdefault(character, chr(ord("a") + len(letters))) if character.isalpha() else character
+        for character in spelled
     )
 
 
@@ -173,8 +174,8 @@ def _swap(
     items: Sequence[Node] = joined.args[0]  # type: ignore[assignment]
     with program.at(node):
         users = [broadcasts.of_users(item) for item, is_user in zip(items, of_users, strict=True) if is_user]
-        found = emit_linear(program, items, of_users, users, weight, bias, broadcasts.map_of(lift))
-    program.replace(node, found)
+        out = emit_linear(program, items, of_users, users, weight, bias, broadcasts.map_of(lift))
+    program.replace(node, out)
     return f"recfuse::ikbo_linear, {sum(of_users)} of {len(items)} inputs for users alone"
 
 

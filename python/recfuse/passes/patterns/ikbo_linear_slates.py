@@ -104,9 +104,9 @@ def _swap(
         index = program.emit(aten.reshape.default, wide, [-1])
         users = [program.emit(aten.select.int, row, 1, 0) for row in rows if row is not None]
         candidates = [program.emit(aten.flatten.using_ints, item, 0, 1) for item in slates]
-        found = emit_linear(program, items, of_users, users, weight, bias, index, candidates)
-        found = program.emit(aten.reshape.default, found, [batch, slate, value_of(node).shape[2]])
-    program.replace(node, found)
+        out = emit_linear(program, items, of_users, users, weight, bias, index, candidates)
+        out = program.emit(aten.reshape.default, out, [batch, slate, value_of(node).shape[2]])
+    program.replace(node, out)
     return f"recfuse::ikbo_linear, {sum(of_users)} of {len(items)} inputs for users alone"
 
 

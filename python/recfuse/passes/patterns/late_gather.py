@@ -45,8 +45,8 @@ def find(program: Program) -> Iterator[Match]:
         def apply(node: Node = node, lift: Lift = lift) -> str:
             with program.at(node):
                 rows, index = broadcasts.of_users(node), broadcasts.map_of(lift)
-                found = program.emit(aten.index_select.default, rows, lift.dim, index)
-            program.replace(node, found)
+                copied = program.emit(aten.index_select.default, rows, lift.dim, index)
+            program.replace(node, copied)
             return f"computed for users, then copied to candidates ({index.name})"
 
         yield Match(part, apply, key=node.name)
@@ -57,8 +57,8 @@ def _source(broadcasts: Broadcasts, node: Node) -> Node:
     lift = broadcasts.lift(node)
     if lift is not None and lift.source is not None:
         return node
-    found = [_source(broadcasts, item) for item in node.all_input_nodes if broadcasts.lift(item)]
-    return max(found, key=_elements)
+    sources = [_source(broadcasts, item) for item in node.all_input_nodes if broadcasts.lift(item)]
+    return max(sources, key=_elements)
 
 
 def _elements(node: Node) -> int:

@@ -48,99 +48,101 @@ def find(program: Program) -> Iterator[Match]:
 
 
 def _match(program: Program, node: Node) -> Match:
-    given = arguments_of(node)
-    parts = [Part(program.name(given["dev_weights"]), "int_nbit lookup")]
-    check = next((user for user in given["indices"].users if _checks(user, given)), None)
+    arguments = arguments_of(node)
+    parts = [Part(program.name(arguments["dev_weights"]), "int_nbit lookup")]
+    check = next((user for user in arguments["indices"].users if _checks(user, arguments)), None)
     if check is None:
         return Match(
             parts, why_not="rows of the tables are unknown, since no bounds_check_indices has these indices"
         )
-    found: dict[str, list[int]] = {}
+    layout: dict[str, list[int]] = {}
     rows = arguments_of(check)["rows_per_table"]
-    for name, item in (*((name, given[name]) for name in _DESCRIPTION), ("rows_per_table", rows)):
+    for name, item in (*((name, arguments[name]) for name in _DESCRIPTION), ("rows_per_table", rows)):
         values = program.constant_tensor(item)
         if values is None:
             return Match(
                 parts,
                 why_not=f"{name} is no constant of the program; expected a tensor that never changes",
             )
-        found[name] = values.tolist()
-    if reason := _why_not(program, node, given, found):
+        layout[name] = values.tolist()
+    if reason := _why_not(program, node, arguments, layout):
         return Match(parts, why_not=reason)
 
     def apply() -> str:
-        tables = _tables(given, found)
+        tables = _tables(arguments, layout)
         with program.at(node):
-            program.replace(node, _call(program, given, tables, found["rows_per_table"]))
+            program.replace(node, _call(program, arguments, tables, layout["rows_per_table"]))
         program.drop(check)
         return f"{len(tables)} features of quantised tables in one call"
 
     return Match(parts, apply, key=node.name)
 
 
-def _checks(user: Node, given: dict[str, Any]) -> bool:
+def _checks(user: Node, arguments: dict[str, Any]) -> bool:
     if not is_named(user, _CHECK):
         return False
     checked = arguments_of(user)
-    return checked["indices"] is given["indices"] and checked["offsets"] is given["offsets"]
+    return checked["indices"] is arguments["indices"] and checked["offsets"] is arguments["offsets"]
 
 
-def _why_not(program: Program, node: Node, given: dict[str, Any], found: dict[str, list[int]]) -> str:
+def _why_not(program: Program, node: Node, arguments: dict[str, Any], layout: dict[str, list[int]]) -> str:
     """Return why the call cannot replace a lookup, or ""."""
-    memory, cache = tensor_of(given["dev_weights"]), tensor_of(given["lxu_cache_weights"])
+    memory, cache = tensor_of(arguments["dev_weights"]), tensor_of(arguments["lxu_cache_weights"])
     if memory is None or memory.dtype is not torch.uint8 or memory.dim() != 1 or not memory.is_contiguous():
         return "dev_weights are no vector; expected contiguous uint8"
     if memory.device.type != "cpu" and not (memory.is_cuda and HAS_CUDA_KERNELS):
         return f"dev_weights are on {memory.device}, which has no kernels"
-    if not program.weight_is_parameter(given["dev_weights"]):
+    if not program.weight_is_parameter(arguments["dev_weights"]):
         return "dev_weights are an input or a result; expected a constant or a buffer of the program"
-    if any(placement not in (_DEVICE, _HOST) for placement in found["weights_placements"]):
+    if any(placement not in (_DEVICE, _HOST) for placement in layout["weights_placements"]):
         return "a table has a UVM placement; expected DEVICE or HOST"
     if cache is not None and cache.numel():
         return "lxu_cache_weights is a cache; expected tables without a cache"
-    if bad := [kind for kind in found["weights_tys"] if kind not in _KINDS]:
+    if bad := [kind for kind in layout["weights_tys"] if kind not in _KINDS]:
         return f"a table has SparseType {bad[0]}; expected int8 (2), int4 (3), fp16 (1) or fp32 (0)"
-    if given["pooling_mode"] not in _POOLINGS:
-        return f"pooling_mode is {given['pooling_mode']}; expected sum (0) or mean (1)"
-    if given["output_dtype"] not in _OUTPUTS:
-        return f"output_dtype is SparseType {given['output_dtype']}; expected fp32 (0), fp16 (1) or bf16 (5)"
-    if not isinstance(given["row_alignment"], int) or given["row_alignment"] < 1:
-        return f"row_alignment is {given['row_alignment']}; expected a number"
-    if memory.is_cuda and given["row_alignment"] % _PARAMETERS:
-        return f"row_alignment is {given['row_alignment']}; expected a multiple of 4 on a GPU"
-    for number, table in enumerate(_tables(given, found)):
+    if arguments["pooling_mode"] not in _POOLINGS:
+        return f"pooling_mode is {arguments['pooling_mode']}; expected sum (0) or mean (1)"
+    if arguments["output_dtype"] not in _OUTPUTS:
+        return (
+            f"output_dtype is SparseType {arguments['output_dtype']}; expected fp32 (0), fp16 (1) or bf16 (5)"
+        )
+    if not isinstance(arguments["row_alignment"], int) or arguments["row_alignment"] < 1:
+        return f"row_alignment is {arguments['row_alignment']}; expected a number"
+    if memory.is_cuda and arguments["row_alignment"] % _PARAMETERS:
+        return f"row_alignment is {arguments['row_alignment']}; expected a multiple of 4 on a GPU"
+    for number, table in enumerate(_tables(arguments, layout)):
         first = min(table.first, table.parameters) if table.kind in CODES else table.first
         if first < 0 or first + table.rows * table.pitch > memory.numel():
             return f"table {number} ends beyond dev_weights; expected tables within {memory.numel()} bytes"
-    return _why_not_lookups(program, node, given)
+    return _why_not_lookups(program, node, arguments)
 
 
-def _why_not_lookups(program: Program, node: Node, given: dict[str, Any]) -> str:
-    weights = given["indice_weights"]
-    if weights is not None and given["pooling_mode"]:
+def _why_not_lookups(program: Program, node: Node, arguments: dict[str, Any]) -> str:
+    weights = arguments["indice_weights"]
+    if weights is not None and arguments["pooling_mode"]:
         return "indice_weights are given with mean pooling; expected sum"
     if weights is not None and program.may_train_later(weights):
         return "indice_weights have a gradient, which quantised tables do not compute"
-    lookups = [item for item in (given["indices"], given["offsets"], weights) if item is not None]
-    device = tensor_of(given["dev_weights"]).device  # type: ignore[union-attr]
+    lookups = [item for item in (arguments["indices"], arguments["offsets"], weights) if item is not None]
+    device = tensor_of(arguments["dev_weights"]).device  # type: ignore[union-attr]
     tensors = [tensor_of(item) for item in lookups]
-    if any(one is None or one.device != device for one in tensors):
+    if any(tensor is None or tensor.device != device for tensor in tensors):
         return f"indices, offsets or weights are on another device; expected {device}, as the tables"
-    if any(one.dtype not in INTEGERS for one in tensors[:2]):  # type: ignore[union-attr]
+    if any(tensor.dtype not in INTEGERS for tensor in tensors[:2]):  # type: ignore[union-attr]
         return "indices or offsets are no integers; expected int32 or int64"
-    if program.effects.is_written(given["dev_weights"]):
+    if program.effects.is_written(arguments["dev_weights"]):
         return "dev_weights are written to in place"
     for item in lookups:
-        if other := [one for one in program.effects.writers_of(item) if not is_named(one, _CHECK)]:
+        if other := [writer for writer in program.effects.writers_of(item) if not is_named(writer, _CHECK)]:
             return f"{item.name} is written to in place by {other[0].name}"
     return program.effects.why_not((node,))
 
 
-def _tables(given: dict[str, Any], found: dict[str, list[int]]) -> list[StoredTable]:
+def _tables(arguments: dict[str, Any], layout: dict[str, list[int]]) -> list[StoredTable]:
     """Return the table of each feature."""
     tables = []
-    ends, alignment = found["D_offsets"], given["row_alignment"]
-    columns = zip(found["weights_tys"], found["weights_offsets"], found["rows_per_table"], strict=True)
+    ends, alignment = layout["D_offsets"], arguments["row_alignment"]
+    columns = zip(layout["weights_tys"], layout["weights_offsets"], layout["rows_per_table"], strict=True)
     for number, (kind, first, rows) in enumerate(columns):
         table = StoredTable(0, first, _KINDS[kind], rows, ends[number + 1] - ends[number], 0)
         is_codes = table.kind in CODES
@@ -152,25 +154,25 @@ def _tables(given: dict[str, Any], found: dict[str, list[int]]) -> list[StoredTa
     return tables
 
 
-def _call(program: Program, given: dict[str, Any], tables: list[StoredTable], rows: list[int]) -> Node:
+def _call(program: Program, arguments: dict[str, Any], tables: list[StoredTable], rows: list[int]) -> Node:
     features, column = [], 0
-    pooling = MODES.index(_POOLINGS[given["pooling_mode"]])  # type: ignore[arg-type]
+    pooling = MODES.index(_POOLINGS[arguments["pooling_mode"]])  # type: ignore[arg-type]
     for number, table in enumerate(tables):
         values = (number, 0, table.rows, table.dim, pooling, -1, column)
         features.append(FEATURE.row(**dict(zip(FEATURE.fields, values, strict=True))))
         column += table.dim
-    memory = [given["dev_weights"]]
-    weights = given["indice_weights"]
+    memory = [arguments["dev_weights"]]
+    weights = arguments["indice_weights"]
     return program.emit(
         torch.ops.recfuse.fused_embedding_bag_quantized.default,
         memory,
         memory,
         program.constant(features, "cpu"),
-        given["indices"],
-        given["offsets"],
+        arguments["indices"],
+        arguments["offsets"],
         column,
         weights,
-        _OUTPUTS[given["output_dtype"]],
+        _OUTPUTS[arguments["output_dtype"]],
         stored=program.constant(stored_rows(tables), "cpu"),
     )
 

@@ -39,9 +39,9 @@ def find(program: Program) -> Iterator[Match]:
             continue
         if not any(_is_pooled(part) for part in parts):
             continue
-        found = [Part(node.name, f"regrouped, {len(parts)} parts")]
+        report = [Part(node.name, f"regrouped, {len(parts)} parts")]
         if reason := _why_not(program, node, parts, between):
-            yield Match(found, why_not=reason)
+            yield Match(report, why_not=reason)
             continue
 
         def apply(node: Node = node, parts: list[Node] = parts, between: list[Node] = between) -> str:
@@ -53,7 +53,7 @@ def find(program: Program) -> Iterator[Match]:
                         program.forget(user)
             return f"a cat of {len(parts)} parts as they come"
 
-        yield Match(found, apply, key=node.name)
+        yield Match(report, apply, key=node.name)
 
 
 def _is_permuted(node: Node) -> bool:
@@ -90,21 +90,21 @@ def _flat(program: Program, node: Node, between: list[Node], is_outer: bool = Fa
     """Return the parts of a node, the node itself if it has no parts, or None if they are unknown."""
     if _width(node) is None:
         return None
-    found: list[Node] | None = [node]
+    parts: list[Node] | None = [node]
     if is_call(node, *_CATS) and arguments_of(node)["dim"] in (1, -1):
         items = [_flat(program, item, between) for item in node.args[0]]  # type: ignore[union-attr]
-        found = None if None in items else list(itertools.chain(*items))  # type: ignore[arg-type]
+        parts = None if None in items else list(itertools.chain(*items))  # type: ignore[arg-type]
     elif _is_permuted(node):
-        found = _permuted(program, node, between)
+        parts = _permuted(program, node, between)
         between.append(node)
-        return found
+        return parts
     elif _is_same(node):
-        found = _flat(program, node.args[0], between)  # type: ignore[arg-type]
+        parts = _flat(program, node.args[0], between)  # type: ignore[arg-type]
     elif getattr(node.target, "__name__", "") == "getitem" and is_call(node.args[0], aten.split_with_sizes):
-        found = _piece(program, node, between)
-    if found is not None and found != [node] and not is_outer:
+        parts = _piece(program, node, between)
+    if parts is not None and parts != [node] and not is_outer:
         between.append(node)
-    return found
+    return parts
 
 
 def _width(node: Node) -> int | None:
@@ -143,8 +143,8 @@ def _piece(program: Program, node: Node, between: list[Node]) -> list[Node] | No
     sizes, number = arguments["split_sizes"], node.args[1]
     if arguments["dim"] not in (1, -1) or not all(isinstance(size, int) for size in sizes):
         return [node]
-    own: list[Node] = []
-    parts = _flat(program, arguments["self"], own)
+    inner_between: list[Node] = []
+    parts = _flat(program, arguments["self"], inner_between)
     if parts is None or not isinstance(number, int):
         return [node]
     start = sum(sizes[:number])
@@ -152,7 +152,7 @@ def _piece(program: Program, node: Node, between: list[Node]) -> list[Node] | No
     ends = [0, *itertools.accumulate(_width(part) or 0 for part in parts)]
     if start not in ends or end not in ends or start == end:
         return [node]
-    between += own
+    between += inner_between
     return parts[ends.index(start) : ends.index(end)]
 
 

@@ -46,18 +46,18 @@ _METADATA = aten._assert_tensor_metadata
 def find(program: Program) -> Iterator[Match]:
     """Yield groups of padded lookups, those that are left, and masks that change nothing."""
     groups: dict[tuple[object, ...], list[Bag]] = {}
-    found = []
+    histories = []
     for node in program.nodes:
         if not is_pad(node) or not node.users or (history := _history_at(node)) is None:
             continue
         if reason := _why_not(program, node, history):
             yield Match([part_of(program, history)], why_not=reason)
         else:
-            found.append(history)
-    for history in found:
+            histories.append(history)
+    for history in histories:
         yield from _masks(program, history)
-    depths = program.depths({history.result for history in found}.__contains__)
-    for history in found:
+    depths = program.depths({history.result for history in histories}.__contains__)
+    for history in histories:
         result = value_of(history.result)
         key = (
             depths[history.result], program.effects.region[history.result], result.device, result.dtype,
@@ -79,9 +79,9 @@ def _match(program: Program, group: Sequence[Bag]) -> Match:
             histories = [_with_own_indices(program, group[number], splits) for number in order]
             return emit_padded(program, histories, length)
 
-        where = join(program, [(history.result, history.dim) for history in group], call)
+        suffix = join(program, [(history.result, history.dim) for history in group], call)
         forget_lookups(program, inside)
-        return f"{count_text(group)} in one call{where}"
+        return f"{count_text(group)} in one call{suffix}"
 
     return Match([part_of(program, history) for history in group], apply, key=group[0].result.name)
 
@@ -110,7 +110,7 @@ def forget_lookups(program: Program, inside: Sequence[Node]) -> None:
 
 def part_of(program: Program, history: Bag) -> Part:
     """Return the entry of lookups in the report."""
-    return Part(program.name(history.weight), history.found)
+    return Part(program.name(history.weight), history.operators)
 
 
 def _masks(program: Program, history: Bag) -> Iterator[Match]:
@@ -141,13 +141,14 @@ def _history_at(node: Node) -> Bag | None:
             inside.insert(0, inside[0].args[0])
     if not is_call(inside[0], aten.embedding) or len(offsets) != 1 or len(lengths) != 1:
         return None
-    given = arguments_of(inside[0])
-    if value_of(given["indices"]).dim() != 1:
+    arguments = arguments_of(inside[0])
+    if value_of(arguments["indices"]).dim() != 1:
         return None
-    found = "embedding + padding" if len(inside) < 3 else "embedding + split + padding"
+    operators = "embedding + padding" if len(inside) < 3 else "embedding + split + padding"
     return Bag(
-        node, given["weight"], given["indices"], "sum", found, tuple(inside), LAST, offsets=offsets[0],
-        counted=offsets[0], padding_idx=given["padding_idx"], sparse=bool(given["sparse"]),
+        node, arguments["weight"], arguments["indices"], "sum", operators, tuple(inside), LAST,
+        offsets=offsets[0], counted=offsets[0], padding_idx=arguments["padding_idx"],
+        sparse=bool(arguments["sparse"]),
     )  # fmt: skip
 
 
@@ -177,8 +178,8 @@ def _why_not(program: Program, node: Node, history: Bag) -> str:
     *_, value = pad_arguments(node)
     result = tensor_of(node)
     if result is None or result.dtype not in DTYPES or result.dim() != 3:
-        found = "no tensor" if result is None else f"{result.dtype} of {result.dim()} dims"
-        return f"the padded rows are {found}; expected 3 dims of float32, float16 or bfloat16"
+        kind = "no tensor" if result is None else f"{result.dtype} of {result.dim()} dims"
+        return f"the padded rows are {kind}; expected 3 dims of float32, float16 or bfloat16"
     if value != 0:
         return f"padding_value is {value!r}; expected 0"
     casts = [inside for inside in history.inside if is_call(inside, *_CASTS)]

@@ -32,7 +32,7 @@ from recfuse.passes.graph.sequences.histories import emit_apart, emit_joined
 from recfuse.passes.patterns.bags import symbol, why_no_kernel
 from recfuse.passes.patterns.sequences import chunks, count_text, forget_lookups, part_of
 
-_FOUND = "embedding of histories"
+_OPERATORS = "embedding of histories"
 _ALONE = "no other lookup has indices of this shape"
 _TRAINS = "the rows are used apart and a table trains, so one call would gain nothing"
 _RETURNED = "the rows are used apart and the program returns them or a view of them"
@@ -40,17 +40,17 @@ _RETURNED = "the rows are used apart and the program returns them or a view of t
 
 def find(program: Program) -> Iterator[Match]:
     """Yield groups of lookups, and those that are left."""
-    found = []
+    histories = []
     for node in program.nodes:
         if (history := _history_at(node)) is None:
             continue
         if reason := why_no_kernel(program, history):
             yield Match([part_of(program, history)], why_not=reason)
         else:
-            found.append(history)
-    depths = program.depths({history.result for history in found}.__contains__)
+            histories.append(history)
+    depths = program.depths({history.result for history in histories}.__contains__)
     groups: dict[tuple[object, ...], list[Bag]] = {}
-    for history in found:
+    for history in histories:
         result = value_of(history.result)
         key = (
             depths[history.result], program.effects.region[history.result], result.device, result.dtype,
@@ -68,12 +68,12 @@ def find(program: Program) -> Iterator[Match]:
 
 def _joined(program: Program, group: Sequence[Bag]) -> Match:
     def apply() -> str:
-        where = join(
+        suffix = join(
             program,
             [(history.result, history.dim) for history in group],
             lambda order: emit_joined(program, [group[number] for number in order]),
         )
-        return f"{count_text(group)} in one call{where}"
+        return f"{count_text(group)} in one call{suffix}"
 
     return Match([part_of(program, history) for history in group], apply, key=group[0].result.name)
 
@@ -96,8 +96,8 @@ def _apart(program: Program, group: Sequence[Bag]) -> Iterator[Match]:
             yield Match([part_of(program, history)], why_not=reason)
         elif not reason:
             by_dim.setdefault(history.dim, []).append(history)
-    for own in by_dim.values():
-        for part in chunks(own):
+    for same_dim in by_dim.values():
+        for part in chunks(same_dim):
             yield _separate(program, part)
 
 
@@ -121,12 +121,12 @@ def _history_at(node: Node) -> Bag | None:
     """Return the lookups whose rows are ``node``, or None; a single lookup for each sample is a bag."""
     if not is_call(node, aten.embedding) or not node.users:
         return None
-    given = arguments_of(node)
-    if value_of(given["indices"]).dim() < 2:
+    arguments = arguments_of(node)
+    if value_of(arguments["indices"]).dim() < 2:
         return None
     return Bag(
-        node, given["weight"], given["indices"], "sum", _FOUND, (), FIXED, counted=given["indices"],
-        padding_idx=given["padding_idx"], sparse=bool(given["sparse"]),
+        node, arguments["weight"], arguments["indices"], "sum", _OPERATORS, (), FIXED,
+        counted=arguments["indices"], padding_idx=arguments["padding_idx"], sparse=bool(arguments["sparse"]),
     )  # fmt: skip
 
 

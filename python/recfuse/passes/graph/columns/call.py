@@ -78,8 +78,8 @@ def pieces(columns: Sequence[Column]) -> Iterator[list[Column]]:
                 break
             yield piece
             piece = []
-            for own in (dense, jagged, weights):
-                own.clear()
+            for inputs in (dense, jagged, weights):
+                inputs.clear()
         piece.append(column)
     if piece:
         yield piece
@@ -87,8 +87,8 @@ def pieces(columns: Sequence[Column]) -> Iterator[list[Column]]:
 
 def emit_columns(program: Program, columns: Sequence[Column]) -> Node:
     """Emit one call for columns of one dtype and batch: ``[samples, sum of dims]``, in order."""
-    found = dict.fromkeys(each for column in columns for each in _inputs_of(column))
-    inputs = sorted(found, key=lambda each: each.offsets is not None)
+    distinct = dict.fromkeys(each for column in columns for each in _inputs_of(column))
+    inputs = sorted(distinct, key=lambda each: each.offsets is not None)
     weights = list(dict.fromkeys(column.bag.weight for column in columns))
     words = _words(columns, {each: at for at, each in enumerate(inputs)}, weights).tolist()
     dense = [_values(program, each) for each in inputs if each.offsets is None]
@@ -101,7 +101,9 @@ def emit_columns(program: Program, columns: Sequence[Column]) -> Node:
     if not program.compares_sizes:  # the operator also takes offsets of several features
         is_source = not dense  # whether the first offsets define the batch
         ends = _ends(program, batch)
-        offsets[is_source:] = [program.emit(aten.reshape.default, own, [ends]) for own in offsets[is_source:]]
+        offsets[is_source:] = [
+            program.emit(aten.reshape.default, item, [ends]) for item in offsets[is_source:]
+        ]
     host = program.constant(words, "cpu")
     call = weights, host, dense, values, offsets, factors, batch, sum(column.bag.dim for column in columns)
     on_device = (program.constant(words, device),) if device.type == "cuda" else ()
@@ -117,8 +119,8 @@ def _values(program: Program, each: _Input) -> Node:
 def _flat(program: Program, node: Node) -> Node:
     """Return contiguous values ``[lookups]``: the operator makes no copies."""
     tensor = value_of(node)
-    found = node if tensor.dim() == 1 else program.emit(aten.reshape.default, node, [-1])
-    return program.emit(aten.contiguous.default, found)
+    values = node if tensor.dim() == 1 else program.emit(aten.reshape.default, node, [-1])
+    return program.emit(aten.contiguous.default, values)
 
 
 def _offsets(program: Program, each: _Input, device: torch.device) -> Node:
@@ -142,10 +144,10 @@ def _ends(program: Program, samples: Any) -> Any:
 
 def _samples(program: Program, each: _Input) -> Any:
     assert each.offsets is not None
-    found = program.size(each.offsets, 0)
+    ends = program.size(each.offsets, 0)
     if not each.last:
-        return found
-    return program.emit(operator.sub, found, 1) if isinstance(found, Node) else found - 1
+        return ends
+    return program.emit(operator.sub, ends, 1) if isinstance(ends, Node) else ends - 1
 
 
 def _factors(program: Program, jagged: Sequence[_Input], device: torch.device) -> list[Node]:
@@ -153,10 +155,10 @@ def _factors(program: Program, jagged: Sequence[_Input], device: torch.device) -
         return []
     options: dict[str, Any] = {"dtype": torch.float32, "device": device, "pin_memory": False}
     none = program.emit(aten.full.default, [0], 0.0, **options)
-    found = [none if each.weights is None else _flat(program, each.weights) for each in jagged]
+    factors = [none if each.weights is None else _flat(program, each.weights) for each in jagged]
     return [
         program.emit(aten.to.dtype, node, torch.float32) if value_of(node).dtype is torch.bool else node
-        for node in found
+        for node in factors
     ]
 
 
@@ -169,20 +171,20 @@ def _words(
     column_at = 0
     for column in columns:
         bag, cross = column.bag, column.cross
-        left = len(sources)
+        first_source = len(sources)
         for chain in (column.chain,) if cross is None else (cross.left, cross.right):
             at = number[_input_of(chain, bag)]
-            place = {"input": at, "slot": chain.slot, "width": chain.width}
-            sources.append(COLUMN_SOURCE.row(**place, first_step=len(steps), n_steps=len(chain.steps)))
+            fields = {"input": at, "slot": chain.slot, "width": chain.width}
+            sources.append(COLUMN_SOURCE.row(**fields, first_step=len(steps), n_steps=len(chain.steps)))
             for step in chain.steps:
                 a, b = step.a, step.b
                 if step.operation in (BUCKETIZE, BUCKETIZE_RIGHT):
                     a, b = len(edges), len(step.boundaries)
                     edges.extend(step.boundaries)
                 steps.append(COLUMN_STEP.row(operation=step.operation, a=a, b=b))
-        right, buckets, seed = (-1, 0, 0) if cross is None else (left + 1, cross.buckets, cross.seed)
+        right, buckets, seed = (-1, 0, 0) if cross is None else (first_source + 1, cross.buckets, cross.seed)
         row = COLUMN.row(
-            left=left, right=right, cross_buckets=buckets, cross_seed=seed, buffer=buffer[bag.weight],
+            left=first_source, right=right, cross_buckets=buckets, cross_seed=seed, buffer=buffer[bag.weight],
             weight_offset=0, rows=int(bag.table.shape[0]), dim=bag.dim, pooling=MODES.index(bag.mode),
             weighted=bag.weights is not None, invalid=column.invalid, empty=column.empty,
             fill=bits(column.fill), first_dim=0, n_dims=bag.dim, scale=bits(1.0), output_column=column_at,

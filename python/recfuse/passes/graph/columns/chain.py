@@ -73,8 +73,8 @@ def cross_of(program: Program, bag: Bag) -> Cross | None:
     if bag.form != FIXED or bag.length != 1 or bag.weights is not None:
         return None
     node, views = bag.indices, 0
-    while is_call(node, *_VIEWS) and (found := _step(program, node, bag)) is not None:
-        _, node = found
+    while is_call(node, *_VIEWS) and (step := _step(program, node, bag)) is not None:
+        _, node = step
         views += 1
     found_hash = hash_at(node)
     if found_hash is None or len(found_hash.words) != 2:
@@ -94,8 +94,8 @@ def chain_of(program: Program, bag: Bag, indices: Node | None = None) -> Chain |
     """Return the chain of ``indices`` (default: the bag's), or None if the operator cannot read its input."""
     steps: list[Step] = []
     node, folded = indices or bag.indices, 0
-    while not program.effects.is_written(node) and (found := _step(program, node, bag)) is not None:
-        step, node = found
+    while not program.effects.is_written(node) and (step_and_input := _step(program, node, bag)) is not None:
+        step, node = step_and_input
         folded += 1
         if step is not None:
             steps.insert(0, step)
@@ -117,9 +117,9 @@ def _step(program: Program, node: Node, bag: Bag) -> tuple[Step | None, Node] | 
         is_same = arguments is not None and tensor.dtype == arguments.dtype
         is_same = is_same and _is_column(tensor) and _is_column(arguments)  # type: ignore[arg-type]
         return (None, node.args[0]) if is_same and same(tensor.shape[0], arguments.shape[0]) else None  # type: ignore[union-attr,return-value]
-    if found := hash_at(node):
-        is_taken = len(found.words) == 1 and not any(map(program.effects.is_written, found.nodes))
-        return (Step(HASH, found.buckets, found.seed), found.words[0]) if is_taken else None
+    if match := hash_at(node):
+        is_taken = len(match.words) == 1 and not any(map(program.effects.is_written, match.nodes))
+        return (Step(HASH, match.buckets, match.seed), match.words[0]) if is_taken else None
     arguments = arguments_of(node) if is_call(node, *_KNOWN) else {}
     if is_call(node, aten.bucketize):
         boundaries = _constant(program, arguments["boundaries"])
@@ -209,8 +209,8 @@ def _affine(node: Node, arguments: dict[str, Any]) -> tuple[Step, Node] | None:
 
 def _constant(program: Program, node: Any) -> NDArray[np.float64] | None:
     """Return the values of a constant vector of the program, which no user can change, or None."""
-    found = program.constant_value(node) if isinstance(node, Node) else None
-    return None if found is None or found.dim() != 1 else found.double().cpu().numpy()
+    values = program.constant_value(node) if isinstance(node, Node) else None
+    return None if values is None or values.dim() != 1 else values.double().cpu().numpy()
 
 
 def _input(node: Node, bag: Bag) -> Chain | None:
@@ -224,8 +224,8 @@ def _input(node: Node, bag: Bag) -> Chain | None:
         return Chain(node, 0, width, lookups_of=width)
     if tensor.dim() == 2 and not same(tensor.shape[1], width):
         return None
-    if (found := part_of(node)) is not None:
-        return Chain(found.base, found.first, width, turned=found.turned)
+    if (slot := part_of(node)) is not None:
+        return Chain(slot.base, slot.first, width, turned=slot.turned)
     return Chain(node, 0, width)
 
 

@@ -40,13 +40,13 @@ def with_end(program: Program, ranges: Ranges, column: Column) -> Column:
     values, bound, holds_below = compared
     if holds_below == has_value:  # the pooled row must be taken above the bound
         return column
-    found = _dropped(ranges, column, values, bound, other) or _filled(column, values, bound, other)
+    extended = _dropped(ranges, column, values, bound, other) or _filled(column, values, bound, other)
     if any(list(other.users) != [user] for other in result.users if other is not user):
         return column
     read = [node for node in (condition, other, values) if isinstance(node, Node)]
-    if found is None or program.effects.why_not((result, user, *read)):
+    if extended is None or program.effects.why_not((result, user, *read)):
         return column
-    return replace(found, result=user, folded=column.folded + 3)
+    return replace(extended, result=user, folded=column.folded + 3)
 
 
 def _like(node: Node, result: Node) -> bool:

@@ -44,7 +44,7 @@ def hash_at(node: Node) -> Hash | None:
             if not 1 <= buckets < 2**31 or any(not _is_word(word, node) for word in words):
                 return None
             seed = (bound["start"] - template.start) % _OF_INT64
-            nodes = tuple(found for found in bound.values() if isinstance(found, Node))
+            nodes = tuple(item for item in bound.values() if isinstance(item, Node))
             return Hash(words, buckets, seed - _OF_INT64 if seed >= 2**63 else seed, nodes)
     return None
 
@@ -73,26 +73,28 @@ def _template(count: int) -> _Template:
     return _Template(tuple(nodes[:count]), nodes[-1].args[0], start)  # type: ignore[arg-type]
 
 
-def _is_alike(one: Any, other: Any, template: _Template, bound: dict[Any, Any]) -> bool:
+def _is_alike(expected: Any, actual: Any, template: _Template, bound: dict[Any, Any]) -> bool:
     """Return whether an argument of the template matches an argument of a graph.
 
     ``bound`` maps nodes of the template to nodes of the graph, and the names of its numbers to their values.
     """
-    if not isinstance(one, Node):
-        if type(one) is not type(other):
+    if not isinstance(expected, Node):
+        if type(expected) is not type(actual):
             return False
-        name = "buckets" if one == _BUCKETS else "start" if one == template.start else None
-        return bool(one == other) if name is None else bound.setdefault(name, other) == other
-    if one in bound:
-        return bound[one] is other
-    if not isinstance(other, Node):
+        name = "buckets" if expected == _BUCKETS else "start" if expected == template.start else None
+        return bool(expected == actual) if name is None else bound.setdefault(name, actual) == actual
+    if expected in bound:
+        return bound[expected] is actual
+    if not isinstance(actual, Node):
         return False
-    if one.op != "placeholder":
-        if one.op != other.op or one.target is not other.target:
+    if expected.op != "placeholder":
+        if expected.op != actual.op or expected.target is not actual.target:
             return False
-        ours, theirs = arguments_of(one), arguments_of(other)
-        names = [name for name in ours if name != "pin_memory"]
-        if not all(_is_alike(ours[name], theirs[name], template, bound) for name in names):
+        expected_arguments, actual_arguments = arguments_of(expected), arguments_of(actual)
+        names = [name for name in expected_arguments if name != "pin_memory"]
+        if not all(
+            _is_alike(expected_arguments[name], actual_arguments[name], template, bound) for name in names
+        ):
             return False
-    bound[one] = other
+    bound[expected] = actual
     return True

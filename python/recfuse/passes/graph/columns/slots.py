@@ -27,10 +27,10 @@ class Slot(NamedTuple):
 
 def part_of(node: Node) -> Slot | None:
     """Return the position of a node ``[batch]`` or ``[batch, width]`` in a wider tensor, or None."""
-    found = _taken(node)
-    if found is None:
+    slice_of = _taken(node)
+    if slice_of is None:
         return None
-    base, dim, first = found
+    base, dim, first = slice_of
     while True:
         inner = _taken(base) if _is_matrix(base) else None
         if is_call(base, aten.slice) and _takes_all(base):
@@ -51,10 +51,10 @@ def _is_matrix(node: Node) -> bool:
 def _taken(node: Node) -> tuple[Node, int, int] | None:
     """Return the matrix whose columns or rows a node takes, the dimension, and the first position."""
     tensor = tensor_of(node)
-    found = None if tensor is None else _view(node, tensor)
-    if found is None:
+    view = None if tensor is None else _view(node, tensor)
+    if view is None:
         return None
-    base, dim, first = found
+    base, dim, first = view
     wide = tensor_of(base)
     if wide is None or wide.dim() != 2 or type(dim) is not int or type(first) is not int:
         return None
@@ -94,7 +94,7 @@ def _piece(node: Node) -> tuple[Node, Any, Any] | None:
 
 def _takes_all(node: Node) -> bool:
     arguments = arguments_of(node)
-    end, taken, whole = arguments["end"], tensor_of(node), tensor_of(arguments["self"])
-    if arguments["start"] not in (None, 0) or arguments["step"] != 1 or taken is None or whole is None:
+    end, taken, source = arguments["end"], tensor_of(node), tensor_of(arguments["self"])
+    if arguments["start"] not in (None, 0) or arguments["step"] != 1 or taken is None or source is None:
         return False
-    return end is None or end == _MOST or all(map(same, taken.shape, whole.shape))
+    return end is None or end == _MOST or all(map(same, taken.shape, source.shape))

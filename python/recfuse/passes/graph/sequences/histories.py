@@ -40,10 +40,15 @@ def is_pad(node: Any) -> bool:
 
 def pad_arguments(node: Node) -> tuple[Node, list[Node], list[Any], float]:
     """Return the rows, offsets, lengths and padding value of a call for which ``is_pad`` holds."""
-    given = arguments_of(node)
-    if "max_sequence_length" in given:
-        return given["values"], [given["offsets"]], [given["max_sequence_length"]], 0.0
-    return given["values"], list(given["offsets"]), list(given["max_lengths"]), given["padding_value"]
+    arguments = arguments_of(node)
+    if "max_sequence_length" in arguments:
+        return arguments["values"], [arguments["offsets"]], [arguments["max_sequence_length"]], 0.0
+    return (
+        arguments["values"],
+        list(arguments["offsets"]),
+        list(arguments["max_lengths"]),
+        arguments["padding_value"],
+    )
 
 
 def emit_padded(program: Program, bags: Sequence[Bag], length: Any) -> Node:
@@ -52,43 +57,52 @@ def emit_padded(program: Program, bags: Sequence[Bag], length: Any) -> Node:
     The offsets of a feature may end before its lookups do: the rest is a history of its own, which is cut
     off. Offsets of a KeyedJaggedTensor end with the lookups.
     """
-    own = connected(program, bags)
-    keyed = [keyed_part(program, bag) for bag in own]
-    known = [part for part in keyed if part is not None]
-    weights, features, columns = features_of(program, own)
-    if len(known) < len(own):
-        indices = joined(program, [bag.indices for bag in own])
-        offsets = jagged_offsets(program, own, "fused_embedding")
-        whole = _call(program, own, weights, features, indices, offsets, columns, "padded", length)
-        return program.emit(aten.slice.Tensor, whole, 0, 0, -1)
-    if is_whole(known):
-        indices, lengths = known[0].values, known[0].lengths
+    histories = connected(program, bags)
+    keyed = [keyed_part(program, bag) for bag in histories]
+    parts = [part for part in keyed if part is not None]
+    weights, features, columns = features_of(program, histories)
+    if len(parts) < len(histories):
+        indices = joined(program, [bag.indices for bag in histories])
+        offsets = jagged_offsets(program, histories, "fused_embedding")
+        padded = _call(program, histories, weights, features, indices, offsets, columns, "padded", length)
+        return program.emit(aten.slice.Tensor, padded, 0, 0, -1)
+    if is_whole(parts):
+        indices, lengths = parts[0].values, parts[0].lengths
     else:
-        indices = joined(program, [bag.indices for bag in own])
-        lengths = joined(program, [part.own_lengths for part in known])
+        indices = joined(program, [bag.indices for bag in histories])
+        lengths = joined(program, [part.own_lengths for part in parts])
     offsets = program.emit(torch.ops.fbgemm.asynchronous_complete_cumsum.default, lengths)
-    return _call(program, own, weights, features, indices, offsets, columns, "padded", length)
+    return _call(program, histories, weights, features, indices, offsets, columns, "padded", length)
 
 
 def emit_joined(program: Program, bags: Sequence[Bag]) -> Node:
     """Emit one call for indices of one shape ``[..., length]``: ``[..., length, sum of dims]``, in order."""
-    own = connected(program, bags)
-    weights, features, columns = features_of(program, own)
-    indices = joined(program, [flat(program, bag.indices) for bag in own])
-    offsets = _even_offsets(program, own)
-    found = _call(program, own, weights, features, indices, offsets, columns, "joined")
-    return program.emit(aten.reshape.default, found, [*_shape(program, own[0].indices), columns])
+    histories = connected(program, bags)
+    weights, features, columns = features_of(program, histories)
+    indices = joined(program, [flat(program, bag.indices) for bag in histories])
+    offsets = _even_offsets(program, histories)
+    rows = _call(program, histories, weights, features, indices, offsets, columns, "joined")
+    return program.emit(aten.reshape.default, rows, [*_shape(program, histories[0].indices), columns])
 
 
 def emit_apart(program: Program, bags: Sequence[Bag]) -> list[Node]:
     """Emit one call for indices of one shape and tables of one dim; returns views of its result for each."""
-    own = connected(program, bags)
-    weights, features, _ = features_of(program, own)
-    indices = joined(program, [flat(program, bag.indices) for bag in own])
-    found = _call(program, own, weights, features, indices, _even_offsets(program, own), own[0].dim, "jagged")
-    shape = _shape(program, own[0].indices)
-    parts = program.emit(aten.reshape.default, found, [len(own), *shape, own[0].dim])
-    return [program.emit(aten.select.int, parts, 0, number) for number in range(len(own))]
+    histories = connected(program, bags)
+    weights, features, _ = features_of(program, histories)
+    indices = joined(program, [flat(program, bag.indices) for bag in histories])
+    rows = _call(
+        program,
+        histories,
+        weights,
+        features,
+        indices,
+        _even_offsets(program, histories),
+        histories[0].dim,
+        "jagged",
+    )
+    shape = _shape(program, histories[0].indices)
+    parts = program.emit(aten.reshape.default, rows, [len(histories), *shape, histories[0].dim])
+    return [program.emit(aten.select.int, parts, 0, number) for number in range(len(histories))]
 
 
 def _call(

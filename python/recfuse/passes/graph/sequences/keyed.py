@@ -42,19 +42,19 @@ def keyed_part(program: Program, bag: Bag) -> KeyedPart | None:
     if row is None or split is None or not is_call(split[0], aten.split_with_sizes, aten.split):
         return None
     (matrix, key), (split_node, number) = row, split
-    given = arguments_of(split_node)
-    sizes = given.get("split_sizes", given.get("split_size"))
+    arguments = arguments_of(split_node)
+    sizes = arguments.get("split_sizes", arguments.get("split_size"))
     lengths, keys = matrix_of(matrix)
     if lengths is None or number != key or not isinstance(sizes, (list, tuple)) or len(sizes) != keys:
         return None
-    if given.get("dim", 0) != 0 or tensor_of(given["self"]).dim() != 1:  # type: ignore[union-attr]
+    if arguments.get("dim", 0) != 0 or tensor_of(arguments["self"]).dim() != 1:  # type: ignore[union-attr]
         return None
     for at, size in enumerate(sizes):
         if _summed_row(size) != (lengths, keys, at):
             return None
-    if any(program.effects.is_written(node) for node in (lengths, given["self"])):
+    if any(program.effects.is_written(node) for node in (lengths, arguments["self"])):
         return None
-    return KeyedPart(key, keys, given["self"], lengths, own_lengths)
+    return KeyedPart(key, keys, arguments["self"], lengths, own_lengths)
 
 
 def is_whole(parts: Sequence[KeyedPart]) -> bool:
@@ -76,12 +76,12 @@ def _item_of(node: Any) -> tuple[Node, int] | None:
 def row_of(node: Any) -> tuple[Node, int] | None:
     """Return the tensor whose row along the first dim a node is, and the number of the row, or None."""
     if (item := _item_of(node)) is not None and is_call(item[0], aten.unbind):
-        given = arguments_of(item[0])
-        return (given["self"], item[1]) if given["dim"] == 0 else None
+        arguments = arguments_of(item[0])
+        return (arguments["self"], item[1]) if arguments["dim"] == 0 else None
     if is_call(node, aten.select):
-        given = arguments_of(node)
-        if given["dim"] == 0 and isinstance(given["index"], int) and given["index"] >= 0:
-            return given["self"], given["index"]
+        arguments = arguments_of(node)
+        if arguments["dim"] == 0 and isinstance(arguments["index"], int) and arguments["index"] >= 0:
+            return arguments["self"], arguments["index"]
     return None
 
 
@@ -101,8 +101,8 @@ def _summed_row(size: Any) -> tuple[Node | None, int, int] | None:
     summed, key = row
     if not is_call(summed, aten.sum) or "dim" not in arguments_of(summed):
         return None
-    given = arguments_of(summed)
-    if given["dim"] not in ([1], [-1], (1,), (-1,)) or given["keepdim"]:
+    arguments = arguments_of(summed)
+    if arguments["dim"] not in ([1], [-1], (1,), (-1,)) or arguments["keepdim"]:
         return None
-    lengths, keys = matrix_of(given["self"])
+    lengths, keys = matrix_of(arguments["self"])
     return None if lengths is None else (lengths, keys, key)

@@ -24,15 +24,15 @@ def masked_history(program: Program, node: Node, history: Bag) -> bool:
         if is_call(mask, aten.to, aten._to_copy) and value_of(mask.args[0]).dtype.is_floating_point is False:
             mask = mask.args[0]
     elif is_call(node, aten.masked_fill):
-        given = arguments_of(node)
-        if given["self"] is result and _is_zero(given["value"]):
-            mask = _negated(given["mask"])
+        arguments = arguments_of(node)
+        if arguments["self"] is result and _is_zero(arguments["value"]):
+            mask = _negated(arguments["mask"])
     elif is_call(node, aten.where) and node.args[1:2] == (result,) and _is_zero(node.args[-1]):
         mask = node.args[0]
-    found, wanted = tensor_of(node), tensor_of(result)
-    if mask is None or found is None or wanted is None or found.dtype != wanted.dtype:
+    masked, padded = tensor_of(node), tensor_of(result)
+    if mask is None or masked is None or padded is None or masked.dtype != padded.dtype:
         return False
-    if len(found.shape) != 3 or not all(map(same, found.shape, wanted.shape)):
+    if len(masked.shape) != 3 or not all(map(same, masked.shape, padded.shape)):
         return False
     return _is_mask(program, mask, history)
 
@@ -62,8 +62,8 @@ def _is_mask(program: Program, wide: Any, history: Bag) -> bool:
         positions = positions.args[0]
     if not is_call(positions, aten.arange) or value_of(positions).dim() != 1:
         return False
-    given = arguments_of(positions)
-    is_counted = given.get("start", 0) == 0 and given.get("step", 1) == 1
+    arguments = arguments_of(positions)
+    is_counted = arguments.get("start", 0) == 0 and arguments.get("step", 1) == 1
     if not is_counted or value_of(positions).is_floating_point():
         return False
     if not same(value_of(positions).shape[0], value_of(history.result).shape[1]):
@@ -71,7 +71,7 @@ def _is_mask(program: Program, wide: Any, history: Bag) -> bool:
     if not is_call(column, aten.unsqueeze) or column.args[1] not in (-1, 1):
         return False
     lengths = column.args[0]
-    if any(program.effects.is_written(one) for one in (mask, lengths, positions)):
+    if any(program.effects.is_written(item) for item in (mask, lengths, positions)):
         return False
     return _are_lengths(lengths, history.offsets)
 
@@ -81,9 +81,9 @@ def _are_lengths(lengths: Any, offsets: Node | None) -> bool:
     if is_named(offsets, "fbgemm::asynchronous_complete_cumsum"):
         return _same_row(offsets.args[0], lengths)  # type: ignore[union-attr]
     if is_call(lengths, aten.diff):
-        given = arguments_of(lengths)
-        plain = given["n"] == 1 and given["prepend"] is None and given["append"] is None
-        return plain and given["self"] is offsets
+        arguments = arguments_of(lengths)
+        plain = arguments["n"] == 1 and arguments["prepend"] is None and arguments["append"] is None
+        return plain and arguments["self"] is offsets
     if is_call(lengths, aten.sub) and len(lengths.args) == 2:
         later, earlier = lengths.args
         return _slice_of(later) == (offsets, 1, None) and _slice_of(earlier) == (offsets, 0, -1)
@@ -107,8 +107,8 @@ def _slice_of(node: Any) -> tuple[Any, Any, Any] | None:
     """Return the tensor, begin and end of a slice of the first dim; an end beyond all sizes is None."""
     if not is_call(node, aten.slice):
         return None
-    given = arguments_of(node)
-    if given["dim"] != 0 or given["step"] != 1:
+    arguments = arguments_of(node)
+    if arguments["dim"] != 0 or arguments["step"] != 1:
         return None
-    end = given["end"]
-    return given["self"], given["start"] or 0, None if isinstance(end, int) and end > 1 << 62 else end
+    end = arguments["end"]
+    return arguments["self"], arguments["start"] or 0, None if isinstance(end, int) and end > 1 << 62 else end
