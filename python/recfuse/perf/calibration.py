@@ -228,8 +228,8 @@ def torch_minor(version: str) -> str:
 
 def cache_folder() -> Path:
     """Return the folder of calibrations that were measured on this machine."""
-    if own := os.environ.get("RECFUSE_CACHE_DIR"):
-        return Path(own) / "calibrations"
+    if folder := os.environ.get("RECFUSE_CACHE_DIR"):
+        return Path(folder) / "calibrations"
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "recfuse" / "calibrations"
 

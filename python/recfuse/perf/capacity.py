@@ -46,12 +46,12 @@ def largest_batches(
     """
     if not limit > 0:
         raise ArgumentValueError(f"recfuse.predict: the limit is {limit} seconds; expected more than 0")
-    known: dict[int, Prediction] = {}
+    predictions: dict[int, Prediction] = {}
 
     def at(batch: int) -> Prediction:
-        if batch not in known:
-            known[batch] = predict(batch)
-        return known[batch]
+        if batch not in predictions:
+            predictions[batch] = predict(batch)
+        return predictions[batch]
 
     def fits(batch: int) -> bool:
         room = memory_bytes or at(batch).memory_bytes
@@ -60,10 +60,10 @@ def largest_batches(
     def holds(batch: int, regime: str) -> bool:
         return at(batch).regimes[regime].seconds <= limit and fits(batch)
 
-    found = []
+    capacities = []
     for regime in at(1).regimes:
         if not holds(1, regime):
-            found.append(
+            capacities.append(
                 Capacity(regime, 0, at(1).regimes[regime].seconds, "latency" if fits(1) else "memory")
             )
             continue
@@ -75,5 +75,5 @@ def largest_batches(
             middle = (low + high) // 2
             low, high = (middle, high) if holds(middle, regime) else (low, middle)
         by = "batch" if low >= most else "latency" if fits(high) else "memory"
-        found.append(Capacity(regime, low, at(low).regimes[regime].seconds, by))
-    return found
+        capacities.append(Capacity(regime, low, at(low).regimes[regime].seconds, by))
+    return capacities

@@ -58,25 +58,25 @@ def choose(
     spread = 0.0
     if may_be_empty and not calibration and not has_calibration(gpu):
         calibration = Calibration(gpu, version, gaps=Gaps(*[0.0] * 7) if gpu == "cpu" else Gaps())
-    found = calibration or _load(gpu, version)
-    if not found.probes:
+    chosen = calibration or _load(gpu, version)
+    if not chosen.probes:
         notes.append(f"no calibration of the host: its cost on {gpu} is a default")
-    if found.torch != version:
-        notes.append(f"calibrated with torch {found.torch}, this is {version}")
+    if chosen.torch != version:
+        notes.append(f"calibrated with torch {chosen.torch}, this is {version}")
         spread = math.hypot(spread, _OTHER_TORCH)
-    if found.gpu.lower() != gpu.lower():
-        if "cpu" in (found.gpu, gpu):
+    if chosen.gpu.lower() != gpu.lower():
+        if "cpu" in (chosen.gpu, gpu):
             raise ArgumentValueError(
-                f"recfuse.predict: the calibration is of {found.gpu}, gpu is {gpu}; expected both of a CPU "
+                f"recfuse.predict: the calibration is of {chosen.gpu}, gpu is {gpu}; expected both of a CPU "
                 "or both of a GPU"
             )
-        notes.append(f"no calibration of {gpu}: scaled from {found.gpu} by data sheet")
+        notes.append(f"no calibration of {gpu}: scaled from {chosen.gpu} by data sheet")
         spread = math.hypot(spread, _OTHER_GPU)
-        found = found.scaled_to(data_sheet(gpu), data_sheet(found.gpu))
-    for note in _differences(found):
+        chosen = chosen.scaled_to(data_sheet(gpu), data_sheet(chosen.gpu))
+    for note in _differences(chosen):
         notes.append(note)
         spread = math.hypot(spread, _OTHER_LIMIT)
-    return Chosen(found, spread, tuple(notes))
+    return Chosen(chosen, spread, tuple(notes))
 
 
 def has_calibration(gpu: str) -> bool:
@@ -93,19 +93,21 @@ def _load(gpu: str, version: str) -> Calibration:
     paths = available()
     if (gpu, version) in paths:
         return Calibration.load(paths[gpu, version])
-    own = [key for key in paths if key[0] == gpu]
-    if not own and gpu != "cpu":
+    keys = [key for key in paths if key[0] == gpu]
+    if not keys and gpu != "cpu":
         sheet = data_sheet(gpu)
-        known = {name for name, _ in paths if name in gpu_names()}
-        nearest = min(known, key=lambda name: _distance(data_sheet(name), sheet), default=None)
-        own = [key for key in paths if key[0] == nearest]
-    if not own:
+        gpus = {name for name, _ in paths if name in gpu_names()}
+        nearest = min(gpus, key=lambda name: _distance(data_sheet(name), sheet), default=None)
+        keys = [key for key in paths if key[0] == nearest]
+    if not keys:
         there = ", ".join(f"{name} with torch {minor}" for name, minor in sorted(paths)) or "no calibration"
         raise ArgumentValueError(
             f"recfuse.predict: gpu is {gpu}, which has no calibration; expected {there}. Run recfuse predict "
             f"--calibrate{' --device cpu' if gpu == 'cpu' else ''} on a machine with this device."
         )
-    return Calibration.load(paths[max(own, key=lambda key: (-abs(_minor(key[1]) - _minor(version)), key[1]))])
+    return Calibration.load(
+        paths[max(keys, key=lambda key: (-abs(_minor(key[1]) - _minor(version)), key[1]))]
+    )
 
 
 def _minor(version: str) -> int:
@@ -113,26 +115,26 @@ def _minor(version: str) -> int:
     return int(major) * 1000 + int(minor or 0)
 
 
-def _distance(one: dict[str, Any], other: dict[str, Any]) -> float:
-    arch = 0.0 if one["arch"] == other["arch"] else 1.0
-    return arch + abs(math.log(one["bytes_per_second"] / other["bytes_per_second"]))
+def _distance(sheet: dict[str, Any], other: dict[str, Any]) -> float:
+    arch = 0.0 if sheet["arch"] == other["arch"] else 1.0
+    return arch + abs(math.log(sheet["bytes_per_second"] / other["bytes_per_second"]))
 
 
-def _differences(found: Calibration) -> list[str]:
+def _differences(calibration: Calibration) -> list[str]:
     """Return the differences between the GPU of this machine and the calibrated GPU of the same name."""
     if (
-        found.is_cpu
-        or found.source
+        calibration.is_cpu
+        or calibration.source
         or not torch.cuda.is_available()
-        or name_here(torch.device("cuda")) != found.gpu
+        or name_here(torch.device("cuda")) != calibration.gpu
     ):
         return []
-    here = facts_here(torch.device("cuda"))
+    facts = facts_here(torch.device("cuda"))
     notes = []
     for name, words in (("power_limit", "a power limit of {} W"), ("sms", "{} SMs"), ("mig", "MIG {}")):
-        own, other = here.get(name), found.facts.get(name)
-        if own and other and own != other:
-            notes.append(f"calibrated with {words.format(other)}, here {words.format(own)}")
+        current, calibrated = facts.get(name), calibration.facts.get(name)
+        if current and calibrated and current != calibrated:
+            notes.append(f"calibrated with {words.format(calibrated)}, here {words.format(current)}")
     return notes
 
 

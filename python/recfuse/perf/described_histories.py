@@ -37,14 +37,14 @@ class Histories(nn.Module):
         """Look up the rows; with layout "jagged" all features have equally many lookups."""
         from recfuse.ops import fused_embedding
 
-        own = self.collection.layout
-        columns, sizes = own.output_dim, None
+        layout = self.collection.layout
+        columns, sizes = layout.output_dim, None
         if self.form == "jagged":
-            each = indices.shape[0] // len(own.dims)
-            columns, sizes = each * columns, [each] * len(own.dims)
+            each = indices.shape[0] // len(layout.dims)
+            columns, sizes = each * columns, [each] * len(layout.dims)
         return fused_embedding(
-            self.collection.packed_weights(), own.features, indices, offsets, columns, layout=self.form,
-            length=self.length, sizes=sizes, sparse=own.sparse,
+            self.collection.packed_weights(), layout.features, indices, offsets, columns, layout=self.form,
+            length=self.length, sizes=sizes, sparse=layout.sparse,
         )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def history_calls(
     """
     features = sum(max(1, len(table.feature_names)) for table in tables)
     for layout in layouts:
-        own = f"{name}, histories {layout}"
+        title = f"{name}, histories {layout}"
         batches = [(str(size), _batch(size, features, integer)) for size in sizes]
         length = max(1, sizes[0].lookups // (features * sizes[0].bags)) if layout == "padded" else 0
 
@@ -79,10 +79,10 @@ def history_calls(
             return Histories(tables, layout, length, sparse)
 
         words, batch = batches[0]
-        yield DescribedCall(f"{own}, {words}", new(False), batch)
+        yield DescribedCall(f"{title}, {words}", new(False), batch)
         for kind in kinds:
             yield from training_calls(
-                own, new, batches, kind, stochastic_rounding=stochastic_rounding, without=_FORWARD
+                title, new, batches, kind, stochastic_rounding=stochastic_rounding, without=_FORWARD
             )
 
 

@@ -103,7 +103,7 @@ def table_of(form: FeatureForm, integers: tuple[torch.dtype, torch.dtype], weigh
         with Reserving():
             return EmbeddingBag(form.rows, form.dim, device="cpu", **options)
 
-    dtype, integer = (str(one).removeprefix("torch.") for one in (form.dtype, integers[0]))
+    dtype, integer = (str(kind).removeprefix("torch.") for kind in (form.dtype, integers[0]))
     name = f"table of {form.rows:,} x {form.dim} {dtype}, {form.mode}, {integer}"
     return Tables(name, new, None, *integers, form.dtype if weighted else None, form.mode == "max")
 
@@ -192,11 +192,13 @@ def mapped_calls(
 
     most = max(1, _MOST_MAPPED // len(lengths))
     batches = [(bags, lengths) for bags in ANY_BAGS if bags <= most]
-    staged = [own * may for own, may in zip(tables.row_bytes or (), _stageable(collection), strict=True)]
+    staged = [
+        row_bytes * may for row_bytes, may in zip(tables.row_bytes or (), _stageable(collection), strict=True)
+    ]
     for widest in sorted(set(staged) - {0}):
         batches.append((batches[-1][0], [_FULL * (0 < row_bytes <= widest) for row_bytes in staged]))
-    for bags, own in batches:
-        each = _each(own, bags, huge)
+    for bags, lengths_of_batch in batches:
+        each = _each(lengths_of_batch, bags, huge)
         size = Size(bags, max(1, bags * sum(each)))
         indices, _, *weights = tables.batch(size)
         ends = torch.tensor(each, dtype=tables.offsets).repeat_interleave(bags)

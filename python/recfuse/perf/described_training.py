@@ -66,7 +66,7 @@ def _step(
     def step(*batch: Any) -> None:
         with torch.enable_grad():
             pooled: list[Tensor] = [module(*batch) for _ in range(uses)]
-            torch.autograd.backward(pooled, [reserve(one.shape, one.dtype) for one in pooled])
+            torch.autograd.backward(pooled, [reserve(output.shape, output.dtype) for output in pooled])
         optimizer.step()
         optimizer.zero_grad()
 

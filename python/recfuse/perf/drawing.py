@@ -29,21 +29,21 @@ def trace_events(gpu: str, times: Sequence[Timed]) -> Iterator[dict[str, Any]]:
     yield name("process_name", f"predicted: {gpu}")
     yield name("thread_name", "host", _HOST)
     yield name("thread_name", "device", _DEVICE)
-    for one in times:
+    for timed in times:
         common = {"ph": "X", "pid": _PROCESS}
-        facts = {"phase": one.operator.phase, "module": one.operator.module}
+        facts = {"phase": timed.operator.phase, "module": timed.operator.module}
         yield {
             **common,
             "tid": _HOST,
-            "name": one.operator.name,
-            "ts": one.issued,
-            "dur": one.host_us,
+            "name": timed.operator.name,
+            "ts": timed.issued,
+            "dur": timed.host_us,
             "args": facts,
         }
-        if one.kernel.kernels:
-            sizes = {"sizes": list(one.operator.sizes), "kernels": one.kernel.kernels}
-            yield {**common, "tid": _DEVICE, "name": one.operator.kind, "ts": one.begin,
-                   "dur": one.end - one.begin, "args": {**facts, **sizes}}  # fmt: skip
+        if timed.kernel.kernels:
+            sizes = {"sizes": list(timed.operator.sizes), "kernels": timed.kernel.kernels}
+            yield {**common, "tid": _DEVICE, "name": timed.operator.kind, "ts": timed.begin,
+                   "dur": timed.end - timed.begin, "args": {**facts, **sizes}}  # fmt: skip
 
 
 def write_trace(
@@ -61,7 +61,9 @@ def write_trace(
     if recorded is not None:
         measured = _recorded(os.fspath(recorded))
         begin = min((event["ts"] for event in measured if event.get("ph") == "X"), default=0)
-        events = measured + [{**one, "ts": one["ts"] + begin} if "ts" in one else one for one in events]
+        events = measured + [
+            {**event, "ts": event["ts"] + begin} if "ts" in event else event for event in events
+        ]
     write_json(os.fspath(path), {"traceEvents": events, "displayTimeUnit": "ms"}, "recfuse predict")
 
 
@@ -82,10 +84,16 @@ def figure_of(gpu: str, regimes: Mapping[str, Estimate], kinds: Mapping[str, flo
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     values = list(regimes.values())
-    low = [(one.seconds - one.low) * 1e3 for one in values]
-    high = [(one.high - one.seconds) * 1e3 for one in values]
+    low = [(estimate.seconds - estimate.low) * 1e3 for estimate in values]
+    high = [(estimate.high - estimate.seconds) * 1e3 for estimate in values]
     colors = ["#4477aa", "#66ccee", "#228833"][: len(values)]
-    left.bar(list(regimes), [one.seconds * 1e3 for one in values], yerr=[low, high], capsize=6, color=colors)
+    left.bar(
+        list(regimes),
+        [estimate.seconds * 1e3 for estimate in values],
+        yerr=[low, high],
+        capsize=6,
+        color=colors,
+    )
     left.set(ylabel="ms a step", title=f"{gpu}: 80 % intervals")
     longest = list(kinds.items())[:_BARS][::-1]
     right.barh([kind for kind, _ in longest], [1e6 * seconds for _, seconds in longest], color="#ccbb44")

@@ -110,14 +110,15 @@ def _run(call: Callable[..., Any], batch: Sequence[Any], training: bool, gpu: st
     if not training:
         call(*batch)
         return
-    results = [one for one in _tensors(call(*batch)) if one.requires_grad]
+    results = [result for result in _tensors(call(*batch)) if result.requires_grad]
     leaves = _leaves(results)
     before = [leaf.grad for leaf in leaves]
     try:
         for leaf in leaves:
             leaf.grad = None  # otherwise the gradient is added to it in place
         gradients = [
-            torch.ones_like(one) if gpu is None else reserve(one.shape, one.dtype) for one in results
+            torch.ones_like(result) if gpu is None else reserve(result.shape, result.dtype)
+            for result in results
         ]
         if results:
             torch.autograd.backward(results, gradients)
@@ -128,8 +129,8 @@ def _run(call: Callable[..., Any], batch: Sequence[Any], training: bool, gpu: st
 
 def _leaves(results: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors that receive gradients from a backward pass of ``results``."""
-    leaves = {id(one): one for one in results if one.is_leaf}
-    nodes = [one.grad_fn for one in results]
+    leaves = {id(result): result for result in results if result.is_leaf}
+    nodes = [result.grad_fn for result in results]
     seen = set()
     while nodes:
         node = nodes.pop()
@@ -150,14 +151,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from value.parameters()
         yield from value.buffers()
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors(one)
+        for item in value.values():
+            yield from _tensors(item)
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
+        for item in value:
+            yield from _tensors(item)
     elif callable(getattr(value, "values", None)) and callable(getattr(value, "lengths", None)):
         yield value.values()  # a KeyedTensor, KeyedJaggedTensor or JaggedTensor
 
 
 def _has_cuda_tensor(value: Any) -> bool:
-    return any(one.is_cuda for one in _tensors(value))
+    return any(tensor.is_cuda for tensor in _tensors(value))

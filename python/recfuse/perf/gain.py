@@ -24,16 +24,16 @@ class Gain:
         """The speedup of the swap, by regime."""
         after = self.after.regimes
         return {
-            name: one.seconds / after[name].seconds
-            for name, one in self.before.regimes.items()
+            name: estimate.seconds / after[name].seconds
+            for name, estimate in self.before.regimes.items()
             if name in after
         }
 
     def interval(self, regime: str) -> tuple[float, float]:
         """Return an 80 % interval of the ratio, assuming independent errors of both predictions."""
         spreads = [
-            math.log(one.regimes[regime].high / one.regimes[regime].seconds)
-            for one in (self.before, self.after)
+            math.log(prediction.regimes[regime].high / prediction.regimes[regime].seconds)
+            for prediction in (self.before, self.after)
         ]
         half = math.exp(math.hypot(*spreads))
         return self.ratios[regime] / half, self.ratios[regime] * half
@@ -43,7 +43,7 @@ class Gain:
         lines = [f"predicted on {self.after.gpu}:"]
         for name, ratio in self.ratios.items():
             low, high = self.interval(name)
-            us = [1e6 * one.regimes[name].seconds for one in (self.before, self.after)]
+            us = [1e6 * prediction.regimes[name].seconds for prediction in (self.before, self.after)]
             times = f"{us[0]:,.0f} us to {us[1]:,.0f} us"
             lines.append(f"  {name:<9} {ratio:5.2f}x  80 %: {low:.2f}x to {high:.2f}x  {times}")
         return "\n".join(lines)

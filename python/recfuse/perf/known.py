@@ -52,15 +52,17 @@ def facts_here(device: torch.device) -> dict[str, Any]:
     index = str(device.index or torch.cuda.current_device())
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits", "-i", index]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip().split(", ")
+        values = (
+            subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip().split(", ")
+        )
     except (OSError, subprocess.TimeoutExpired):
         return facts
-    if len(found) == 4:
+    if len(values) == 4:
         facts |= {
-            "driver": found[0],
-            "power_limit": _number(found[1]),
-            "clock": _number(found[2]),
-            "mig": found[3],
+            "driver": values[0],
+            "power_limit": _number(values[1]),
+            "clock": _number(values[2]),
+            "mig": values[3],
         }
     return facts
 

@@ -86,9 +86,9 @@ class Launches(Sequence[Launch]):
         """Take the records of `_C.explain_end`."""
         self._recorded = recorded
         cached = {kernel: _C.kernel_compile(*kernel, True) for kernel in self.kernels()}
-        self._launches = tuple(_launch_of(one, cached.get(kernel_of(one))) for one in recorded)
+        self._launches = tuple(_launch_of(record, cached.get(kernel_of(record))) for record in recorded)
         self.gpu: dict[str, Any] = recorded[0]["gpu"] if recorded else {}
-        self.workspace_bytes: int = max((one["workspace_bytes"] for one in recorded), default=0)
+        self.workspace_bytes: int = max((record["workspace_bytes"] for record in recorded), default=0)
 
     @overload
     def __getitem__(self, at: int) -> Launch: ...
@@ -146,26 +146,29 @@ class Launches(Sequence[Launch]):
         return f"<table><caption>{html.escape(self.gpu['name'])}</caption>{body}</table>"
 
 
-def _launch_of(one: Mapping[str, Any], compiled: Mapping[str, Any] | None) -> Launch:
+def _launch_of(record: Mapping[str, Any], compiled: Mapping[str, Any] | None) -> Launch:
     """Return a launch with the facts of its compiled kernel; None: the kernel is not in the cache."""
-    gpu = one["gpu"]
+    gpu = record["gpu"]
     registers = compiled["registers"] if compiled else None
-    threads, shared, blocks_per_sm, waves = math.prod(one["block"]), one["shared_bytes"], None, None
+    threads, shared, blocks_per_sm, waves = math.prod(record["block"]), record["shared_bytes"], None, None
     if registers is not None and registers > 0 and threads > 0:
         facts = [gpu[name] for name in ("registers_per_sm", "shared_per_sm", "reserved_shared_per_block",
                                         "threads_per_sm", "blocks_per_sm")]  # fmt: skip
-        if one["limiting_shared_bytes"] and _C.occupancy(*facts, registers, threads, 0) > one["most_blocks"]:
-            shared = one["limiting_shared_bytes"]
+        if (
+            record["limiting_shared_bytes"]
+            and _C.occupancy(*facts, registers, threads, 0) > record["most_blocks"]
+        ):
+            shared = record["limiting_shared_bytes"]
         blocks_per_sm = _C.occupancy(*facts, registers, threads, compiled["shared_bytes"] + shared)
         if blocks_per_sm:
-            waves = math.prod(one["grid"]) / (blocks_per_sm * gpu["sms"])
-    bound, seconds = _bound(one, gpu)
+            waves = math.prod(record["grid"]) / (blocks_per_sm * gpu["sms"])
+    bound, seconds = _bound(record, gpu)
     return Launch(
-        **{name: one[name] for name in _RECORDED},
+        **{name: record[name] for name in _RECORDED},
         shared_bytes=shared,
         registers=registers,
         spill_bytes=compiled["spill_bytes"] if compiled else None,
-        cached=compiled is not None or one["file"] is None,
+        cached=compiled is not None or record["file"] is None,
         blocks_per_sm=blocks_per_sm,
         waves=waves,
         bound=bound,
@@ -173,7 +176,7 @@ def _launch_of(one: Mapping[str, Any], compiled: Mapping[str, Any] | None) -> La
     )
 
 
-def _bound(one: Mapping[str, Any], gpu: Mapping[str, Any]) -> tuple[str, float]:
+def _bound(record: Mapping[str, Any], gpu: Mapping[str, Any]) -> tuple[str, float]:
     """Return the limit that takes longest at the GPU's rates, and its seconds."""
 
     def over(amount: float, rate: float) -> float:
@@ -181,9 +184,9 @@ def _bound(one: Mapping[str, Any], gpu: Mapping[str, Any]) -> tuple[str, float]:
 
     cycles = gpu["sms"] * gpu["clock"]
     times = {
-        "memory": over(one["read_bytes"] + one["written_bytes"], gpu["bytes_per_second"]),
-        "compute": over(one["flops"], cycles * gpu["flops_per_clock"])
-        + over(one["tensor_flops"], cycles * gpu["tensor_flops_per_clock"]),
+        "memory": over(record["read_bytes"] + record["written_bytes"], gpu["bytes_per_second"]),
+        "compute": over(record["flops"], cycles * gpu["flops_per_clock"])
+        + over(record["tensor_flops"], cycles * gpu["tensor_flops_per_clock"]),
         "launch": _LAUNCH_SECONDS,
     }
     name = max(times, key=lambda name: times[name])

@@ -82,10 +82,10 @@ def predict(
     if measure:
         device, recorder = _device_of(chosen.calibration.gpu), CallRecorder()
         operators_of(model, inputs, chosen.calibration, training, recorder)
-        found = measure_calls(device, recorder.calls.values())
-        points = found.points
+        measurement = measure_calls(device, recorder.calls.values())
+        points = measurement.points
         merged = with_points(chosen.calibration, points)
-        chosen = replace(chosen, calibration=merged, notes=(*chosen.notes, found.note()))
+        chosen = replace(chosen, calibration=merged, notes=(*chosen.notes, measurement.note()))
     operators, peak, resident, unknown = operators_of(model, inputs, chosen.calibration, training)
     prediction = from_operators(operators, chosen, training, peak, resident, unknown)
     return prediction if points is None else replace(prediction, measured=points)
@@ -95,10 +95,10 @@ def _device_of(gpu: str) -> str:
     """Return the device of this machine by its name in torch, if it is the GPU that is to be measured."""
     if gpu == "cpu":
         return "cpu"
-    here = name_here(torch.device("cuda")) if torch.cuda.is_available() else "no GPU"
-    if here != gpu:
+    device = name_here(torch.device("cuda")) if torch.cuda.is_available() else "no GPU"
+    if device != gpu:
         raise ArgumentValueError(
-            f"recfuse.predict: measure is True and gpu is {gpu}, but this machine has {here}; expected the "
+            f"recfuse.predict: measure is True and gpu is {gpu}, but this machine has {device}; expected the "
             "GPU of this machine, or cpu. Use a machine with that GPU."
         )
     return "cuda"
@@ -116,12 +116,14 @@ def operators_of(
     tracer = Tracer(lowered, training, KeptState(foreach=not calibration.is_cpu))
     tracer.recorder = recorder
     operators, memory = run_traced(tracer, call, module)
-    if not any(one.kind for one in operators):
+    if not any(operator.kind for operator in operators):
         raise ArgumentValueError(
             "recfuse.predict: the step launches no kernel; expected a step that computes with torch's "
             "operators on a batch that is not empty"
         )
-    idle = sum(one.numel() * one.element_size() for one in _tensors_of(module) if not memory.used(one))
+    idle = sum(
+        tensor.numel() * tensor.element_size() for tensor in _tensors_of(module) if not memory.used(tensor)
+    )
     peak = memory.peak + idle + workspace_bytes(operators, lowered)
     return operators, peak, memory.resident + idle, tracer.rows.unknown
 
@@ -143,9 +145,9 @@ def _call_of(model: Any, inputs: Any, training: bool) -> tuple[Callable[[], Any]
     def call() -> Any:
         if isinstance(model, nn.Module) and training:
             with torch.enable_grad():
-                results = [one for one in _floats(model(*args, **kwargs)) if one.requires_grad]
+                results = [output for output in _floats(model(*args, **kwargs)) if output.requires_grad]
                 if results:
-                    torch.autograd.backward([one.float().sum() for one in results])
+                    torch.autograd.backward([output.float().sum() for output in results])
             return None
         with torch.set_grad_enabled(training):
             return model(*args, **kwargs)
@@ -166,11 +168,11 @@ def _floats(value: Any) -> Iterator[Tensor]:
         if value.is_floating_point():
             yield value
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _floats(one)
+        for item in value.values():
+            yield from _floats(item)
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _floats(one)
+        for item in value:
+            yield from _floats(item)
     elif callable(getattr(value, "values", None)):
         yield from _floats(value.values())
 
@@ -187,7 +189,7 @@ def from_operators(
     times = timed(operators, calibration.kernels, host, exact)
     call_us = host.us("(call)", "forward" if training else "inference")
     kernels_spread = math.hypot(active_spread(times), chosen.spread)
-    host_us = call_us + sum(one.host_us for one in times)
+    host_us = call_us + sum(timed.host_us for timed in times)
     host_spread = math.hypot(host.spread["training" if training else "inference"], chosen.spread)
     active = active_us(times)
     compiled = graph = None
@@ -210,7 +212,7 @@ def from_operators(
     notes += filter(None, (outside_note(times), unknown_note(times)))
     return Prediction(
         calibration.gpu, calibration.torch, training, step, compiled, graph,
-        Estimate.of(active, kernels_spread), host_us * 1e-6, sum(one.kernel.kernels for one in times),
+        Estimate.of(active, kernels_spread), host_us * 1e-6, sum(timed.kernel.kernels for timed in times),
         peak, resident, int(calibration.facts.get("memory_bytes", 0)) if not calibration.source else 0,
         times, tuple(notes), calibration,
     )  # fmt: skip

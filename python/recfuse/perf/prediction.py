@@ -94,7 +94,7 @@ class Prediction:
     @property
     def operators(self) -> list[Operator]:
         """The operators in their order."""
-        return [one.operator for one in self.times]
+        return [timed.operator for timed in self.times]
 
     def by_kind(self) -> dict[str, tuple[int, float]]:
         """Return calls and seconds of the kernels of each kind, the longest first.
@@ -102,19 +102,21 @@ class Prediction:
         Returns:
             dict: for each kind the number of calls and the seconds.
         """
-        found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-        for one in self.times:
-            if one.operator.kind is not None:
-                found[one.operator.kind][0] += 1
-                found[one.operator.kind][1] += one.kernel.us * 1e-6
-        ordered = sorted(found.items(), key=lambda item: -item[1][1])
+        totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+        for timed in self.times:
+            if timed.operator.kind is not None:
+                totals[timed.operator.kind][0] += 1
+                totals[timed.operator.kind][1] += timed.kernel.us * 1e-6
+        ordered = sorted(totals.items(), key=lambda item: -item[1][1])
         return {kind: (int(calls), seconds) for kind, (calls, seconds) in ordered}
 
     @property
     def unknown_share(self) -> float:
         """The share of the kernels' time that belongs to kinds without points."""
-        total = sum(one.kernel.us for one in self.times)
-        return sum(one.kernel.us for one in self.times if not one.kernel.known) / total if total else 0.0
+        total = sum(timed.kernel.us for timed in self.times)
+        return (
+            sum(timed.kernel.us for timed in self.times if not timed.kernel.known) / total if total else 0.0
+        )
 
     def to_json(self, operators: bool = False) -> dict[str, Any]:
         """Return plain JSON values.
@@ -137,9 +139,9 @@ class Prediction:
         }  # fmt: skip
         if operators:
             record["operators"] = [
-                {"name": one.operator.name, "phase": one.operator.phase, "kind": one.operator.kind,
-                 "sizes": list(one.operator.sizes), "us": one.kernel.us, "host_us": one.host_us}
-                for one in self.times
+                {"name": timed.operator.name, "phase": timed.operator.phase, "kind": timed.operator.kind,
+                 "sizes": list(timed.operator.sizes), "us": timed.kernel.us, "host_us": timed.host_us}
+                for timed in self.times
             ]  # fmt: skip
         return record
 
@@ -149,7 +151,9 @@ class Prediction:
         Returns:
             Figure: matplotlib's figure.
         """
-        return figure_of(self.gpu, self.regimes, {kind: one for kind, (_, one) in self.by_kind().items()})
+        return figure_of(
+            self.gpu, self.regimes, {kind: seconds for kind, (_, seconds) in self.by_kind().items()}
+        )
 
     def save_trace(
         self,
@@ -175,8 +179,8 @@ class Prediction:
         write_trace(self.gpu, self.times, path, recorded)
 
     def _heads(self) -> list[str]:
-        what = "training step" if self.training else "inference"
-        lines = [f"{what} on {self.gpu}, calibrated with torch {self.torch}"]
+        subject = "training step" if self.training else "inference"
+        lines = [f"{subject} on {self.gpu}, calibrated with torch {self.torch}"]
         for name, estimate in self.regimes.items():
             mark = "  fastest" if len(self.regimes) > 1 and name == self.fastest else ""
             lines.append(
@@ -225,11 +229,11 @@ def outside_note(times: Sequence[Timed]) -> str | None:
     """Return a note on the kinds with sizes outside the measured range, if they take at least 5 %
     of the time.
     """
-    total = sum(one.kernel.us for one in times)
+    total = sum(timed.kernel.us for timed in times)
     outside: dict[str, float] = defaultdict(float)
-    for one in times:
-        if not one.kernel.inside:
-            outside[str(one.operator.kind)] += one.kernel.us
+    for timed in times:
+        if not timed.kernel.inside:
+            outside[str(timed.operator.kind)] += timed.kernel.us
     if not total or sum(outside.values()) < _MOST_UNKNOWN * total:
         return None
     return f"sizes beyond those measured: {', '.join(sorted(outside, key=lambda kind: -outside[kind])[:4])}"
@@ -237,11 +241,11 @@ def outside_note(times: Sequence[Timed]) -> str | None:
 
 def unknown_note(times: Sequence[Timed]) -> str | None:
     """Return a note on the kinds without points, if they take at least 5 % of the time."""
-    total = sum(one.kernel.us for one in times)
+    total = sum(timed.kernel.us for timed in times)
     unknown: dict[str, float] = defaultdict(float)
-    for one in times:
-        if not one.kernel.known:
-            unknown[one.operator.name] += one.kernel.us
+    for timed in times:
+        if not timed.kernel.known:
+            unknown[timed.operator.name] += timed.kernel.us
     if not total or sum(unknown.values()) < _MOST_UNKNOWN * total:
         return None
     names = ", ".join(sorted(unknown, key=lambda name: -unknown[name])[:4])

@@ -39,10 +39,10 @@ class _Reader(TorchDispatchMode):
         self.lookups, self.found = lookups, list[tuple[str, str, tuple[float, ...]]]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        ins = [TensorFacts(one) for one in tensors]
+        tensors = [tensor for tensor in pytree.tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+        ins = [TensorFacts(tensor) for tensor in tensors]
         out = func(*args, **(kwargs or {}))
-        outs = [TensorFacts(one) for one in pytree.tree_leaves(out) if isinstance(one, Tensor)]
+        outs = [TensorFacts(tensor) for tensor in pytree.tree_leaves(out) if isinstance(tensor, Tensor)]
         name = func.overloadpacket.__name__
         name = "index_put" if name == "_index_put_impl_" else name
         tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
@@ -87,10 +87,10 @@ class Calls:
         reader = _Reader(lookups)
         with torch.no_grad(), reader:
             call()
-        found = [one for one in reader.found if one[0].startswith(name)]
-        if not found:
-            raise IndexError(f"{name!r} is not among {[one[0] for one in reader.found]}")
-        return Measured(found[-1][1], found[-1][2], call, None if touch is None else _touching(touch))
+        matches = [entry for entry in reader.found if entry[0].startswith(name)]
+        if not matches:
+            raise IndexError(f"{name!r} is not among {[entry[0] for entry in reader.found]}")
+        return Measured(matches[-1][1], matches[-1][2], call, None if touch is None else _touching(touch))
 
     def linear(self, m: int, n: int, k: int) -> Iterator[Measured]:
         """Yield the products of a linear layer and of its gradients."""
@@ -130,7 +130,7 @@ class Calls:
         """Yield operators that read one, two or three tensors; losses, fills and sums."""
         self.rewind()
         x, y, z = self.tensor(words), self.tensor(words), self.tensor(words)
-        one = torch.ones((), device=self.device, dtype=self.dtype)
+        ones = torch.ones((), device=self.device, dtype=self.dtype)
         yield self.read(lambda: torch.relu(x), x)
         yield self.read(lambda: torch.sigmoid(x), x)
         yield self.read(lambda: aten.threshold_backward(x, y, 0), x)
@@ -143,7 +143,7 @@ class Calls:
         if words <= 1 << 18:
             p = torch.sigmoid(x)
             yield self.read(lambda: aten.binary_cross_entropy(p, p), p)
-            yield self.read(lambda: aten.binary_cross_entropy_backward(one, p, p), p)
+            yield self.read(lambda: aten.binary_cross_entropy_backward(ones, p, p), p)
 
     def rows(self, rows: int, columns: int) -> Iterator[Measured]:
         """Yield a softmax over the last dimension, and its gradient."""
@@ -230,7 +230,7 @@ def groups(calls: Calls, skip: int = 20, share: float = 1.0) -> dict[str, Iterat
     def linears() -> Iterator[Iterator[Measured]]:
         for number, (a, b, c) in enumerate(points(extent.products, 3)):
             multiple = (16, 64, 8, 1)[number % 4]
-            n, k = (between(one, *extent.width, multiple) for one in (b, c))
+            n, k = (between(width, *extent.width, multiple) for width in (b, c))
             n = 1 if number % 12 == 11 else n
             yield calls.linear(between(a, *extent.batch, 1 if number % 3 == 2 else 64), n, k)
 

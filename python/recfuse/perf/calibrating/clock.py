@@ -61,7 +61,7 @@ class DeviceClock:
         self.sync()
         each = (time.perf_counter() - begin) / 3
         count = int(min(max(_BLOCK_SECONDS / max(each, 1e-7), 3), 200))
-        whole, host = [], []
+        total, host = [], []
         with _no_collection():
             for _ in range(blocks):
                 begin = time.perf_counter()
@@ -69,9 +69,9 @@ class DeviceClock:
                     call()
                 middle = time.perf_counter()
                 self.sync()
-                whole.append((time.perf_counter() - begin) / count)
+                total.append((time.perf_counter() - begin) / count)
                 host.append((middle - begin) / count)
-        return float(np.median(whole)) * 1e6, float(np.median(host)) * 1e6
+        return float(np.median(total)) * 1e6, float(np.median(host)) * 1e6
 
     def latency_us(self, call: Call, rounds: int = 30) -> float:
         """Return the median of a call with a wait after each call."""
@@ -125,13 +125,13 @@ class DeviceClock:
         times = self._marked(calls, order) if self.is_cuda else self._walled(calls, order)
         if times is None:
             return [None] * len(calls)
-        found: list[KernelSample | None] = []
+        samples: list[KernelSample | None] = []
         for number in range(len(calls)):
-            mine = [sample for at, sample in zip(order, times, strict=True) if at == number]
-            us, count = float(np.median([us for us, _ in mine])), mine[-1][1]
-            low, high = min(us for us, _ in mine), max(us for us, _ in mine)
-            found.append(KernelSample(us, count, (high - low) / us if us else 0.0) if count else None)
-        return found
+            of_call = [sample for at, sample in zip(order, times, strict=True) if at == number]
+            us, count = float(np.median([us for us, _ in of_call])), of_call[-1][1]
+            low, high = min(us for us, _ in of_call), max(us for us, _ in of_call)
+            samples.append(KernelSample(us, count, (high - low) / us if us else 0.0) if count else None)
+        return samples
 
     def _marked(
         self, calls: Sequence[tuple[Call, Call | None]], order: Sequence[int]
@@ -164,7 +164,7 @@ class DeviceClock:
     def _walled(
         self, calls: Sequence[tuple[Call, Call | None]], order: Sequence[int]
     ) -> list[tuple[float, int]]:
-        found = []
+        times = []
         with _no_collection():
             for number in order:
                 call, touch = calls[number]
@@ -172,8 +172,8 @@ class DeviceClock:
                     touch()
                 begin = time.perf_counter()
                 call()
-                found.append(((time.perf_counter() - begin) * 1e6, 1))
-        return found
+                times.append(((time.perf_counter() - begin) * 1e6, 1))
+        return times
 
 
 def _device_events(profiler: profile) -> list[tuple[float, str, float]]:

@@ -72,14 +72,16 @@ def fused_samples(clock: DeviceClock, count: int, deadline: float) -> Iterator[S
         sizes = random_collection(rng, 10_000 if small else 300_000, 16 if small else 200)
         with unallocated():
             described = _pooled(sizes, "cpu")
-        own, known = _pooled(sizes, device), sizes.inputs(0, "cpu")
-        there = sizes.inputs(0, device)
-        forward = list(_native(clock, gpu, described, own, known, there, False))
+        module, described_inputs = _pooled(sizes, device), sizes.inputs(0, "cpu")
+        inputs = sizes.inputs(0, device)
+        forward = list(_native(clock, gpu, described, module, described_inputs, inputs, False))
         yield from forward
         if not small and forward:
-            for kind, where, us, kernels in _native(clock, gpu, described, own, known, there, True):
+            for kind, sizes_of_call, us, kernels in _native(
+                clock, gpu, described, module, described_inputs, inputs, True
+            ):
                 if "backward" in kind and us > forward[0][2]:
-                    yield kind, where, us - forward[0][2], max(kernels - forward[0][3], 1.0)
+                    yield kind, sizes_of_call, us - forward[0][2], max(kernels - forward[0][3], 1.0)
 
 
 def _pooled(sizes: Collection, device: str) -> Any:
@@ -87,26 +89,33 @@ def _pooled(sizes: Collection, device: str) -> Any:
 
 
 def _native(
-    clock: DeviceClock, gpu: str | None, described: Any, own: Any, known: Any, there: Any, training: bool
+    clock: DeviceClock,
+    gpu: str | None,
+    described: Any,
+    module: Any,
+    described_inputs: Any,
+    inputs: Any,
+    training: bool,
 ) -> Iterator[Sample]:
     """Yield the last operator of recfuse in a call, with the time of all kernels of recfuse that
     the call launches.
 
-    The call is traced with ``described`` and ``known``, on the CPU, and measured with ``own`` and ``there``.
+    The call is traced on the CPU with ``described`` and ``described_inputs``, and measured with ``module``
+    and ``inputs``.
     """
 
-    def call(module: Any, inputs: Any) -> None:
+    def call(called: Any, batch: Any) -> None:
         with torch.set_grad_enabled(training):
-            pooled = module.pool(*inputs)
+            pooled = called.pool(*batch)
             if training:
-                for parameter in module.parameters():
+                for parameter in called.parameters():
                     parameter.grad = None
-                torch.autograd.backward(pooled, [torch.ones_like(one) for one in pooled])
+                torch.autograd.backward(pooled, [torch.ones_like(output) for output in pooled])
 
     tracer = Tracer(gpu, training, KeptState())
-    operators, _ = run_traced(tracer, lambda: call(described, known), described)
-    native = [one for one in operators if one.kind and one.kind.startswith("recfuse")]
-    us, kernels = clock.active(lambda: call(own, there), prefix="rf_")
-    of_kind = [one for one in native if one.kind == native[-1].kind]
+    operators, _ = run_traced(tracer, lambda: call(described, described_inputs), described)
+    native = [operator for operator in operators if operator.kind and operator.kind.startswith("recfuse")]
+    us, kernels = clock.active(lambda: call(module, inputs), prefix="rf_")
+    of_kind = [operator for operator in native if operator.kind == native[-1].kind]
     if len(of_kind) == 1 and us > 0:  # otherwise the time covers several calls
         yield native[-1].kind or "", native[-1].sizes, us, max(kernels, 1.0)

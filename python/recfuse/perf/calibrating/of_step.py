@@ -64,33 +64,33 @@ def measure_calls(
     clock, every = DeviceClock(device), list(calls)
     points = Calibration(name_here(clock.device), torch_minor(torch.__version__))
     points.facts = facts_here(clock.device)
-    found = StepMeasurement(points, len(every))
+    measurement = StepMeasurement(points, len(every))
     devices = [clock.device] if clock.is_cuda else []
     bar = tqdm(total=len(every), desc="measuring", delay=_SECONDS_TO_BAR, leave=False, disable=hidden())
     try:
         with bar, torch.random.fork_rng(devices=devices), torch.no_grad():
-            for chunk in _chunks(clock, every, found, most_bytes):
+            for chunk in _chunks(clock, every, measurement, most_bytes):
                 samples = clock.samples([pair for _, pair in chunk], rounds)
-                for (one, _), sample in zip(chunk, samples, strict=True):
+                for (call, _), sample in zip(chunk, samples, strict=True):
                     if sample is not None and sample.us > 0:
-                        points.add(one.kind, one.sizes, sample.us, sample.kernels)
+                        points.add(call.kind, call.sizes, sample.us, sample.kernels)
                 bar.update(len(chunk))
     except KeyboardInterrupt:
-        found.interrupted = True
-    return found
+        measurement.interrupted = True
+    return measurement
 
 
 def _chunks(
-    clock: DeviceClock, calls: list[RecordedCall], found: StepMeasurement, most_bytes: int | None
+    clock: DeviceClock, calls: list[RecordedCall], measurement: StepMeasurement, most_bytes: int | None
 ) -> Iterator[list[tuple[RecordedCall, _Pair]]]:
-    """Yield calls that fit in memory together, each after a first run; list the others in ``found``."""
+    """Yield calls that fit in memory together, each after a first run; list the others in ``measurement``."""
     free = free_bytes(clock.device) if most_bytes is None else most_bytes
     chunk: list[tuple[RecordedCall, _Pair]] = []
     taken = 0
-    for one in calls:
-        size = one.nbytes()
+    for call in calls:
+        size = call.nbytes()
         if size > (_SHARE * free if most_bytes is None else free):
-            found.too_large.append(one.name)
+            measurement.too_large.append(call.name)
             continue
         if chunk and (len(chunk) == _MOST_CALLS or taken + size > _SHARE_OF_CHUNK * free):
             yield chunk
@@ -98,15 +98,15 @@ def _chunks(
             if clock.is_cuda:
                 torch.cuda.empty_cache()
         try:
-            pair = one.on(clock.device)
+            pair = call.on(clock.device)
             pair[0]()
             clock.sync()
         except torch.OutOfMemoryError:
-            found.too_large.append(one.name)
+            measurement.too_large.append(call.name)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-            found.failed.append(one.name)
+            measurement.failed.append(call.name)
         else:
-            chunk.append((one, pair))
+            chunk.append((call, pair))
             taken += size
     if chunk:
         yield chunk

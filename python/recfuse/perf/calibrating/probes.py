@@ -63,8 +63,8 @@ class Dlrm:
             uniform = torch.rand(size * self.pooling, generator=generator, dtype=torch.float64)
             indices.append((uniform**self.skew * rows).long().clamp_(max=rows - 1) * _HASH % rows)
         labels = torch.rand(size, 1, generator=generator).to(dtype)
-        return (dense.to(device), [one.to(device) for one in offsets], [one.to(device) for one in indices],
-                labels.to(device))  # fmt: skip
+        lists = ([tensor.to(device) for tensor in tensors] for tensors in (offsets, indices))
+        return (dense.to(device), *lists, labels.to(device))
 
 
 class DlrmModel(nn.Module):

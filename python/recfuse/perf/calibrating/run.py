@@ -61,14 +61,14 @@ class Calibrator:
         if path is not None and path.exists():
             self._resume(Calibration.load(path))
 
-    def _resume(self, found: Calibration) -> None:
-        own = self.calibration
-        if (found.gpu, found.torch) != (own.gpu, own.torch):
+    def _resume(self, saved: Calibration) -> None:
+        current = self.calibration
+        if (saved.gpu, saved.torch) != (current.gpu, current.torch):
             raise ArgumentValueError(
-                f"recfuse predict --calibrate: {self.path} is of {found.gpu} and torch {found.torch}, this "
-                f"is {own.gpu} and torch {own.torch}. Give another --calibration FILE."
+                f"recfuse predict --calibrate: {self.path} is of {saved.gpu} and torch {saved.torch}, this "
+                f"is {current.gpu} and torch {current.torch}. Give another --calibration FILE."
             )
-        self.calibration = found
+        self.calibration = saved
 
     def plan(self) -> dict[str, Callable[[], None]]:
         """Return the groups in their order."""
@@ -93,8 +93,8 @@ class Calibrator:
     def run(self) -> Calibration:
         """Measure the unfinished groups until the time is over."""
         began, plan = time.monotonic(), self.plan()
-        left = [group for group in plan if group not in self.calibration.groups]
-        with tqdm(left, desc="calibrating", unit="group", disable=hidden(), leave=False) as bar:
+        unfinished = [group for group in plan if group not in self.calibration.groups]
+        with tqdm(unfinished, desc="calibrating", unit="group", disable=hidden(), leave=False) as bar:
             for group in bar:
                 bar.set_postfix_str(group)
                 if time.monotonic() > self.deadline:
@@ -156,23 +156,23 @@ class Calibrator:
     def _pooled(self, sizes: Dlrm, batch: int) -> tuple[Step, list[Operator], bool]:
         """Return the inference of a small model whose tables recfuse pools in one call."""
         device = str(self.clock.device)
-        own, described = (PooledDlrmModel(sizes.model(where)) for where in (device, "cpu"))
+        measured, described = (PooledDlrmModel(sizes.model(where)) for where in (device, "cpu"))
         gpu = self.calibration.gpu if self.clock.is_cuda and self.calibration.gpu in gpu_names() else None
         traced = Step(described, [sizes.batch(batch)])
         operators, _ = run_traced(Tracer(gpu, False, self._state()), traced, described)
-        return Step(own, [sizes.batch(batch, seed, device) for seed in range(2)]), operators, False
+        return Step(measured, [sizes.batch(batch, seed, device) for seed in range(2)]), operators, False
 
     def _probes(self) -> None:
-        found = []
+        probes = []
         for step, operators, _ in self.probes():
             if time.monotonic() > self.deadline:
                 break
             us, _ = self.clock.stream_us(step, 3 if self.tiny else 7)
             if not self.clock.is_cuda:  # leaves the time outside the operators themselves
                 kernels = self.calibration.kernels
-                us = max(us - sum(kernels.time(one).us for one in operators), 0.1 * us)
-            found.append((counts_of(operators), us))
-        self.calibration.probes[:] = found
+                us = max(us - sum(kernels.time(operator).us for operator in operators), 0.1 * us)
+            probes.append((counts_of(operators), us))
+        self.calibration.probes[:] = probes
 
     def _graphs(self) -> None:
         rows = []
@@ -181,7 +181,7 @@ class Calibrator:
             graph, _ = self.clock.stream_us(graphed(step))
             rows.append((kernels, graph - active))
         design = np.array([[1.0, kernels] for kernels, _ in rows])
-        (start, gap), *_ = np.linalg.lstsq(design, np.array([rest for _, rest in rows]), rcond=None)
+        (start, gap), *_ = np.linalg.lstsq(design, np.array([gaps_us for _, gaps_us in rows]), rcond=None)
         gaps = self.calibration.gaps
         self.calibration.gaps = replace(gaps, graph_start=float(start), graph_gap=float(max(gap, 0.0)))
 
@@ -219,10 +219,10 @@ def measured(
     waiting: list[Measured] = []
 
     def flush() -> Iterator[tuple[str, tuple[float, ...], Any]]:
-        samples = clock.samples([(one.call, one.touch) for one in waiting], rounds)
-        for one, sample in zip(waiting, samples, strict=True):
+        samples = clock.samples([(point.call, point.touch) for point in waiting], rounds)
+        for point, sample in zip(waiting, samples, strict=True):
             if sample is not None and sample.us > 0:
-                yield one.kind, one.sizes, sample
+                yield point.kind, point.sizes, sample
         waiting.clear()
 
     for calls in made:
@@ -256,15 +256,15 @@ def measured_gaps() -> dict[str, float]:
         spans.append(begin.elapsed_time(end) * 1e3 / many)
 
     def times(call: Callable[[], Any]) -> float:
-        found = []
+        seconds = []
         for _ in range(200):
             start = time.perf_counter()
             call()
-            found.append(time.perf_counter() - start)
+            seconds.append(time.perf_counter() - start)
             torch.cuda.synchronize()
-        return float(np.median(found)) * 1e6
+        return float(np.median(seconds)) * 1e6
 
     wait, host = times(torch.cuda.synchronize), times(lambda: y.add_(1))
-    whole = times(lambda: (y.add_(1), torch.cuda.synchronize()))
+    total = times(lambda: (y.add_(1), torch.cuda.synchronize()))
     gap = max(0.0, float(np.median(spans)) - active / max(kernels, 1.0))
-    return {"gap": gap, "wait": wait, "delay": max(0.5, whole - host - 1.5 - wait / 2)}
+    return {"gap": gap, "wait": wait, "delay": max(0.5, total - host - 1.5 - wait / 2)}

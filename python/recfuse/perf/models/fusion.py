@@ -28,17 +28,17 @@ def fuse(operators: Sequence[Operator]) -> list[Operator]:
             group.clear()
             touched.clear()
 
-    whole: set[int] = set()  # storages that unfused kernels have written
+    written: set[int] = set()  # storages that unfused kernels have written
     for operator in operators:
         if not operator.fusable and operator.kind is not None:
-            whole.update(operator.writes)
+            written.update(operator.writes)
         if operator.kind is None:  # a view: its storage is that of its source
             if touched & {*operator.reads}:
                 touched.update(operator.writes)
             continue
         if operator.kind == "cat" and len(operator.reads) > _MOST_CAT:
             close()
-            copied = [storage for storage in operator.reads if storage in whole]
+            copied = [storage for storage in operator.reads if storage in written]
             words = operator.sizes[0] / len(operator.reads)
             fused += [Operator("copy", operator.phase, "pointwise_1", (words,), operator.module)] * len(
                 copied
@@ -61,9 +61,9 @@ def _merged(group: Sequence[Operator]) -> Operator:
     """Return a kernel for a group: the words of its largest operator, read once and written once."""
     if len(group) == 1:
         return group[0]
-    words = max(_words(one) for one in group)
-    inner = {storage for one in group for storage in one.writes}
-    outside = {storage for one in group for storage in one.reads} - inner
+    words = max(_words(operator) for operator in group)
+    inner = {storage for operator in group for storage in operator.writes}
+    outside = {storage for operator in group for storage in operator.reads} - inner
     count = min(max(len(outside), 1), 3)
     return Operator("fused", group[-1].phase, f"pointwise_{count}", (words,), group[-1].module, fusable=True)
 

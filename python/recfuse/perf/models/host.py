@@ -27,7 +27,7 @@ _NO_COST = frozenset(("(call)",))
 
 def counts_of(operators: Iterable[Operator]) -> dict[str, float]:
     """Return the count of each operator in each phase of a step, and a single call."""
-    counts: Counter[str] = Counter(f"{one.name}|{one.phase}" for one in operators)
+    counts: Counter[str] = Counter(f"{operator.name}|{operator.phase}" for operator in operators)
     phases = {key.rpartition("|")[2] for key in counts}
     counts[f"(call)|{'forward' if 'backward' in phases or 'forward' in phases else 'inference'}"] = 1
     return dict(counts)
@@ -53,8 +53,8 @@ class HostModel:
         by_phase = counts @ of_phase
         mean = float(by_phase.sum(1).sum() / (by_phase.sum(1) ** 2).sum())
         ridge = 1e-3 * np.eye(len(phases)) * np.trace(by_phase.T @ by_phase) / len(phases)
-        rest = 1 - mean * by_phase.sum(1)
-        scale = mean + np.linalg.solve(by_phase.T @ by_phase + ridge, by_phase.T @ rest)
+        residual = 1 - mean * by_phase.sum(1)
+        scale = mean + np.linalg.solve(by_phase.T @ by_phase + ridge, by_phase.T @ residual)
         scale = np.clip(scale, 0.3 * mean, 3 * mean)
         design = counts * (of_phase @ scale)
         normal = design.T @ design + self._strength * np.eye(len(keys))
@@ -83,15 +83,17 @@ class HostModel:
         """
         errors: dict[str, list[float]] = {"inference": [], "training": []}
         for number, (counts, us) in enumerate(self._probes):
-            others = self._probes[:number] + self._probes[number + 1 :]
+            other_probes = self._probes[:number] + self._probes[number + 1 :]
             mode = "inference" if any(key.endswith("|inference") for key in counts) else "training"
-            if len(others) > 3:
+            if len(other_probes) > 3:
                 errors[mode].append(
-                    float(np.log(max(HostModel(others, self._strength).total(counts), 1e-3) / us))
+                    float(np.log(max(HostModel(other_probes, self._strength).total(counts), 1e-3) / us))
                 )
         return {
-            mode: max(float(np.sqrt(np.mean(np.square(found)))), 0.02) if len(found) > 2 else 0.3
-            for mode, found in errors.items()
+            mode: max(float(np.sqrt(np.mean(np.square(errors_of_mode)))), 0.02)
+            if len(errors_of_mode) > 2
+            else 0.3
+            for mode, errors_of_mode in errors.items()
         }
 
 

@@ -125,11 +125,11 @@ class KindModel:
     def errors(self, most: int = 60) -> Array:
         """Return logarithms of predicted over measured times of points, each predicted from the others."""
         chosen = np.random.default_rng(0).permutation(len(self.x))[:most]
-        found = [
+        errors = [
             local_linear(np.delete(self.x, i, 0), np.delete(self.factors, i), self.x[i]) - self.factors[i]
             for i in chosen
         ]
-        return np.array(found)
+        return np.array(errors)
 
 
 class KernelModel:
@@ -175,10 +175,10 @@ class KernelModel:
         key = (operator.kind, operator.sizes, exact)
         if key not in self._found:
             self._found[key] = self._time(operator.kind, operator.sizes, exact)
-        found = self._found[key]
-        if not found.known:
+        time = self._found[key]
+        if not time.known:
             self.missing[operator.kind] += 1
-        return found
+        return time
 
     def _time(self, kind: str, sizes: Sequence[float], exact: bool) -> KernelTime:
         source, known = self.nearest_kind(kind), True
@@ -195,5 +195,5 @@ class KernelModel:
         return KernelTime(us, kernels, spread if known else _UNKNOWN_SPREAD, measured, known, inside)
 
 
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    return sum(part in one for part in other)
+def _common(words: Sequence[str], other_words: Sequence[str]) -> int:
+    return sum(part in words for part in other_words)

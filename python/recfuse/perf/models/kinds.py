@@ -184,8 +184,8 @@ def classify(
         return None
     if lookups is not None and not lookups.bags:
         return None
-    if lookups is not None and (found := _lookup_kind(name, ins, lookups)):
-        return found
+    if lookups is not None and (lookup_kind := _lookup_kind(name, ins, lookups)):
+        return lookup_kind
     if name in ("addmm", "mm", "bmm", "baddbmm", "_addmm_activation") and len(ins) >= 2:
         base = {"baddbmm": "bmm", "_addmm_activation": "addmm"}.get(name, name)
         pair = ins[1:3] if len(ins) > 2 and base != "mm" else ins[:2]

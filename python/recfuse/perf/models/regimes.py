@@ -76,12 +76,15 @@ def timed(
     operators: Sequence[Operator], kernels: KernelModel, host: HostModel, exact: bool = True
 ) -> list[Timed]:
     """Return the operators with the times of their kernels and of the host."""
-    return [Timed(one, kernels.time(one, exact), host.us(one.name, one.phase)) for one in operators]
+    return [
+        Timed(operator, kernels.time(operator, exact), host.us(operator.name, operator.phase))
+        for operator in operators
+    ]
 
 
 def active_us(times: Sequence[Timed]) -> float:
     """Return the sum of the kernels' times."""
-    return sum(one.kernel.us for one in times)
+    return sum(timed.kernel.us for timed in times)
 
 
 def active_spread(times: Sequence[Timed]) -> float:
@@ -89,8 +92,8 @@ def active_spread(times: Sequence[Timed]) -> float:
     total = active_us(times)
     if total <= 0:
         return 0.0
-    deviations = [one.kernel.us * one.kernel.spread for one in times]
-    independent = sum(one * one for one in deviations)
+    deviations = [timed.kernel.us * timed.kernel.spread for timed in times]
+    independent = sum(deviation * deviation for deviation in deviations)
     return _WIDER * math.sqrt((1 - _ALIKE) * independent + _ALIKE * sum(deviations) ** 2 * 0.25) / total
 
 
@@ -102,28 +105,30 @@ def eager(times: Sequence[Timed], gaps: Gaps, call_us: float) -> tuple[float, li
         before, placed = max(host, device), []
         start = host
         host += call_us
-        for one in times:
-            launched, begin = host + _LAUNCH_AT * one.host_us, 0.0
-            if one.kernel.kernels:
-                device = max(device + gaps.gap * one.kernel.kernels, launched + gaps.delay)
-                begin, device = device, device + one.kernel.us
+        for timed in times:
+            launched, begin = host + _LAUNCH_AT * timed.host_us, 0.0
+            if timed.kernel.kernels:
+                device = max(device + gaps.gap * timed.kernel.kernels, launched + gaps.delay)
+                begin, device = device, device + timed.kernel.us
             placed.append(
-                Timed(one.operator, one.kernel, one.host_us, host - start, begin - start, device - start)
+                Timed(
+                    timed.operator, timed.kernel, timed.host_us, host - start, begin - start, device - start
+                )
             )
-            host += one.host_us
+            host += timed.host_us
     return max(host, device) - before, placed
 
 
 def graph_us(times: Sequence[Timed], gaps: Gaps) -> float:
     """Return the microseconds of a step that is replayed as a CUDA graph."""
-    launches = sum(one.kernel.kernels for one in times)
+    launches = sum(timed.kernel.kernels for timed in times)
     return gaps.graph_start + active_us(times) + gaps.graph_gap * launches
 
 
 def compiled_times(operators: Sequence[Operator], kernels: KernelModel, gaps: Gaps) -> list[Timed]:
     """Return the kernels of a compiled step, each with the host's cost of its launches."""
-    found = []
-    for one in fuse(operators):
-        kernel = kernels.time(one)
-        found.append(Timed(one, kernel, gaps.compiled_launch * max(kernel.kernels, 1.0)))
-    return found
+    times = []
+    for kernel_group in fuse(operators):
+        kernel = kernels.time(kernel_group)
+        times.append(Timed(kernel_group, kernel, gaps.compiled_launch * max(kernel.kernels, 1.0)))
+    return times

@@ -53,7 +53,7 @@ class KeptState:
 
     def has_new_states(self) -> bool:
         """Return whether an optimizer has states of more Parameters than before."""
-        return any(len(one.state) > len(states) for one, states, _ in self._states.values())
+        return any(len(optimizer.state) > len(states) for optimizer, states, _ in self._states.values())
 
     def restore(self) -> None:
         """Restore all gradients, states and options."""
@@ -63,10 +63,10 @@ class KeptState:
             optimizer.state.clear()
             for parameter, state in states.items():
                 optimizer.state[parameter] = state
-            for group, kept in zip(optimizer.param_groups, groups, strict=True):
-                for name in [name for name in group if name != "params" and name not in kept]:
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                for name in [name for name in group if name != "params" and name not in saved]:
                     del group[name]
-                group.update(kept)
+                group.update(saved)
 
     @contextmanager
     def kept(self) -> Iterator[None]:

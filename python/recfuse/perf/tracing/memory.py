@@ -65,7 +65,7 @@ class MemoryCount:
         """Count a new tensor as holder of the memory of others, such as the values of a sparse tensor."""
         key, holder = self._key(tensor)
         if key not in self._held:
-            self._hold(key, holder, [one for source in sources for one in self._held_by(source)])
+            self._hold(key, holder, [storage for source in sources for storage in self._held_by(source)])
 
     def _held_by(self, tensor: Tensor) -> tuple[int, ...]:
         return self._held.get(self._key(tensor)[0], ())
@@ -113,11 +113,11 @@ def workspace_bytes(operators: Iterable[Operator], gpu: str | None) -> int:
     cuBLAS has a workspace for each thread that calls it: the thread of the step, and the thread of its
     backward pass.
     """
-    products = [one for one in operators if one.kind and one.kind.startswith(_PRODUCTS)]
+    products = [operator for operator in operators if operator.kind and operator.kind.startswith(_PRODUCTS)]
     if gpu is None or not products:
         return 0
-    threads = 1 + any(one.phase == "backward" for one in products)
-    linear = any(one.kind and one.kind.startswith("addmm") for one in products)
+    threads = 1 + any(product.phase == "backward" for product in products)
+    linear = any(product.kind and product.kind.startswith("addmm") for product in products)
     large = data_sheet(gpu)["arch"].startswith("sm_90")
     return threads * (_HOPPER_WORKSPACE if large else _WORKSPACE) + linear * _LINEAR_WORKSPACE
 

@@ -41,8 +41,10 @@ class NativeCalls:
         self.count += 1
         name = f"recfuse_{func.overloadpacket.__name__.strip('_')}"
         if self.gpu is None:
-            tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-            moved = sum(one.numel() * one.element_size() for one in tensors if not one.is_floating_point())
+            tensors = [tensor for tensor in pytree.tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+            moved = sum(
+                tensor.numel() * tensor.element_size() for tensor in tensors if not tensor.is_floating_point()
+            )
             return name, (max(moved, 1), max(moved, 1), 1)
         _C.explain_end()
         _C.explain_begin(self.gpu)
@@ -59,9 +61,9 @@ class NativeCalls:
 
 def sizes_of(recorded: Any) -> tuple[float, float, float]:
     """Return bytes, operations and blocks of recorded launches."""
-    moved = sum(one["read_bytes"] + one["written_bytes"] for one in recorded)
-    operations = sum(one["flops"] + one["tensor_flops"] for one in recorded)
-    blocks = sum(one["grid"][0] * one["grid"][1] * one["grid"][2] for one in recorded)
+    moved = sum(launch["read_bytes"] + launch["written_bytes"] for launch in recorded)
+    operations = sum(launch["flops"] + launch["tensor_flops"] for launch in recorded)
+    blocks = sum(launch["grid"][0] * launch["grid"][1] * launch["grid"][2] for launch in recorded)
     return max(float(moved), 1.0), max(float(operations), 1.0), max(float(blocks), 1.0)
 
 

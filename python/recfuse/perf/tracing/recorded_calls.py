@@ -70,15 +70,19 @@ class RecordedCall:
     def nbytes(self) -> int:
         """Return an estimate of the bytes that the call needs: its tensors, and results of their size."""
         total = 0
-        for one in self._descriptions():
-            extent = one.rows.count * (one.rows.dim + 2) * 3 if one.rows is not None else one.extent
-            total += extent * one.dtype.itemsize
+        for description in self._descriptions():
+            extent = (
+                description.rows.count * (description.rows.dim + 2) * 3
+                if description.rows is not None
+                else description.extent
+            )
+            total += extent * description.dtype.itemsize
         table = next(self._descriptions()).extent if self.kind.startswith(("bag", "sparse_step")) else 0
         return max(2 * total - table, 0)
 
     def _descriptions(self) -> Iterator[Description]:
         leaves = pytree.tree_leaves((self.args, self.kwargs), is_leaf=_is_description)
-        return (one for one in leaves if isinstance(one, Description))
+        return (leaf for leaf in leaves if isinstance(leaf, Description))
 
     def on(self, device: torch.device) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
         """Return the call on tensors of a device, and a call that brings its first operand into the cache.
@@ -87,7 +91,7 @@ class RecordedCall:
         """
         tensors = _Tensors(device, self._descriptions())
         args, kwargs = [*self.args], {**self.kwargs}
-        names = [one.name for one in self.function._schema.arguments]
+        names = [argument.name for argument in self.function._schema.arguments]
         for number, value in enumerate(args):
             on_host = self.function.namespace == "recfuse" and is_of_host(names[number])
             args[number] = tensors.real(value, torch.device("cpu") if on_host else device)
@@ -108,17 +112,17 @@ class RecordedCall:
         if self.name not in _LOOKUPS:
             return
         of = dict(zip(names, self.args, strict=False))
-        for number, (name, given) in enumerate(zip(names, self.args, strict=False)):
-            if not isinstance(given, Description) or given.value is not None:
+        for number, (name, description) in enumerate(zip(names, self.args, strict=False)):
+            if not isinstance(description, Description) or description.value is not None:
                 continue
             if name == "indices":
                 rows = min(_row_counts(of))
-                args[number] = torch.randint(rows, given.shape, dtype=given.dtype, device=device)
+                args[number] = torch.randint(rows, description.shape, dtype=description.dtype, device=device)
             elif name == "offsets":
-                count, last = of["indices"].shape[0], given.shape[0]
+                count, last = of["indices"].shape[0], description.shape[0]
                 bags = last - 1 if "fused" in self.name or _last_offset(of, kwargs) else last
                 steps = torch.arange(last, device=device) * count // max(bags, 1)
-                args[number] = steps.to(given.dtype)
+                args[number] = steps.to(description.dtype)
 
 
 def _row_counts(of: dict[str, Any]) -> list[int]:
@@ -126,7 +130,7 @@ def _row_counts(of: dict[str, Any]) -> list[int]:
     if isinstance(features, Description) and features.value is not None and features.shape[0]:
         return [int(features.value[:, FEATURE.at("rows")].min())]  # tables lie in the same weight
     if "weights" in of:
-        return [one.shape[0] for one in of["weights"]]
+        return [weight.shape[0] for weight in of["weights"]]
     return [int(of["num_weights"]) if "num_weights" in of else of["weight"].shape[0]]
 
 
@@ -142,17 +146,17 @@ def _facts_of_bags(names: list[str], args: list[Any], kwargs: dict[str, Any]) ->
     weights = of.get("per_sample_weights")
     padding = -1 if of.get("padding_idx", -1) < 0 else 0
     mode = int(of["mode"])
-    found = aten._embedding_bag(
+    outputs = aten._embedding_bag(
         row, torch.zeros_like(indices), of["offsets"], False, mode, False, weights, False, padding
     )
-    return found[1:4]
+    return outputs[1:4]
 
 
 def _operand(kind: str, args: list[Any]) -> Tensor | None:
     """Return the operand that the previous operator of a step leaves in the cache."""
     if kind.startswith(("bag", "sparse", "coalesce", "foreach", "fill", "recfuse")):
         return None
-    tensors = [one for one in args if isinstance(one, Tensor) and one.is_floating_point()]
+    tensors = [tensor for tensor in args if isinstance(tensor, Tensor) and tensor.is_floating_point()]
     tensors = tensors[1:] if kind.startswith("addmm") else tensors
     first = tensors[0] if tensors else None
     return first if first is not None and not first.is_sparse and first.is_contiguous() else None
@@ -165,41 +169,43 @@ class _Tensors:
         self._device = device
         self._ranges: dict[tuple[int, torch.dtype], tuple[int, int]] = {}
         self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
-        for one in descriptions:
-            if one.rows is None and one.value is None:
-                key, end = (one.storage, one.dtype), one.offset + one.extent
-                low, high = self._ranges.get(key, (one.offset, end))
-                self._ranges[key] = min(low, one.offset), max(high, end)
+        for description in descriptions:
+            if description.rows is None and description.value is None:
+                key, end = (description.storage, description.dtype), description.offset + description.extent
+                low, high = self._ranges.get(key, (description.offset, end))
+                self._ranges[key] = min(low, description.offset), max(high, end)
 
     def real(self, value: Any, device: torch.device) -> Any:
         """Return an argument with real tensors on a device."""
-        return pytree.tree_map(lambda one: self._leaf(one, device), value, is_leaf=_is_description)
+        return pytree.tree_map(lambda leaf: self._leaf(leaf, device), value, is_leaf=_is_description)
 
-    def _leaf(self, one: Any, device: torch.device) -> Any:
-        if isinstance(one, torch.device):
+    def _leaf(self, leaf: Any, device: torch.device) -> Any:
+        if isinstance(leaf, torch.device):
             return device
-        if not isinstance(one, Description):
-            return one
-        if one.rows is not None:
-            return self._sparse(one)
-        if one.value is not None:  # numbers without dimensions stay on the host
-            return one.value.detach().clone() if not one.shape else one.value.detach().to(device, copy=True)
-        key = one.storage, one.dtype
+        if not isinstance(leaf, Description):
+            return leaf
+        if leaf.rows is not None:
+            return self._sparse(leaf)
+        if leaf.value is not None:  # numbers without dimensions stay on the host
+            return (
+                leaf.value.detach().clone() if not leaf.shape else leaf.value.detach().to(device, copy=True)
+            )
+        key = leaf.storage, leaf.dtype
         low, high = self._ranges[key]
         if key not in self._buffers:
-            self._buffers[key] = _elements(high - low, one.dtype, self._device)
-        return self._buffers[key].as_strided(one.shape, one.stride, one.offset - low)
+            self._buffers[key] = _elements(high - low, leaf.dtype, self._device)
+        return self._buffers[key].as_strided(leaf.shape, leaf.stride, leaf.offset - low)
 
-    def _sparse(self, one: Description) -> Tensor:
-        rows = one.rows
+    def _sparse(self, description: Description) -> Tensor:
+        rows = description.rows
         assert rows is not None
         indices = rows.indices
         if indices is None:
             indices = torch.randint(rows.rows, (rows.count,))
-        values = _elements(rows.count * rows.dim, one.dtype, self._device).view(rows.count, rows.dim)
+        values = _elements(rows.count * rows.dim, description.dtype, self._device).view(rows.count, rows.dim)
         places = indices.detach().reshape(1, -1).long().to(self._device)
-        found = torch.sparse_coo_tensor(places, values, one.shape, check_invariants=False)
-        return found.coalesce() if one.coalesced else found
+        tensor = torch.sparse_coo_tensor(places, values, description.shape, check_invariants=False)
+        return tensor.coalesce() if description.coalesced else tensor
 
 
 def _elements(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -233,12 +239,12 @@ class CallRecorder:
         ``to_fake`` returns the fake of a floating-point tensor, whose storage its views share.
         """
         sparse = [
-            one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.is_sparse
+            leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_sparse
         ]
-        if kind in self.calls or any(rows.of(one) is None for one in sparse):
+        if kind in self.calls or any(rows.of(tensor) is None for tensor in sparse):
             return
         args, kwargs = pytree.tree_map_only(
-            Tensor, lambda one: _described(one, rows, to_fake), (args, kwargs)
+            Tensor, lambda tensor: _described(tensor, rows, to_fake), (args, kwargs)
         )
         self.calls[kind] = RecordedCall(*kind, function, args, kwargs)
 

@@ -38,10 +38,10 @@ class SparseRows:
         if name in _BAGS or name == "embedding":
             weight, indices = args[:2]
             bags = indices if name == "embedding" else args[2]
-            found = self._facts(indices, indices.numel(), bags.numel(), weight, *weight.shape)
-            self._tables[id(weight)] = found
+            lookups = self._facts(indices, indices.numel(), bags.numel(), weight, *weight.shape)
+            self._tables[id(weight)] = lookups
             self._keep.append(weight)
-            return found
+            return lookups
         if name == "_embedding_bag_backward":
             grad, indices, offsets = args[:3]
             sizes = indices.numel(), offsets.numel(), grad, int(args[6]), grad.shape[1]
@@ -89,14 +89,16 @@ class SparseRows:
         self, name: str, lookups: Lookups | None, tensors: Sequence[Tensor], results: Sequence[Tensor]
     ) -> None:
         """Record the lookups whose rows a sparse result has."""
-        of = lookups or next((self._sparse[id(one)] for one in tensors if id(one) in self._sparse), None)
+        of = lookups or next(
+            (self._sparse[id(tensor)] for tensor in tensors if id(tensor) in self._sparse), None
+        )
         if name.startswith("_sparse_coo_tensor") and len(tensors) == 2 and tensors[1].dim() == 2:
             count, dim = tensors[1].shape
             of = Lookups(count, count, dim, results[0].shape[0], count, 1.0, tensors[1].element_size())
-        for one in results:
-            if one.is_sparse and of is not None and id(one) not in self._sparse:
-                self._sparse[id(one)] = of
-                weakref.finalize(one, self._sparse.pop, id(one), None)
+        for tensor in results:
+            if tensor.is_sparse and of is not None and id(tensor) not in self._sparse:
+                self._sparse[id(tensor)] = of
+                weakref.finalize(tensor, self._sparse.pop, id(tensor), None)
 
     def _coalesced_clone(self, tensor: Tensor) -> Tensor:
         clone = tensor.clone()
@@ -107,12 +109,12 @@ class SparseRows:
     def _facts(
         self, indices: Any, count: int, bags: int, weight: Tensor, rows: int, dim: int, dense: bool = False
     ) -> Lookups:
-        known = isinstance(indices, Tensor) and not isinstance(indices, FakeTensor)
-        key = (indices.data_ptr() if known else None, count, bags, rows, dim, dense)
+        is_real = isinstance(indices, Tensor) and not isinstance(indices, FakeTensor)
+        key = (indices.data_ptr() if is_real else None, count, bags, rows, dim, dense)
         if key not in self._repetition:
-            source = indices if known else None
+            source = indices if is_real else None
             self._repetition[key] = lookups_of(source, count, bags, weight, rows, dim, dense)
             self._keep.append(indices)
-        found = self._repetition[key]
-        self.unknown |= not found.known
-        return found
+        lookups = self._repetition[key]
+        self.unknown |= not lookups.known
+        return lookups

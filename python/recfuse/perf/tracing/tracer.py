@@ -151,24 +151,24 @@ class Tracer(TorchDispatchMode):
             self._optimizing = "Optimizer.step" in str(args[0])
         elif name == "_record_function_exit":
             self._optimizing = False
-        given = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         lookups = self.rows.lookups(name, args)
         native = self.native.explain(func, args, kwargs) if self._is_native(func) else None
         original = args, kwargs
-        args, kwargs, is_fake = self._converted(func, name, args, kwargs, given)
-        tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        facts = [TensorFacts(one) for one in tensors]
-        for one in tensors:
-            if one.dim() or is_fake:
-                self.memory.note(one)
+        args, kwargs, is_fake = self._converted(func, name, args, kwargs, inputs)
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        facts = [TensorFacts(tensor) for tensor in tensors]
+        for tensor in tensors:
+            if tensor.dim() or is_fake:
+                self.memory.note(tensor)
         out = self._run(func, name, args, kwargs, is_fake)
-        results = [one for one in pytree.tree_leaves(out) if isinstance(one, Tensor)]
+        results = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
         self.rows.note(name, lookups, tensors, results)
         self._note_created(tensors if name != "lift_fresh" else (), results)
-        self._count_memory(name, lookups, tensors, [one for one in results if one.dim() or is_fake])
+        self._count_memory(name, lookups, tensors, [result for result in results if result.dim() or is_fake])
         if name not in _UNCOUNTED and not (name == "clone" and facts and facts[0].sparse):
             name = _canonical(name, self._phase)
-            outs = [TensorFacts(one) for one in results]
+            outs = [TensorFacts(result) for result in results]
             kind = native or self._kind(name, is_fake, facts, outs, lookups)
             self._record(name, kind, native is not None, tensors, results)
             if kind is not None and self.recorder is not None:
@@ -180,12 +180,13 @@ class Tracer(TorchDispatchMode):
         return getattr(func, "namespace", "") == "recfuse"
 
     def _converted(
-        self, func: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor]
+        self, func: Any, name: str, args: Any, kwargs: Any, inputs: Sequence[Tensor]
     ) -> tuple[Any, Any, bool]:
         """Return the arguments, with fakes for tensors if an operator computes on floating-point numbers."""
         is_fake = any(
-            isinstance(one, FakeTensor) or (one.is_floating_point() and (one.dim() > 0 or one.requires_grad))
-            for one in given
+            isinstance(tensor, FakeTensor)
+            or (tensor.is_floating_point() and (tensor.dim() > 0 or tensor.requires_grad))
+            for tensor in inputs
         )
         if name in ("index", "index_put", "index_put_", "_index_put_impl_") and is_fake:
             args = (args[0], _without_masks(args[1]), *args[2:])
@@ -242,33 +243,36 @@ class Tracer(TorchDispatchMode):
         """Run an operator that writes to its first argument; a first argument from before the
         trace is copied.
         """
-        own = args and isinstance(args[0], Tensor) and args[0].untyped_storage()._cdata not in self._created
-        own = own and not (self._optimizing and not args[0].dim())  # `KeptState` restores counts of steps
-        if not own:
+        is_foreign = (
+            args and isinstance(args[0], Tensor) and args[0].untyped_storage()._cdata not in self._created
+        )
+        # `KeptState` restores counts of steps.
+        is_foreign = is_foreign and not (self._optimizing and not args[0].dim())
+        if not is_foreign:
             return func(*args, **kwargs)
-        first, *rest = args
-        func(first.clone(), *rest, **kwargs)
+        first, *others = args
+        func(first.clone(), *others, **kwargs)
         return first
 
     def _note_created(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """Record the storages that the trace itself has created: only these may be written."""
-        before = {one.untyped_storage()._cdata for one in tensors if not one.is_sparse}
-        for one in results:
-            if not one.is_sparse and (key := one.untyped_storage()._cdata) not in before:
+        before = {tensor.untyped_storage()._cdata for tensor in tensors if not tensor.is_sparse}
+        for result in results:
+            if not result.is_sparse and (key := result.untyped_storage()._cdata) not in before:
                 self._created.add(key)
-                weakref.finalize(one.untyped_storage(), self._created.discard, key)
+                weakref.finalize(result.untyped_storage(), self._created.discard, key)
 
     def _count_memory(
         self, name: str, lookups: Lookups | None, tensors: Sequence[Tensor], results: Sequence[Tensor]
     ) -> None:
         if name in _OF_SPARSE or name.startswith("_sparse_coo_tensor"):
-            for one in results:
-                self.memory.share(one, tensors)
+            for result in results:
+                self.memory.share(result, tensors)
             return
-        for one in results:
-            if name == "clone" and one.is_sparse:  # a real step takes the gradient over
-                self.memory.share(one, tensors)
-            self.memory.add(one, self._sparse_bytes(name, lookups) if one.is_sparse else 0)
+        for result in results:
+            if name == "clone" and result.is_sparse:  # a real step takes the gradient over
+                self.memory.share(result, tensors)
+            self.memory.add(result, self._sparse_bytes(name, lookups) if result.is_sparse else 0)
         if lookups is not None:
             self.memory.use(self._temporary(name, lookups))
 
@@ -337,7 +341,7 @@ def _canonical(name: str, phase: str) -> str:
 @functools.cache
 def _written(func: Any) -> Sequence[Any]:
     return (
-        [one for one in func._schema.arguments if one.alias_info is not None]
+        [argument for argument in func._schema.arguments if argument.alias_info is not None]
         if hasattr(func, "_schema")
         else []
     )
@@ -346,11 +350,11 @@ def _written(func: Any) -> Sequence[Any]:
 def _without_masks(indices: Any) -> Any:
     """Replace real boolean masks among the indices with their positions."""
     positions: list[Any] = []
-    for one in indices:
-        if isinstance(one, Tensor) and one.dtype is torch.bool and not isinstance(one, FakeTensor):
-            positions += one.nonzero().unbind(1)
+    for index in indices:
+        if isinstance(index, Tensor) and index.dtype is torch.bool and not isinstance(index, FakeTensor):
+            positions += index.nonzero().unbind(1)
         else:
-            positions.append(one)
+            positions.append(index)
     return positions
 
 

@@ -31,9 +31,9 @@ class _Unallocated(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        if any(self._is_reserved(one) for one in given):
-            return self._without_memory(func, args, kwargs, given)
+        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if any(self._is_reserved(tensor) for tensor in inputs):
+            return self._without_memory(func, args, kwargs, inputs)
         if func.overloadpacket.__name__ in _FACTORIES and isinstance(args[0], (list, tuple)):
             dtype = kwargs.get("dtype") or torch.get_default_dtype()
             on_cpu = torch.device(kwargs.get("device") or "cpu").type != "meta"
@@ -54,7 +54,7 @@ class _Unallocated(TorchDispatchMode):
         self._reserved.add(self._keep[-1]._cdata)
         return tensor
 
-    def _without_memory(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
+    def _without_memory(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
         """Return views as views, skip writes, and reserve addresses for other results."""
         if func.is_view or func.overloadpacket.__name__ in (
             "detach",
@@ -69,7 +69,7 @@ class _Unallocated(TorchDispatchMode):
         with self.fake:
             out = func(*pytree.tree_map_only(Tensor, self.fake.from_tensor, args),
                        **pytree.tree_map_only(Tensor, self.fake.from_tensor, kwargs))  # fmt: skip
-        return pytree.tree_map_only(Tensor, lambda one: self._reserve(one.shape, one.dtype), out)
+        return pytree.tree_map_only(Tensor, lambda tensor: self._reserve(tensor.shape, tensor.dtype), out)
 
 
 @contextmanager
