@@ -86,13 +86,14 @@ class Placement:
         Args:
             table: the name of the table.
         """
-        own = sorted((one for one in self.shards if one.table == table), key=lambda one: one.first_column)
-        return [one.rank for one in own]
+        shards = [shard for shard in self.shards if shard.table == table]
+        shards.sort(key=lambda shard: shard.first_column)
+        return [shard.rank for shard in shards]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {
-            "shards": [asdict(one) for one in self.shards], "rank_us": list(self.rank_us),
+            "shards": [asdict(shard) for shard in self.shards], "rank_us": list(self.rank_us),
             "pooling_us": list(self.pooling_us), "exchange_us": list(self.exchange_us),
             "bytes": list(self.bytes), "training": self.training,
         }  # fmt: skip
@@ -108,13 +109,13 @@ class Placement:
         from torchrec.distributed.planner.types import ParameterConstraints
         from torchrec.distributed.types import ShardingType
 
-        found = {}
-        for table in dict.fromkeys(one.table for one in self.shards):
-            own = [one for one in self.shards if one.table == table]
-            kind = ShardingType.COLUMN_WISE if len(own) > 1 else ShardingType.TABLE_WISE
-            least = min(one.columns for one in own) if len(own) > 1 else None
-            found[table] = ParameterConstraints(sharding_types=[kind.value], min_partition=least)
-        return found
+        constraints = {}
+        for table in dict.fromkeys(shard.table for shard in self.shards):
+            shards = [shard for shard in self.shards if shard.table == table]
+            kind = ShardingType.COLUMN_WISE if len(shards) > 1 else ShardingType.TABLE_WISE
+            least = min(shard.columns for shard in shards) if len(shards) > 1 else None
+            constraints[table] = ParameterConstraints(sharding_types=[kind.value], min_partition=least)
+        return constraints
 
     def torchrec_sharding(self) -> dict[str, Any]:
         """Return generators for TorchRec's ``construct_module_sharding_plan``, with the ranks.
@@ -124,22 +125,24 @@ class Placement:
         """
         from torchrec.distributed.sharding_plan import column_wise, table_wise
 
-        ranks = {table: self.ranks_of(table) for table in dict.fromkeys(one.table for one in self.shards)}
+        ranks = {table: self.ranks_of(table) for table in dict.fromkeys(shard.table for shard in self.shards)}
         return {
-            table: table_wise(rank=own[0]) if len(own) == 1 else column_wise(ranks=own)
-            for table, own in ranks.items()
+            table: table_wise(rank=ranks_of_table[0])
+            if len(ranks_of_table) == 1
+            else column_wise(ranks=ranks_of_table)
+            for table, ranks_of_table in ranks.items()
         }
 
     def __str__(self) -> str:
         """Format a line per rank."""
         lines = [f"{'rank':>4} {'tables':>7} {'memory':>10} {'pooling':>10} {'exchange':>10} {'sum':>10}"]
         for rank, us in enumerate(self.rank_us):
-            count = sum(one.rank == rank for one in self.shards)
+            count = sum(shard.rank == rank for shard in self.shards)
             lines.append(
                 f"{rank:>4} {count:>7} {self.bytes[rank] / 1e9:>7.2f} GB {self.pooling_us[rank]:>7.1f} us "
                 f"{self.exchange_us[rank]:>7.1f} us {us:>7.1f} us"
             )
-        cut = sorted({one.table for one in self.shards if one.first_column})
+        cut = sorted({shard.table for shard in self.shards if shard.first_column})
         if cut:
             lines.append(f"cut into columns: {', '.join(cut)}")
         return "\n".join([*lines, f"slowest rank: {self.us:.1f} us"])
@@ -179,15 +182,15 @@ def place(
     """
     count = integer("recfuse place: gpus", gpus, 1, 4096)
     samples = integer("recfuse place: batch", batch, 1, 1 << 24) * count
-    found = [one if isinstance(one, Table) else table_of(one, WHERE) for one in tables]
-    check_names(found, WHERE)
+    converted = [table if isinstance(table, Table) else table_of(table, WHERE) for table in tables]
+    check_names(converted, WHERE)
     chosen = choose(gpu, calibration)
     room = memory or 0.85 * float(chosen.calibration.facts.get("memory_bytes", 80e9))
     costs = Costs(chosen.calibration.bags, samples, count, training)
-    parts = [part for table in found for part in _fitting(table, room)]
+    parts = [part for table in converted for part in _fitting(table, room)]
     if sum(table.bytes for table, _ in parts) > room * count:
         raise ArgumentValueError(
-            f"recfuse place: the tables have {sum(table.bytes for table in found) / 1e9:.1f} GB, {count} "
+            f"recfuse place: the tables have {sum(table.bytes for table in converted) / 1e9:.1f} GB, {count} "
             f"GPUs have room for {room * count / 1e9:.1f} GB. Use more GPUs, or narrower types."
         )
     best = _arranged(parts, costs, count, room)
@@ -206,7 +209,7 @@ _Part = tuple[Table, int]  # a table with some columns of another, and the first
 
 
 def _fitting(table: Table, room: float) -> list[_Part]:
-    """Returns the table, or parts of its columns, halved until each part fits."""
+    """Return the table, or parts of its columns, halved until each part fits."""
     pieces = 1
     while table.bytes / pieces > room:
         pieces *= 2
@@ -224,11 +227,11 @@ def _pieces(table: Table, first: int, pieces: int) -> list[_Part]:
 
 
 def _cut_slowest(parts: Sequence[_Part], best: Placement, costs: Costs) -> list[_Part] | None:
-    """Halves the most expensive part of the slowest rank; returns None if it cannot be halved."""
+    """Halve the most expensive part of the slowest rank; return None if it cannot be halved."""
     slowest = best.rank_us.index(best.us)
-    on_it = {(one.table, one.first_column) for one in best.shards if one.rank == slowest}
-    own = [number for number, (table, first) in enumerate(parts) if (table.name, first) in on_it]
-    number = max(own, key=lambda at: costs.pooling(parts[at][0]))
+    columns = {(shard.table, shard.first_column) for shard in best.shards if shard.rank == slowest}
+    candidates = [number for number, (table, first) in enumerate(parts) if (table.name, first) in columns]
+    number = max(candidates, key=lambda at: costs.pooling(parts[at][0]))
     table, first = parts[number]
     if table.dim % 2 or table.dim // 2 < LEAST_COLUMNS:
         return None
@@ -236,7 +239,7 @@ def _cut_slowest(parts: Sequence[_Part], best: Placement, costs: Costs) -> list[
 
 
 def _arranged(parts: Sequence[_Part], costs: Costs, gpus: int, room: float) -> Placement:
-    """Assigns parts, longest first, to the least loaded rank, then exchanges parts with the slowest rank."""
+    """Assign parts, longest first, to the least loaded rank, then exchange parts with the slowest rank."""
     pooling = np.array([costs.pooling(table) for table, _ in parts])
     load = np.array([costs.load(table) for table, _ in parts])
     size = np.array([float(table.bytes) for table, _ in parts])
