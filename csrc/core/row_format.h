@@ -54,6 +54,11 @@ static inline int64_t rf__parameters_bytes(rf_dtype parameters_dtype) {
     return rf__elements_bytes(parameters_dtype, 2);
 }
 
+/* Returns the bytes of a row and of its scale and bias. */
+static inline int64_t rf__row_read_bytes(const rf__row_format *row) {
+    return row->bytes + (rf_is_quantized((int)row->dtype) ? rf__parameters_bytes(row->parameters_dtype) : 0);
+}
+
 /* Returns the format of rows with a stride of `stride` elements. */
 static inline rf__row_format rf__row_format_of(rf_dtype dtype, int64_t dim, int64_t stride) {
     return (rf__row_format){.dtype = dtype,

@@ -82,8 +82,8 @@ RF_API rf_status rf_fused_embedding_bag_winners_cuda(const rf_fused_embedding_ba
                                                      const rf_cuda_stream *stream);
 
 /* The gradient of the sample weights of a call whose features are all RF_SUM, from grad [bags, output_dim]
- * of grad_dtype: output [lookups], 0 if a lookup does not count. params->output and sample_weights are not
- * used. */
+ * of grad_dtype: output [lookups], 0 if a lookup does not count. Tables may be quantised. params->output and
+ * sample_weights are not used. */
 RF_API rf_status rf_fused_embedding_bag_sample_weights_backward_cpu(
     const rf_fused_embedding_bag_params *params, const void *grad, rf_dtype grad_dtype, float *output,
     const rf_executor *executor);

@@ -114,16 +114,23 @@ def test_same_bits_for_any_number_of_threads_and_prefetching(threads):
         assert torch.equal(problem.run(indices, offsets, **options), results[0])
 
 
+def factors_gradient(**options) -> torch.Tensor:
+    problem = Tables(every_kind(**options))
+    lookups = problem.lookups(4, 9)
+    factors = torch.linspace(-1, 1, lookups[0].numel(), requires_grad=True)
+    return torch.autograd.grad(problem.run(*lookups, factors).square().sum(), factors)[0]
+
+
 CHILD = """
 import sys, torch, recfuse
 sys.path.insert(0, sys.argv[1])
-from quantized.test_pooling import every_kind, every_mode
+from quantized.test_pooling import every_kind, every_mode, factors_gradient
 from support.tables.quantized import Tables
 tables = every_kind(kinds=("int8", "int4"))
 problem = Tables(tables, every_mode(tables))
 lookups = problem.lookups(4, 9)
 problem.check(*lookups)
-torch.save(problem.run(*lookups), sys.argv[2])
+torch.save([problem.run(*lookups), factors_gradient(kinds=("int8", "int4"))], sys.argv[2])
 print(torch.ops.recfuse.cpu_isa())
 """
 
@@ -132,7 +139,7 @@ print(torch.ops.recfuse.cpu_isa())
 def test_every_instruction_set_gives_the_same_bits(isa, tmp_path):
     tables = every_kind(kinds=("int8", "int4"))
     problem = Tables(tables, every_mode(tables))
-    ours = problem.run(*problem.lookups(4, 9))
+    ours = [problem.run(*problem.lookups(4, 9)), factors_gradient(kinds=("int8", "int4"))]
     tests, to = os.path.dirname(os.path.dirname(__file__)), str(tmp_path / "result")
     done = subprocess.run(
         [sys.executable, "-c", CHILD, tests, to],
@@ -141,7 +148,7 @@ def test_every_instruction_set_gives_the_same_bits(isa, tmp_path):
     assert done.returncode == 0, done.stderr
     if done.stdout.split()[-1] != isa:
         pytest.skip(f"no {isa} here")
-    assert torch.equal(torch.load(to), ours)
+    assert all(map(torch.equal, torch.load(to), ours))
 
 
 def test_maximum_of_nan_free_rows_and_empty_bags():
@@ -203,28 +210,3 @@ def test_bad_arguments():
         call([weight], [parameters], rows, 8, output_dtype=torch.float64)
     with pytest.raises(ValueError, match=r"is on meta|no memory"):
         call([weight], [parameters.to("meta")], rows, 8)
-
-
-def test_gradients_raise():
-    one = stored(torch.randn(5, 8), "int8")
-    factors = torch.ones(1, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="has requires_grad"):
-        call([one.weight], [one.parameters], [[0, 0, 5, 8, 0, -1, 0]], 8, per_sample_weights=factors)
-    with torch.no_grad():
-        call([one.weight], [one.parameters], [[0, 0, 5, 8, 0, -1, 0]], 8, per_sample_weights=factors)
-    with pytest.raises(NotImplementedError, match="its parameters"):
-        call([one.weight], [one.parameters.clone().requires_grad_()], [[0, 0, 5, 8, 0, -1, 0]], 8)
-    floats = torch.randn(5, 8, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="has requires_grad"):
-        call([floats], [torch.empty(0, 2).half()], [[0, 0, 5, 8, 0, -1, 0]], 8)
-
-
-def test_the_compiler_s_check_of_the_operator():
-    problem = Tables(every_kind((16,)))
-    indices, offsets = problem.lookups(3)
-    arguments = (*problem.lists(), problem.rows, indices, offsets, problem.output_dim)
-    torch.library.opcheck(
-        torch.ops.recfuse.fused_embedding_bag_quantized.default,
-        arguments,
-        test_utils=("test_schema", "test_faketensor"),
-    )

@@ -80,6 +80,22 @@ rf_status rf__check_fused_floats(const char *operator_name, const rf_fused_embed
     return RF_OK;
 }
 
+rf_status rf__check_fused_parameters(const char *operator_name, const rf_fused_embedding_bag_params *params,
+                                     int64_t at) {
+    const rf_feature *feature = &params->features[at];
+    const rf__row_format row = rf__feature_row(params->buffers, feature);
+    const uint64_t parameters =
+        (uintptr_t)rf__feature_parameters(params->buffers, feature) | (uint64_t)row.parameters_pitch;
+    if (!rf_is_quantized((int)row.dtype)) return RF_OK;
+    RF__REFUSE_IF(row.parameters_dtype != RF_FLOAT16 ||
+                      parameters % (uint64_t)rf__parameters_bytes(RF_FLOAT16) != 0,
+                  RF_ERR_UNSUPPORTED,
+                  "features[" RF__I64 "] has parameters of rf_dtype %d, " RF__I64
+                  " bytes apart; expected float16 (%d), aligned to 4 bytes, on a GPU",
+                  at, (int)row.parameters_dtype, row.parameters_pitch, (int)RF_FLOAT16);
+    return RF_OK;
+}
+
 rf_status rf__check_fused_warps(int32_t warps) {
     RF__REFUSE_IF(warps != 0 && (warps < 2 || warps > 64), RF_ERR_VALUE,
                   "warps is %d; expected 2 to 64, or 0 for a good default", (int)warps);

@@ -1,10 +1,11 @@
 /* The geometry of features for kernels: vectors, lanes, slices. */
 #include <inttypes.h>
 
+#include "families/fused_embedding_bag/check_fused.h"
 #include "families/fused_embedding_bag/features.h"
 #include "core/validate.h"
 
-enum { MOST_VECTOR = 16, HALF_VECTOR = 8, QUARTER_VECTOR = 4, MOST_VECTORS = 2, PARAMETERS_ALIGNMENT = 4 };
+enum { MOST_VECTOR = 16, HALF_VECTOR = 8, QUARTER_VECTOR = 4, MOST_VECTORS = 2 };
 
 rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int64_t at,
                                 rf__fused_geometry *shape) {
@@ -15,14 +16,7 @@ rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int
                "; expected rows of at most %d columns on a GPU",
                at, feature->rows, feature->dim, INT32_MAX / 4);
     const rf__row_format row = rf__feature_row(params->buffers, feature);
-    const uint64_t parameters =
-        (uintptr_t)rf__feature_parameters(params->buffers, feature) | (uint64_t)row.parameters_pitch;
-    RF_FAIL_IF(rf_is_quantized((int)row.dtype) &&
-                   (row.parameters_dtype != RF_FLOAT16 || parameters % PARAMETERS_ALIGNMENT != 0),
-               RF_ERR_UNSUPPORTED,
-               "recfuse.fused_embedding_bag: features[%" PRId64 "] has parameters of rf_dtype %d, %" PRId64
-               " bytes apart; expected float16 (%d), aligned to 4 bytes, on a GPU",
-               at, (int)row.parameters_dtype, row.parameters_pitch, (int)RF_FLOAT16);
+    RF_CHECK(rf__check_fused_parameters("fused_embedding_bag", params, at));
     /* 16 bytes of halves are 8 sums, which take the registers that rows in flight wait in. */
     const int32_t widest = row.dtype == RF_INT4_ROWS                     ? QUARTER_VECTOR
                            : rf__elements_in(row.dtype, MOST_VECTOR) > 4 ? HALF_VECTOR

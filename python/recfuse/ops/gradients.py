@@ -45,7 +45,7 @@ scale_grad_by_freq.
 """
 
 
-def _gradient(operator: Callable[..., Any], *arguments: Any) -> Any:
+def call_gradient(operator: Callable[..., Any], *arguments: Any) -> Any:
     """Call a gradient operator from backward; through its autograd kernel only if that may have to raise."""
     if (
         torch.is_grad_enabled()
@@ -59,7 +59,7 @@ def _gradient(operator: Callable[..., Any], *arguments: Any) -> Any:
 
 def dense_grad(output: OutputGrad, weight: Form) -> Tensor:
     """Return the gradient of a weight as a dense tensor."""
-    return _gradient(_dense_weight_grad, *output[:4], *weight, *output[4:])
+    return call_gradient(_dense_weight_grad, *output[:4], *weight, *output[4:])
 
 
 def sparse_grads(output: OutputGrad, weights: Sequence[Form]) -> list[tuple[Tensor, Tensor]]:
@@ -77,9 +77,9 @@ def sparse_grads(output: OutputGrad, weights: Sequence[Form]) -> list[tuple[Tens
         )
     where, factors = output[:4], output[4:6]
     if len(weights) < 2 or not is_readable(grad):
-        return [_gradient(_sparse_weight_grad, *where, *weight, *factors) for weight in weights]
+        return [call_gradient(_sparse_weight_grad, *where, *weight, *factors) for weight in weights]
     forms = map(list, zip(*weights, strict=True))
-    gradients = _gradient(_sparse_weight_grads, *where, *forms, *factors)
+    gradients = call_gradient(_sparse_weight_grads, *where, *forms, *factors)
     return list(zip(gradients[::2], gradients[1::2], strict=True))
 
 
@@ -144,7 +144,7 @@ def sample_weights_grad(
     grad: Tensor, weights: Sequence[Tensor], lookups: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype
 ) -> Tensor:
     """Return the gradient of the per-sample weights; `lookups` are features, indices and offsets."""
-    return _gradient(_sample_weights_grad, grad, weights, *lookups).to(dtype)
+    return call_gradient(_sample_weights_grad, grad, weights, *lookups).to(dtype)
 
 
 @register_fake("fused_embedding_bag_backward", follows="grad")

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import recfuse  # noqa: F401 (loads the operators)
+from recfuse._codes import CODES as RF_CODES
 from support.backward.simulated import CPP_COMPILER, simulated
 from support.fused import Groups
 from support.reference import DTYPES, Feature
+from support.tables.quantized import LAYOUTS, Tables, stored
 
 OPS = torch.ops.recfuse
 BLOCK = 128
@@ -24,7 +26,8 @@ pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
 
 class Described(ctypes.Structure):
     _fields_ = (
-        ("weight", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("weight", "parameters")),
+        *((name, ctypes.c_int64) for name in ("pitch", "parameters_pitch")),
         *((name, ctypes.c_int64) for name in ("rows", "padding_idx", "output_column", "dim")),
         ("dtype", ctypes.c_int32),
         ("pooling", ctypes.c_int32),
@@ -50,7 +53,8 @@ def described(problem: Groups, bags: int) -> tuple[Any, int]:
             lanes *= 2
         place = weight.data_ptr() + offset * weight.element_size()
         dtype = DTYPES.index(weight.dtype)
-        found.append(Described(place, rows, padding, column, dim, dtype, pooling, blocks))
+        pitch = dim * weight.element_size()
+        found.append(Described(place, None, pitch, 0, rows, padding, column, dim, dtype, pooling, blocks))
         blocks += -(-bags // (BLOCK // lanes)) if dim > 0 else 0
     return (Described * len(found))(*found), blocks
 
@@ -119,15 +123,65 @@ def test_gradients_of_sample_weights(name: str, dtype: torch.dtype) -> None:
         want = OPS.fused_embedding_bag_sample_weights_backward(
             grad, problem.weights, problem.rows, indices, offsets
         )
-        found = torch.zeros(indices.numel())
-        kept, _ = described(problem, bags)
-        args = Args(
-            indices=indices.data_ptr(), offsets=offsets.data_ptr(), features=ctypes.addressof(kept),
-            grad=grad.data_ptr(), output=found.data_ptr(), lookups=indices.numel(), bags=bags,
-            n_features=len(problem.rows), output_dim=problem.output_dim,
-        )  # fmt: skip
-        slots = len(problem.rows) * bags
-        lib.bags_weights(ctypes.byref(args), -(-slots // (BLOCK // 32)), 1 + turn % 2, ctypes.c_uint64(turn))
+        found = weights_gradient(lib, described(problem, bags)[0], grad, indices, offsets, turn)
+        torch.testing.assert_close(
+            found, want, rtol=1e-4, atol=1e-4, msg=lambda text, bad=bad: f"{bad}: {text}"
+        )
+
+
+def weights_gradient(
+    lib: ctypes.CDLL,
+    features: Any,
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    turn: int,
+) -> torch.Tensor:
+    """Runs sample_weights.cu."""
+    found = torch.zeros(indices.numel())
+    args = Args(
+        indices=indices.data_ptr(), offsets=offsets.data_ptr(), features=ctypes.addressof(features),
+        grad=grad.data_ptr(), output=found.data_ptr(), lookups=indices.numel(), bags=grad.shape[0],
+        n_features=len(features), output_dim=grad.shape[1],
+    )  # fmt: skip
+    slots = len(features) * grad.shape[0]
+    lib.bags_weights(ctypes.byref(args), -(-slots // (BLOCK // 32)), 1 + turn % 2, ctypes.c_uint64(turn))
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_sample_weights_of_quantised_tables(layout: str) -> None:
+    """Rows of any pitch, with codes that are aligned and codes that are not."""
+    torch.manual_seed(5)
+    tables = [
+        stored(torch.randn(9 + dim % 7, dim), kind, layout, gap, align=4)
+        for dim, gap in ((2, 0), (6, 4), (16, 8), (36, 8), (132, 0), (300, 4))
+        for kind in ("int8", "int4", "float16")
+    ]
+    tables.append(stored(torch.randn(8, 5), "int8", layout, 0, align=4))
+    problem = Tables(tables, [Feature(number, "sum", (None, 0)[number % 2]) for number in range(len(tables))])
+    features = []
+    for number, _, rows, dim, pooling, padding, column in problem.rows.tolist():
+        one = tables[number]
+        kind = RF_CODES["dtype"].index("float16") if one.weight.dtype != torch.uint8 else None
+        kind = kind or RF_CODES["dtype"].index("int8" if one.weight.shape[1] == dim else "int4")
+        pitch = one.weight.stride(0) * one.weight.element_size()
+        between = one.parameters.stride(0) * 2
+        places = one.weight.data_ptr(), one.parameters.data_ptr(), pitch, between
+        features.append(Described(*places, rows, padding, column, dim, kind, pooling, 0))
+    described_features = (Described * len(features))(*features)
+    lib = simulated(
+        "backward_bags.cu", RF_INDEX="rf_i64", RF_OFFSET="rf_i64", RF_GRAD_DTYPE=0, RF_QUANTIZED=1
+    )
+    for turn, (bad, change) in enumerate(BAD.items()):
+        bags, longest = (9, 7) if turn != 0 else (3, 90)
+        indices, offsets = problem.lookups(bags, longest, seed=turn)
+        change(indices, offsets)
+        grad = torch.randn(bags, problem.output_dim)
+        want = OPS.fused_embedding_bag_quantized_sample_weights_backward(
+            grad, *problem.lists(), problem.rows, indices, offsets
+        )
+        found = weights_gradient(lib, described_features, grad, indices, offsets, turn)
         torch.testing.assert_close(
             found, want, rtol=1e-4, atol=1e-4, msg=lambda text, bad=bad: f"{bad}: {text}"
         )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import recfuse  # noqa: F401 (loads the operators)
+from recfuse._codes import CODES as RF_CODES
 from support import gpu
 from support.backward.calls import (
     BAD,
@@ -30,6 +31,7 @@ from support.fused import Groups
 from support.gpu import INTEGERS
 from support.reference import DTYPES, Feature, Hyper
 from support.simulated_gpu import build_simulator
+from support.tables.quantized import Stored, Tables, stored
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")]
 
@@ -188,6 +190,96 @@ class Simulated(Call):
             **self.lookups(), matrices=ctypes.addressof(matrices), n_matrices=len(self.weights), update=rule
         )
         self.run("update", ctypes.byref(params))
+
+
+class Buffer(ctypes.Structure):
+    """rf_buffer."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("numel", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("parameters_dtype", ctypes.c_int32),
+        ("parameters", ctypes.c_void_p),
+        ("pitch", ctypes.c_int64),
+        ("parameters_pitch", ctypes.c_int64),
+    )
+
+
+class Pooling(ctypes.Structure):
+    """rf_fused_embedding_bag_params."""
+
+    _fields_ = (
+        ("buffers", ctypes.c_void_p),
+        ("n_buffers", ctypes.c_int64),
+        *LOOKUPS[:8],
+        ("check_bounds", ctypes.c_bool),
+        ("sample_weights", ctypes.c_void_p),
+        ("prefetch_distance", ctypes.c_int32),
+        ("output_dtype", ctypes.c_int32),
+        ("output", ctypes.c_void_p),
+        ("output_dim", ctypes.c_int64),
+        ("output_stride", ctypes.c_int64),
+    )
+
+
+def buffer_of(one: Stored, dim: int) -> Buffer:
+    weight, parameters = one.weight, one.parameters
+    names = RF_CODES["dtype"]
+    if weight.dtype != torch.uint8:
+        return Buffer(place(weight), weight.numel(), names.index(str(weight.dtype).removeprefix("torch.")))
+    return Buffer(
+        place(weight), one.values.numel(), names.index("int8" if weight.shape[1] == dim else "int4"),
+        names.index("float16"), place(parameters), weight.stride(0), 2 * parameters.stride(0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", (("float32", "float16"), ("int8", "int4", "float16")), ids=str)
+def test_gradients_of_sample_weights(kinds: tuple[str, ...], library: ctypes.CDLL) -> None:
+    torch.manual_seed(8)
+    tables = [
+        stored(torch.randn(9 + dim, dim), kind, "before", 4, align=4)
+        for dim in (6, 16, 132)
+        for kind in kinds
+    ]
+    problem = Tables(tables, [Feature(table, "sum", (None, 2)[table % 2]) for table in range(len(tables))])
+    buffers = (Buffer * len(tables))(*map(buffer_of, tables, problem.dims))
+    for bags in (1, 30):
+        indices, offsets = problem.lookups(bags, 40)
+        indices[torch.rand(indices.shape) < 0.1] = -1
+        grad, got = torch.randn(bags, problem.output_dim), torch.full((indices.numel(),), torch.nan)
+        params = Pooling(
+            buffers=ctypes.addressof(buffers), n_buffers=len(tables), features=place(problem.rows),
+            n_features=len(tables), indices=place(indices), lookups=indices.numel(), offsets=place(offsets),
+            bags=bags, index_type=1, offset_type=1, output_dim=problem.output_dim,
+            output_stride=problem.output_dim,
+        )  # fmt: skip
+        status = library.rf_fused_embedding_bag_sample_weights_backward_cuda(
+            ctypes.byref(params), ctypes.c_void_p(place(grad)), 0, ctypes.c_void_p(place(got)), None,
+            ctypes.byref(Stream()),
+        )  # fmt: skip
+        assert status == 0, library.rf_last_error().decode()
+        want = torch.ops.recfuse.fused_embedding_bag_quantized_sample_weights_backward(
+            grad, *problem.lists(), problem.rows, indices, offsets
+        )
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_parameters_that_a_gpu_cannot_read(library: ctypes.CDLL) -> None:
+    one = stored(torch.randn(20, 6), "int8", "before", 0, align=2)  # rows of 10 bytes
+    problem, buffer, got = Tables([one]), buffer_of(one, 6), torch.zeros(1)
+    indices, offsets, grad = torch.tensor([0]), torch.tensor([0, 1]), torch.ones(1, 6)
+    params = Pooling(
+        buffers=ctypes.addressof(buffer), n_buffers=1, features=place(problem.rows), n_features=1,
+        indices=place(indices), lookups=1, offsets=place(offsets), bags=1, index_type=1, offset_type=1,
+        output_dim=6, output_stride=6,
+    )  # fmt: skip
+    status = library.rf_fused_embedding_bag_sample_weights_backward_cuda(
+        ctypes.byref(params), ctypes.c_void_p(place(grad)), 0, ctypes.c_void_p(place(got)), None,
+        ctypes.byref(Stream()),
+    )  # fmt: skip
+    assert status != 0
+    assert "10 bytes apart; expected float16 (1), aligned to 4 bytes" in library.rf_last_error().decode()
 
 
 @pytest.fixture

@@ -46,7 +46,10 @@ FILES = {
         for epilogue, staged, other in itertools.product(EPILOGUES, (0, 1), (0, 1))
     ],
     "bags/winners.cu": INTEGERS,
-    "bags/sample_weights.cu": [f"{INTEGERS[dtype]} -DRF_GRAD_DTYPE={dtype}" for dtype in range(3)],
+    "bags/sample_weights.cu": [
+        f"{INTEGERS[dtype]} -DRF_GRAD_DTYPE={dtype} -DRF_QUANTIZED={quantized}"
+        for dtype, quantized in itertools.product(range(3), (0, 1))
+    ],
     "keys.cu": [
         f"{INTEGERS[entries]} {kind} -DRF_ENTRIES={entries} -DRF_ITEMS={8 - 4 * (entries % 2)}"
         for entries, kind in itertools.product(range(3), KEYS)

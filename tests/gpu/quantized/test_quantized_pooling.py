@@ -8,7 +8,7 @@ import torch
 import recfuse
 from support import gpu
 from support.reference import Feature
-from support.tables.quantized import FLOATS, Stored, Tables, stored
+from support.tables.quantized import FLOATS, Stored, Tables, gradient_check, stored
 
 pytestmark = gpu.MARKS
 
@@ -76,6 +76,21 @@ def test_agrees_with_float64(layout) -> None:
     for bags, integer in ((1, torch.int32), (13, torch.int64), (130, torch.int32)):
         lookups = problem.lookups(bags, integer=integer)
         check(problem, device, lookups, schedules=schedules(problem, lookups[1]))
+
+
+@pytest.mark.parametrize("layout", ("planar", "before", "behind"))
+def test_gradients_of_sample_weights(layout) -> None:
+    problem = Tables(tables_of(kinds=KINDS, layout=layout))
+    device = on_gpu(problem)
+    for bags, mean in ((1, 200), (30, 5)):
+        lookups = problem.lookups(bags, mean)
+        moved = tuple(one.cuda() for one in lookups)
+
+        def run(factors, at=moved):
+            return device.run(*at, factors.cuda(), device="cuda")
+
+        gradient_check(problem, lookups, run)
+    recfuse.check()
 
 
 def test_mixed_with_floats_and_every_length() -> None:

@@ -7,6 +7,7 @@ import torch
 
 import recfuse
 from support import gpu
+from support.tables.quantized import gradient_check
 from support.tables.stored import call, in_memory
 
 pytestmark = gpu.MARKS
@@ -27,6 +28,7 @@ def test_agrees_with_float64(alignment: int, behind: bool) -> None:
     factors = torch.rand(lookups[0].numel())
     got = call(on_gpu, rows, problem, lookups, factors)
     problem.compare(got, problem.reference(*lookups, factors), *lookups, factors)
+    gradient_check(problem, lookups, lambda wanted: call(on_gpu, rows, problem, lookups, wanted))
 
 
 def test_odd_parameters_are_refused() -> None:

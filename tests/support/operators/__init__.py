@@ -100,6 +100,11 @@ def calls() -> dict[str, Call]:
         "fused_embedding_bag_sparse_backward": {**gradient, "group": 0, **form, **factors},
         "fused_embedding_bag_sparse_gradients": {**gradient, **forms, **factors},
         "fused_embedding_bag_sample_weights_backward": {**gradient, **weights},
+        "fused_embedding_bag_quantized_sample_weights_backward": {
+            **gradient,
+            "weights": [codes["codes"]],
+            "parameters": [codes["parameters"]],
+        },
         "fused_embedding_bag_update": {
             **gradient,
             **weights,

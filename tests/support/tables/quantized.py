@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,3 +130,36 @@ class Tables:
         assert bool((distance <= allowed).all()), (
             f"{float((distance / allowed).max())} of the allowed distance"
         )
+
+
+def gradient_check(
+    problem: Tables,
+    lookups: tuple[Tensor, Tensor],
+    run: Callable[[Tensor], Tensor],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Compares the gradient of per-sample weights, which `run` takes, with that of the float64 reference."""
+    generator = torch.Generator().manual_seed(2)
+    factors = torch.randn(lookups[0].numel(), generator=generator).to(dtype).requires_grad_()
+    output = run(factors)
+    grad = torch.randn(output.shape, generator=generator).to(output.device, output.dtype)
+    (got,) = torch.autograd.grad(output, factors, grad)
+    assert got.dtype == dtype
+    values = [one.values for one in problem.tables]
+    want = _exact_gradient(problem, values, lookups, factors, grad.cpu().double())
+    # Codes and biases may be much larger than their sums.
+    sizes = [one.abs() + 2 * one.abs().amax(1, keepdim=True) if one.numel() else one for one in values]
+    allowed = 1e-6 * _exact_gradient(problem, sizes, lookups, factors, grad.cpu().double().abs())
+    if dtype != torch.float32:
+        allowed += torch.finfo(dtype).eps * want.abs()
+    distance = (got.cpu().double() - want).abs()
+    assert bool((distance <= allowed).all()), f"{float((distance - allowed).max())} too far"
+
+
+def _exact_gradient(
+    problem: Tables, values: list[Tensor], lookups: tuple[Tensor, Tensor], factors: Tensor, grad: Tensor
+) -> Tensor:
+    exact = factors.detach().cpu().double().requires_grad_()
+    indices, offsets = (one.cpu().long() for one in lookups)
+    output = reference(values, problem.features, indices, offsets, exact)
+    return torch.autograd.grad(output, exact, grad)[0]

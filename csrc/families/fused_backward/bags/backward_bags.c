@@ -24,14 +24,16 @@ static const rf__kernel_source sources[] = {
 };
 typedef enum bags_kernel { WINNERS, SAMPLE_WEIGHTS } bags_kernel;
 typedef struct bags_variant {
-    int32_t index_type, offset_type, grad_dtype; /* grad_dtype: of sample_weights.cu, else 0 */
+    int32_t index_type, offset_type;
+    int32_t grad_dtype, is_quantized; /* of sample_weights.cu, else 0 */
 } bags_variant;
 
 static rf_status describe(const void *key, rf__kernel_options *options) {
     const bags_variant *variant = key;
-    snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_GRAD_DTYPE=%d",
+    snprintf(options->defines, sizeof options->defines,
+             "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_GRAD_DTYPE=%d -DRF_QUANTIZED=%d",
              rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
-             (int)variant->grad_dtype);
+             (int)variant->grad_dtype, (int)variant->is_quantized);
     return RF_OK;
 }
 
@@ -62,13 +64,17 @@ static int64_t features_write(const rf_fused_embedding_bag_params *params, rf_ba
     int64_t blocks = 0;
     for (int64_t f = 0; f < params->n_features; f++) {
         const rf_feature *feature = &params->features[f];
+        const rf__row_format row = rf__feature_row(params->buffers, feature);
         const int64_t block_bags = bags_a_block(feature->dim);
         to[f] = (rf_bags_feature){.weight = (uintptr_t)rf__feature_weight(params->buffers, feature),
+                                  .parameters = (uintptr_t)rf__feature_parameters(params->buffers, feature),
+                                  .pitch = row.pitch,
+                                  .parameters_pitch = row.parameters_pitch,
                                   .rows = feature->rows,
                                   .padding_idx = feature->padding_idx,
                                   .output_column = feature->output_column,
                                   .dim = feature->dim,
-                                  .dtype = (int32_t)params->buffers[feature->buffer].dtype,
+                                  .dtype = (int32_t)row.dtype,
                                   .pooling = (int32_t)feature->pooling,
                                   .first_block = blocks};
         if (feature->dim > 0) blocks += (params->bags + block_bags - 1) / block_bags;
@@ -103,11 +109,21 @@ static void traffic_add(const bags_problem *problem, rf__kernel_launch *launch) 
     launch->written_bytes = is_winners ? outputs * (int64_t)sizeof(int64_t) : params->lookups * 4;
     for (int64_t f = 0; f < params->n_features; f++) {
         const rf_feature *feature = &params->features[f];
+        const rf__row_format row = rf__feature_row(params->buffers, feature);
         const double rows = (double)feature->rows < lookups ? (double)feature->rows : lookups;
         if (is_winners && feature->pooling != RF_MAX) continue;
-        launch->read_bytes += (int64_t)(rows * (double)rf__feature_row(params->buffers, feature).bytes);
+        launch->read_bytes += (int64_t)(rows * (double)rf__row_read_bytes(&row));
         launch->flops += lookups * (double)feature->dim * (is_winners ? 1 : 2);
     }
+}
+
+/* Returns true if a table is quantised, or its rows have gaps. */
+static bool any_quantized(const rf_fused_embedding_bag_params *params) {
+    for (int64_t f = 0; f < params->n_features; f++) {
+        const rf_buffer *buffer = &params->buffers[params->features[f].buffer];
+        if (buffer->pitch != 0 || rf_is_quantized((int)buffer->dtype)) return true;
+    }
+    return false;
 }
 
 /* Description NULL: no bags. */
@@ -132,7 +148,7 @@ static rf_status lower(const rf__gpu *gpu, const bags_description *description, 
                   RF__I64 " bags of " RF__I64 " features are more than a launch takes. Split the batch.",
                   params->bags, params->n_features);
     const bags_variant variant = {(int32_t)params->index_type, (int32_t)params->offset_type,
-                                  (int32_t)problem->grad_dtype};
+                                  (int32_t)problem->grad_dtype, !is_winners && any_quantized(params)};
     const rf_bags_args args = {.indices = (uintptr_t)params->indices,
                                .offsets = (uintptr_t)params->offsets,
                                .grad = (uintptr_t)problem->grad,
@@ -198,9 +214,10 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cuda(const rf_fused_emb
     checked.output_stride = params->output_dim;
     checked.sample_weights = output; /* this check allows only sums */
     RF_CHECK(rf__check_fused_call(&checked));
-    RF_CHECK(rf__check_fused_floats(operator_name, &checked));
     if (params->lookups == 0) return RF_OK;
     RF_CHECK(rf__check_fused_features(&checked));
+    for (int64_t f = 0; f < params->n_features; f++)
+        RF_CHECK(rf__check_fused_parameters(operator_name, params, f));
     RF_CHECK(rf__check_dtype(operator_name, "grad_dtype", grad_dtype));
     RF__REFUSE_IF(output == NULL || (grad == NULL && params->bags * params->output_dim > 0), RF_ERR_VALUE,
                   "%s is NULL; expected a pointer to its elements", output == NULL ? "output" : "grad");

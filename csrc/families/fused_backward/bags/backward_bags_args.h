@@ -10,13 +10,15 @@ enum { RF_BAGS_BLOCK = 128 }; /* threads */
 /* A feature with a table of any dtype. */
 typedef struct rf_bags_feature {
     RF_BACKWARD_ADDRESS(const rf_u8) weight; /* [rows, dim] of dtype */
+    RF_BACKWARD_ADDRESS(const rf_u8) parameters; /* scale and bias of row 0, of a quantised table */
+    rf_i64 pitch, parameters_pitch; /* bytes from row to row */
     rf_i64 rows, padding_idx; /* -1: no padding */
     rf_i64 output_column;
     rf_i64 dim;
     rf_i32 dtype, pooling;
     rf_i64 first_block; /* of winners.cu */
 } rf_bags_feature;
-RF_SIZE_IS(rf_bags_feature, 56);
+RF_SIZE_IS(rf_bags_feature, 80);
 
 typedef struct rf_bags_args {
     RF_BACKWARD_ADDRESS(const RF_INDEX) indices; /* [lookups] */

@@ -11,6 +11,9 @@
 #ifndef RF_GRAD_DTYPE
 #define RF_GRAD_DTYPE RF_FLOAT32
 #endif
+#ifndef RF_QUANTIZED /* whether a table is quantised, or its rows have gaps */
+#define RF_QUANTIZED 0
+#endif
 
 enum { UNROLL = 2 /* lookups in flight per lane */ };
 
@@ -26,15 +29,58 @@ struct bag_grad_t {
     }
 };
 
+/* Returns four codes of a row from column `first` on, as numbers without scale and bias. */
+template <int DTYPE>
+RF_INLINE columns_t codes_of(const rf_u8 *row, rf_i64 first, int count, bool is_aligned) {
+    enum { BITS = rf_element<DTYPE>::BITS };
+    const rf_u8 *from = row + first * BITS / 8;
+    rf_bytes<4> codes = {};
+    columns_t to;
+    if (is_aligned) {
+        codes.word[0] = rf_load((const rf_bytes<LANE_COLUMNS * BITS / 8> *)from).word[0];
+    } else {
+#pragma unroll
+        for (int i = 0; i < LANE_COLUMNS * BITS / 8; i++)
+            if (i * 8 < count * BITS)
+                codes.word[0] |= (rf_u32)rf_load((const rf_bytes<1> *)(from + i)).word[0] << 8 * i;
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_COLUMNS; i++) to.of[i] = rf_element<DTYPE>::get(codes, i);
+    return to;
+}
+
+/* As are_aligned, of a table whose rows may have gaps. */
+RF_INLINE bool are_rows_aligned(const rf_bags_feature &feature) {
+    if (!RF_QUANTIZED) return are_aligned(feature.weight, feature.dtype, feature.dim, feature.dim);
+    const int bytes = LANE_COLUMNS * rf_element_bits(feature.dtype) / 8;
+    return ((rf_u64)feature.weight | (rf_u64)feature.pitch) % bytes == 0 && feature.dim % LANE_COLUMNS == 0;
+}
+
+/* Returns four columns of a row. Columns after the last have no meaning. */
+RF_INLINE columns_t row_columns(const rf_bags_feature &feature, rf_i64 number, rf_i64 column, int count,
+                                bool is_aligned) {
+    if (!RF_QUANTIZED)
+        return columns_of(feature.weight, feature.dtype, number * feature.dim + column, count, is_aligned);
+    const rf_u8 *row = feature.weight + number * feature.pitch;
+    if (!rf_is_quantized(feature.dtype)) return columns_of(row, feature.dtype, column, count, is_aligned);
+    columns_t values = feature.dtype == RF_INT8_ROWS ? codes_of<RF_INT8_ROWS>(row, column, count, is_aligned)
+                                                     : codes_of<RF_INT4_ROWS>(row, column, count, is_aligned);
+    const rf_bytes<4> parameters =
+        rf_load((const rf_bytes<4> *)(feature.parameters + number * feature.parameters_pitch));
+    const float scale = rf_element<RF_FLOAT16>::get(parameters, 0);
+    const float bias = rf_element<RF_FLOAT16>::get(parameters, 1);
+#pragma unroll
+    for (int i = 0; i < LANE_COLUMNS; i++) values.of[i] = fmaf(scale, values.of[i], bias);
+    return values;
+}
+
 /* Adds the products of four columns of some lookups. */
 RF_INLINE void products_add(const rf_bags_feature &feature, const bag_grad_t &bag, rf_i64 column, int count,
                             const columns_t &grad, const rf_i64 (&rows)[UNROLL], float (&sums)[UNROLL]) {
     columns_t values[UNROLL];
 #pragma unroll
     for (int k = 0; k < UNROLL; k++)
-        if (rows[k] >= 0)
-            values[k] = columns_of(feature.weight, feature.dtype, rows[k] * feature.dim + column, count,
-                                   bag.is_aligned);
+        if (rows[k] >= 0) values[k] = row_columns(feature, rows[k], column, count, bag.is_aligned);
 #pragma unroll
     for (int k = 0; k < UNROLL; k++) {
         if (rows[k] < 0) continue;
@@ -43,7 +89,7 @@ RF_INLINE void products_add(const rf_bags_feature &feature, const bag_grad_t &ba
     }
 }
 
-extern "C" __global__ void __launch_bounds__(RF_BAGS_BLOCK, 8)
+extern "C" __global__ void __launch_bounds__(RF_BAGS_BLOCK, RF_QUANTIZED ? 6 : 8)
     rf_sample_weights(const __grid_constant__ rf_bags_args args) {
     rf_wait_for_previous_kernel();
     const rf_i64 slot = (rf_i64)blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
@@ -56,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(RF_BAGS_BLOCK, 8)
     at.first = threadIdx.x % at.lanes * LANE_COLUMNS;
     const rf_u8 *grad = args.grad + feature.output_column * rf_element<RF_GRAD_DTYPE>::BYTES;
     at.grad = grad + bag * args.output_dim * rf_element<RF_GRAD_DTYPE>::BYTES;
-    at.is_aligned = are_aligned(feature.weight, feature.dtype, feature.dim, feature.dim);
+    at.is_aligned = are_rows_aligned(feature);
     at.grad_is_aligned = are_aligned(grad, RF_GRAD_DTYPE, args.output_dim, feature.dim);
     const bool is_narrow = feature.dim <= 32 * LANE_COLUMNS;
     const int count = (int)min(max(feature.dim - at.first, (rf_i64)0), (rf_i64)LANE_COLUMNS);

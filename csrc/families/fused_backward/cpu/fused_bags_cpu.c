@@ -77,6 +77,7 @@ static void multiply_rows(void *context, int64_t task) {
     const rf__row_format row = rf__feature_row(params->buffers, feature);
     const rf__row_format grad_row = rf__contiguous_row(call->grad_dtype, params->output_dim);
     const char *weight = rf__feature_weight(params->buffers, feature);
+    const char *parameters = rf__feature_parameters(params->buffers, feature);
     for (int64_t bag = first; bag < last; bag++) {
         const int64_t from = rf__load_int(params->offsets, params->offset_type, number * params->bags + bag);
         const int64_t to =
@@ -86,8 +87,9 @@ static void multiply_rows(void *context, int64_t task) {
         for (int64_t i = from; i < to; i++) {
             const int64_t index = rf__load_int(params->indices, params->index_type, i);
             if ((uint64_t)index >= (uint64_t)feature->rows || index == feature->padding_idx) continue;
-            call->output[i] =
-                call->kernels->dot(grad, call->grad_dtype, weight + index * row.pitch, row.dtype, row.dim);
+            call->output[i] = call->kernels->dot_row(
+                grad, call->grad_dtype, weight + index * row.pitch,
+                parameters == NULL ? NULL : parameters + index * row.parameters_pitch, &row);
         }
     }
 }
@@ -105,7 +107,6 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cpu(const rf_fused_embe
     RF_TRY(rf__check_fused_call(&checked));
     if (params->lookups == 0) goto out;
     RF_TRY(rf__check_fused_features(&checked));
-    RF_TRY(rf__check_fused_floats(name, &checked));
     RF_TRY(rf__check_dtype(name, "grad_dtype", grad_dtype));
     RF_FAIL_IF(output == NULL || (grad == NULL && params->bags * params->output_dim > 0), RF_ERR_VALUE,
                "recfuse.%s: %s is NULL; expected a pointer to its elements", name,

@@ -175,12 +175,42 @@ static void bag_winners(const rf_fused_embedding_bag_params *params, int64_t num
     }
 }
 
-static float dot(const char *a, rf_dtype a_dtype, const char *b, rf_dtype b_dtype, int64_t count) {
+static RF__INLINE void load_codes_of(const char *from, int64_t columns, rf__row_parameters parameters,
+                                     float *block, const rf_dtype dtype) {
+    for (int64_t at = 0; at < columns; at += RF__WIDEST) {
+        const char *codes = rf__element_at(from, dtype, at);
+        const int64_t left = columns - at < RF__WIDEST ? columns - at : RF__WIDEST;
+        const RF__N(vec) value =
+            left < RF__WIDEST ? RF__N(codes_part)(codes, left, dtype) : RF__N(codes)(codes, dtype);
+        const RF__N(vec) number = parameters[0] * value + parameters[1];
+        memcpy(block + at, &number, (size_t)left * sizeof(float));
+    }
+}
+
+/* The values of `columns` codes of a row. */
+static void load_codes(const char *from, rf_dtype dtype, const char *parameters, rf_dtype parameters_dtype,
+                       int64_t columns, float *block) {
+    const rf__row_parameters own = rf__row_parameters_at(parameters, parameters_dtype);
+    if (dtype == RF_INT4_ROWS) {
+        load_codes_of(from, columns, own, block, RF_INT4_ROWS);
+    } else {
+        load_codes_of(from, columns, own, block, RF_INT8_ROWS);
+    }
+}
+
+static float dot_row(const char *grad, rf_dtype grad_dtype, const char *row, const char *parameters,
+                     const rf__row_format *format) {
     float sums[BLOCK] = {0}, left[BLOCK], right[BLOCK], sum = 0;
+    const int64_t count = format->dim;
     for (int64_t at = 0; at < count; at += BLOCK) {
         const int64_t columns = count - at < BLOCK ? count - at : BLOCK;
-        load_block(rf__element_at(a, a_dtype, at), a_dtype, columns, left);
-        load_block(rf__element_at(b, b_dtype, at), b_dtype, columns, right);
+        const char *from = rf__element_at(row, format->dtype, at);
+        load_block(rf__element_at(grad, grad_dtype, at), grad_dtype, columns, left);
+        if (parameters == NULL) {
+            load_block(from, format->dtype, columns, right);
+        } else {
+            load_codes(from, format->dtype, parameters, format->parameters_dtype, columns, right);
+        }
         for (int64_t c = 0; c < columns; c++) sums[c] += left[c] * right[c];
     }
     for (int64_t c = 0; c < BLOCK && c < count; c++) sum += sums[c];

@@ -138,12 +138,14 @@ typedef void (*rf__update_kernel)(const rf__step *step, const rf_update_matrix *
 typedef void (*rf__winners_kernel)(const rf_fused_embedding_bag_params *params, int64_t feature, int64_t bag,
                                    int64_t *winners);
 
-/* Sum of the products of two rows of `count` elements. */
-typedef float (*rf__dot_kernel)(const char *one, rf_dtype one_dtype, const char *other, rf_dtype other_dtype,
-                                int64_t count);
+/* Sum of the products of a gradient and a row of a table. `parameters`: of the row; NULL: it has floats. */
+typedef float (*rf__dot_kernel)(const char *grad, rf_dtype grad_dtype, const char *row,
+                                const char *parameters, const rf__row_format *format);
 
 /* `count` elements, few at a time, as floats and back. */
 typedef void (*rf__load_kernel)(const char *from, rf_dtype dtype, int64_t count, float *to);
+typedef void (*rf__load_codes_kernel)(const char *from, rf_dtype dtype, const char *parameters,
+                                      rf_dtype parameters_dtype, int64_t count, float *to);
 typedef void (*rf__store_kernel)(char *to, rf_dtype dtype, int64_t count, const float *from);
 
 typedef struct rf__pool_kernels {
@@ -153,8 +155,9 @@ typedef struct rf__pool_kernels {
     rf__mixed_row_kernel mixed_row;
     rf__update_kernel update_row[3][RF_OPTIMIZERS]; /* [rf_dtype of the matrix][rf_optimizer] */
     rf__winners_kernel winners;
-    rf__dot_kernel dot;
+    rf__dot_kernel dot_row;
     rf__load_kernel load;
+    rf__load_codes_kernel load_codes;
     rf__store_kernel store;
 } rf__pool_kernels;
 

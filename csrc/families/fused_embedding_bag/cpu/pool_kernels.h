@@ -178,6 +178,7 @@ const rf__pool_kernels RF__TABLE = {.pool = {[RF_FLOAT32] = {RF__ENTRY(f32_i32),
                                     .mixed_row = mixed_row,
                                     .update_row = RF__UPDATES,
                                     .winners = bag_winners,
-                                    .dot = dot,
+                                    .dot_row = dot_row,
                                     .load = load_block,
+                                    .load_codes = load_codes,
                                     .store = store_block};

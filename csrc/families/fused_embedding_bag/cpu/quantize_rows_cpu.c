@@ -135,17 +135,12 @@ static void quantize(int64_t from, int64_t end, void *context) {
 static void dequantize_row(const task *of, int64_t row) {
     const rf_quantized_rows *from = of->codes;
     const char *at = (const char *)from->parameters + row * from->parameters_pitch;
-    const uint8_t *codes = (const uint8_t *)from->codes + row * from->pitch;
-    float parameters[2], values[BLOCK];
-    of->kernels->load(at, from->parameters_dtype, 2, parameters);
+    const char *codes = (const char *)from->codes + row * from->pitch;
+    float values[BLOCK];
     for (int64_t column = 0; column < from->dim; column += BLOCK) {
         const int64_t columns = block_columns(of, column);
-        for (int64_t i = 0; i < columns; i++) {
-            const int64_t element = column + i;
-            const int code =
-                from->dtype == RF_INT8_ROWS ? codes[element] : codes[element / 2] >> 4 * (element % 2) & 15;
-            values[i] = parameters[0] * (float)code + parameters[1];
-        }
+        of->kernels->load_codes(rf__element_at(codes, from->dtype, column), from->dtype, at,
+                                from->parameters_dtype, columns, values);
         of->kernels->store((char *)of->floats->weight + rf__row_offset(&of->float_row, row, column),
                            of->floats->dtype, columns, values);
     }

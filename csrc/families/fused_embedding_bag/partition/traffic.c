@@ -26,9 +26,7 @@ void rf__fused_traffic_of(const rf_fused_embedding_bag_params *params, const rf_
         const rf_feature *feature = &params->features[f];
         const double rows = (double)feature->rows, weight = weight_of(schedules, f, mean);
         const rf__row_format row = rf__feature_row(params->buffers, feature);
-        const int64_t of_parameters =
-            rf_is_quantized((int)row.dtype) ? rf__parameters_bytes(row.parameters_dtype) : 0;
-        const double row_bytes = (double)(row.bytes + of_parameters);
+        const double row_bytes = (double)rf__row_read_bytes(&row);
         for (int32_t i = 0; i < RF__FUSED_LOGARITHMS; i++) {
             const double lookups = weight * (double)(1ll << i);
             traffic->row_bytes[i] += (lookups < rows ? lookups : rows) * row_bytes;

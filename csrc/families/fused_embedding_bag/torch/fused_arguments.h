@@ -15,6 +15,10 @@ rf_status rf__fused_weight_read(const char *argument, AtenTensorHandle handle, r
  * followed by *columns for rf__check_fused_rows. */
 rf_status rf__fused_weights_read(rf__call *call, int argument, const int64_t **columns,
                                  rf_fused_embedding_bag_params *params);
+/* As above, of a call with quantised tables: argument `weights`, then their parameters, and `stored`. Leaves
+ * the type of the output. */
+rf_status rf__fused_quantized_weights_read(rf__call *call, int weights, int stored, const int64_t **columns,
+                                           rf_fused_embedding_bag_params *params);
 /* Runs a call whose arguments `schedules`, warps and mapping follow each other. */
 rf_status rf__fused_pool(rf__call *call, int schedules, const rf_fused_embedding_bag_params *params,
                          const int64_t *columns);

@@ -40,7 +40,8 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
 
     :func:`recfuse.quantize` makes it from a trained collection. Rows are codes of 8 or 4 bits, with a scale
     and a bias a row in float16; the values are ``scale * code + bias``. All are buffers: the collection has
-    no Parameters and no gradients. It keeps its dtypes if the model is moved to another (``model.half()``).
+    no Parameters, and only ``per_sample_weights`` has a gradient. It keeps its dtypes if the model is moved
+    to another (``model.half()``).
 
     The ``state_dict`` has three entries for a quantised table, ``embedding_bags.<table>.weight`` (the codes),
     ``embedding_bags.<table>.parameters`` and ``embedding_bags.<table>.bits``; it loads without the last too.
@@ -241,7 +242,8 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
                 with a key for each feature, in any order.
             offsets: int32 or int64 ``[features * bags + 1]``, as :class:`FusedEmbeddingBagCollection` takes
                 it.
-            per_sample_weights: floating ``[lookups]``, without a gradient; every table must have mode "sum".
+            per_sample_weights: floating ``[lookups]``; every table must have mode "sum". It may require a
+                gradient.
 
         Returns:
             Tensor: ``[bags, sum(feature_dims)]`` of ``output_dtype``, features side by side.
@@ -251,7 +253,6 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
             ValueError: a bad argument.
             IndexError: an index outside its table; names feature and bag. On a GPU the next call, or
                 :func:`recfuse.check`, raises it.
-            NotImplementedError: ``per_sample_weights`` requires a gradient.
         """
         if not isinstance(indices, Tensor):
             refuse_proxy(indices)

@@ -19,6 +19,7 @@ from recfuse.ops.library import (
     needs_derivatives,
     register_fake,
 )
+from recfuse.ops.quantized.gradients import pooled_rows, refuse_table_gradients
 
 _NAME = "fused_embedding_bag_quantized"
 _operator = torch.ops.recfuse.fused_embedding_bag_quantized.default
@@ -78,7 +79,7 @@ def fused_embedding_bag_quantized(
         TypeError: a bad argument.
         ValueError: a bad argument or offset; codes whose width fits no dim.
         IndexError: as :func:`fused_embedding_bag`.
-        NotImplementedError: a tensor requires a gradient.
+        NotImplementedError: a weight or its parameters requires a gradient.
 
     Example:
         >>> table = torch.randn(1000, 16)
@@ -92,16 +93,12 @@ def fused_embedding_bag_quantized(
 
     Note:
         All tensors are on the CPU, or all on one CUDA device; ``features``, ``schedules`` and ``mapping`` are
-        always on the CPU. Tables have no gradients here.
+        always on the CPU. Tables have no gradients here, but ``per_sample_weights`` has one.
 
     Source: Guan et al., Post-Training 4-bit Quantization on Embedding Tables, 2019 (a scale and a bias a
     row).
     """
-    if needs_derivatives((*weights, *parameters, per_sample_weights)):
-        raise NotImplementedError(
-            f"recfuse.{_NAME}: a weight, its parameters or per_sample_weights has requires_grad, but "
-            "quantised tables have no gradients. Call it under torch.no_grad()."
-        )
+    refuse_table_gradients((*weights, *parameters))
     arguments = weights, parameters, features, indices, offsets, output_dim, per_sample_weights
     options: tuple[Any, ...] = (
         dtype_name(output_dtype, f"recfuse.{_NAME}"),
@@ -114,8 +111,16 @@ def fused_embedding_bag_quantized(
     )
     if is_transformed() or torch.is_inference_mode_enabled():
         return _operator(*arguments, *options)
+    if per_sample_weights is not None and needs_derivatives((per_sample_weights,)):
+        output: Tensor = pooled_rows(_pool, (*arguments, *options), per_sample_weights)
+        return output
+    return _pool(*arguments, *options)
+
+
+def _pool(*call: Any) -> Any:
+    """Call the operator, outside of torch.func's transforms."""
     with below_autograd():
-        return _operator(*arguments, *options)
+        return _operator(*call)
 
 
 def dtype_name(dtype: Any, where: str) -> str:

@@ -76,6 +76,9 @@ template <int BYTES> struct __align__(BYTES) rf_bytes {
 template <> struct __align__(2) rf_bytes<2> {
     rf_u16 word[1];
 };
+template <> struct rf_bytes<1> {
+    rf_u8 word[1];
+};
 
 template <class T> inline T rf_load(const T *from) {
     aligned_or_abort(from);
