@@ -79,7 +79,7 @@ def collection():
         (lambda: FusedEmbeddingBagCollection([torch.nn.EmbeddingBag(3, 2)]), "a table is an EmbeddingBag"),
     ),
 )
-def test_what_has_a_wrong_type_is_named(call, words):
+def test_wrong_types_name_the_argument(call, words):
     with pytest.raises(TypeError) as raised:
         call()
     assert words in str(raised.value)
@@ -112,7 +112,7 @@ def test_what_has_a_wrong_type_is_named(call, words):
         (lambda: recfuse.tune(EmbeddingBag(9, 2), []), "recfuse.tune: batches is empty"),
     ),
 )
-def test_what_has_a_wrong_value_is_named(call, words):
+def test_wrong_values_name_the_argument(call, words):
     with pytest.raises(ValueError) as raised:
         call()
     assert words in str(raised.value)

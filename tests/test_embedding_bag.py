@@ -36,7 +36,7 @@ def check(indices, weight, offsets=None, **options):
 
 
 @pytest.mark.parametrize("wrong", (torch.nan, torch.inf, -torch.inf, 1.01))
-def test_the_comparison_sees_what_is_wrong(wrong):
+def test_the_comparison_detects_errors(wrong):
     good = torch.ones(2, 3)
     for got, want in ((wrong, 1.0), (1.0, wrong)):
         ours, theirs = good.clone(), good.double()

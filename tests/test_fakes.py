@@ -148,7 +148,7 @@ def test_a_collection_on_meta_takes_any_indices_and_has_meta_gradients():
 
 
 @pytest.mark.parametrize("first", (0, 1, -3))
-def test_a_first_offset_that_is_wrong_is_one_that_the_kernel_finds(first):
+def test_wrong_first_offsets_stay_wrong_after_joining(first):
     offsets, ends = torch.tensor([[0, 2], [first, 1], [0, 5]]), torch.tensor([0, 4, 6, 12])
     want = [0, 2, -abs(first) if first else 4, 5, 6, 11, 12]
     assert _moved_on_gpu(offsets, ends).tolist() == want

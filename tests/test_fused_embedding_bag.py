@@ -255,7 +255,7 @@ def test_sparse_gradients_of_max_are_refused():
     ),
     ids=str,
 )
-def test_what_is_no_tensor_is_named(change, words, gradients):
+def test_other_types_than_tensors_are_named(change, words, gradients):
     arguments = {
         "weights": [torch.randn(5, 2, requires_grad=gradients)],
         "features": torch.tensor([[0, 0, 5, 2, 0, -1, 0]]),

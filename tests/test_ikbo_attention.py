@@ -113,7 +113,7 @@ def test_jagged_keys_are_those_with_lengths():
 @pytest.mark.parametrize("wrong", (torch.nan, torch.inf, -torch.inf))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16))
 @each_form
-def test_what_is_not_finite_stays_with_its_own(form, dtype, wrong):
+def test_non_finite_inputs_stay_in_their_rows(form, dtype, wrong):
     problem = Problem(Case(dtype=dtype, users=4, candidates=30, self_queries=2, **FORMS[form]))
     clean = problem.run(return_lse=True)
     start, end = (2, 3) if problem.offsets is None else problem.offsets[2:4].tolist()
@@ -233,7 +233,7 @@ BAD_CALLS = {
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
-def test_bad_calls_say_what_is_wrong(name):
+def test_bad_calls_raise_clear_errors(name):
     changes, kind, words = BAD_CALLS[name]
     for more in ({}, {"return_lse": True}, {"q": Q.clone().requires_grad_()}):
         with pytest.raises(kind, match=rf"^recfuse\.ikbo_attention(_\w+)?: .*{words}"):

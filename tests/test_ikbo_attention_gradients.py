@@ -118,7 +118,7 @@ def test_sums_over_candidates_are_in_float32(dtype):
 
 
 @each_form
-def test_no_gradient_comes_from_behind_a_users_keys(form):
+def test_padding_keys_get_no_gradient(form):
     problem = leaves(Problem(Case(dtype=torch.float64, self_queries=1, **FORMS[form])))
     found = torch.autograd.grad([one.sum() for one in problem.run()], problem.tensors())
     assert all(one.isfinite().all() for one in found)
@@ -416,7 +416,7 @@ def test_bad_contents_have_no_gradient_on_a_gpu(monkeypatch):
         assert all(one.isfinite().all() for one in (dq, dk, dv))
 
 
-def test_torchs_kernel_takes_what_it_is_given(monkeypatch):
+def test_torchs_kernel_gets_valid_shapes_and_dtypes(monkeypatch):
     """Shapes and types, without elements. The memory-efficient kernel has no such function that is right."""
     dtype = torch.bfloat16
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

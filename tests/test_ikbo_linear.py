@@ -80,7 +80,7 @@ def test_nothing_of_something(path, n):
 @pytest.mark.parametrize("wrong", (torch.nan, torch.inf, -torch.inf))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16))
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_not_finite_stays_with_its_own(path, dtype, wrong):
+def test_non_finite_inputs_stay_in_their_rows(path, dtype, wrong):
     for n in (None, 5):
         problem = Problem(Case(n=n, dtype=dtype, items=(3, 40)))
         clean = problem.run(path=path)
@@ -119,7 +119,7 @@ def test_the_same_bits_for_any_number_of_threads(threads):
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
-def test_it_is_the_layer_over_concatenated_features():
+def test_output_equals_the_layer_over_concatenated_features():
     problem = Problem(Case(m=33, features=(17, 11), items=(6, 50), dtype=torch.float64, bias=True))
     for n in (None, 4):
         problem = Problem(Case(m=33, n=n, features=(17, 11), items=(6, 50), dtype=torch.float64))
@@ -203,7 +203,7 @@ BAD_CALLS = {
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
-def test_bad_calls_say_what_is_wrong(name):
+def test_bad_calls_raise_clear_errors(name):
     changes, kind, words = BAD_CALLS[name]
     with pytest.raises(kind, match=rf"^recfuse\.ikbo_linear: .*{words}"):
         call(**changes)

@@ -52,5 +52,5 @@ def test_mappings_have_every_vector_once(cuda_build: Build, tmp_path: Path, kind
 
 
 @pytest.mark.parametrize("kind", ["plain", "address"])
-def test_what_cannot_be_mapped(cuda_build: Build, tmp_path: Path, kind: str) -> None:
+def test_invalid_mappings_are_refused(cuda_build: Build, tmp_path: Path, kind: str) -> None:
     cuda_build(kind).run("fused_map_bad", cache=tmp_path)

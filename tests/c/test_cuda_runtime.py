@@ -116,7 +116,7 @@ def test_a_kernel_that_is_not_in_the_cache_is_named(cuda_program: Program, warm_
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("command", ["errors", "errors_of_two"])
-def test_what_a_kernel_recorded_is_raised_once(
+def test_recorded_kernel_errors_are_raised_once(
     cuda_build: Build, tmp_path: Path, kind: str, command: str
 ) -> None:
     cuda_build(kind).run(command, cache=tmp_path, gpu=True)
@@ -134,12 +134,12 @@ def test_what_a_kernel_recorded_is_raised_once(
         "staging_growth_failure",
     ],
 )
-def test_what_threads_fill_for_a_stream(cuda_build: Build, tmp_path: Path, kind: str, command: str) -> None:
+def test_threads_fill_memory_for_a_stream(cuda_build: Build, tmp_path: Path, kind: str, command: str) -> None:
     cuda_build(kind).run(command, cache=tmp_path, gpu=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_threads_note_is_raised_once(cuda_build: Build, tmp_path: Path, kind: str) -> None:
+def test_errors_noted_by_threads_are_raised_once(cuda_build: Build, tmp_path: Path, kind: str) -> None:
     cuda_build(kind).run("notes", cache=tmp_path, gpu=True)
 
 
@@ -160,7 +160,9 @@ def test_a_stream_that_cannot_wait(
 
 @pytest.mark.parametrize("kind", ["plain", "address"])
 @pytest.mark.parametrize("command", ["launch", "tensor_map", "tensor_map_kept"])
-def test_the_driver_gets_what_it_can_do(cuda_build: Build, tmp_path: Path, kind: str, command: str) -> None:
+def test_launches_and_tensor_maps_follow_the_driver(
+    cuda_build: Build, tmp_path: Path, kind: str, command: str
+) -> None:
     cuda_build(kind).run(command, cache=tmp_path, gpu=True)
 
 

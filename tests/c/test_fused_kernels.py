@@ -188,7 +188,7 @@ def loops_of(instructions: list[Instruction]) -> list[list[Instruction]]:
     ]
 
 
-def test_rows_in_flight_are_asked_for_before_any_is_waited_for(kernel_cache: Path, tmp_path: Path) -> None:
+def test_rows_are_prefetched_before_the_first_wait(kernel_cache: Path, tmp_path: Path) -> None:
     """If registers or barriers are scarce, the compiler delays the loads of some rows until others have
     arrived.
 
@@ -325,7 +325,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_compiled(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_kernels_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before the compiler runs, which is forbidden here."""
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("RECFUSE_JIT", "off")

@@ -314,7 +314,7 @@ def test_the_last_tasks_are_short() -> None:
 
 
 @pytest.mark.parametrize("pooled", (0, 5, 100))
-def test_tasks_of_tiles_are_spread_over_the_others(pooled: int) -> None:
+def test_tile_tasks_are_spread_over_other_tasks(pooled: int) -> None:
     """Over nine tenths of all, in their order; adjacent if there is little other work."""
     lengths = np.ones((pooled + 200, 512), np.int64)
     lengths[:pooled] = 20
@@ -327,7 +327,7 @@ def test_tasks_of_tiles_are_spread_over_the_others(pooled: int) -> None:
 
 
 @pytest.mark.parametrize("sms", (1, 16, 132))
-def test_a_task_is_a_fraction_of_what_a_gpu_does_at_once(sms: int) -> None:
+def test_a_task_is_a_fraction_of_a_wave(sms: int) -> None:
     features, bags = 100, 2048
     tasks, _, _ = check(Work([Table(64)] * features, lengths_of(features, bags, 30.0), sms=sms))
     turns = sms * 14 * TURNS

@@ -75,7 +75,7 @@ def test_tables_are_not_staged_where_it_does_not_pay(name: str, bags: int, stage
 
 
 @pytest.mark.parametrize("row", ([0, 64, 0, 0], [0, 0, 0, 4], [0, 32, 8, 2], [0, 1, 0, 0]), ids=str)
-def test_a_schedule_of_ones_own_is_not_staged_by_default(row: list[int]) -> None:
+def test_explicit_schedules_are_not_staged_by_default(row: list[int]) -> None:
     """Threads and splits that no staged table has, for a table that would be staged."""
     features = np.array([[0, 512 * 4 * f, 512, 4, SUM, -1, 4 * f] for f in range(300)], np.int64)
     call = [(ADDRESS, 512 * 4 * 300, 0)], features, 0, 4 * 300
@@ -86,7 +86,7 @@ def test_a_schedule_of_ones_own_is_not_staged_by_default(row: list[int]) -> None
         assert sorted(task.feature for tasks in lists for task in tasks) == found
 
 
-def test_what_must_be_staged_has_its_kernel_before_what_may_be() -> None:
+def test_required_staging_comes_before_optional_staging() -> None:
     """Features of so many kinds that not all fit; in either order."""
     kinds = [
         (buffer, dim, pooling, padding)
@@ -110,6 +110,6 @@ def test_what_must_be_staged_has_its_kernel_before_what_may_be() -> None:
         assert [task.feature for tasks in lists for task in tasks] == [last]
 
 
-def test_a_schedule_stages_whatever_the_batch() -> None:
+def test_a_staging_schedule_stages_every_batch() -> None:
     lists = lists_of(model_map("D", 64, kind=3)[0])
     assert sorted(task.feature for own in lists for task in own) == [0, 250, 500, 750]

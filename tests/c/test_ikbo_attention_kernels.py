@@ -29,7 +29,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(map(str, variant)))
-def test_products_run_on_tensor_cores_one_behind_the_other(
+def test_tensor_core_products_are_consecutive(
     variant: tuple[int, int, int, int, int, int], tmp_path: Path
 ) -> None:
     """wgmma and the tensor memory accelerator; nothing spilled, no product waits for the last (C75xx)."""

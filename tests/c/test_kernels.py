@@ -304,7 +304,7 @@ def test_the_defaults_are_a_schedule_that_is_allowed_for_any_shape(
                 compile_one(threads)
 
 
-def test_a_schedule_comes_back_complete_and_stays_what_it_is(kernel_cache: Path) -> None:
+def test_completed_schedules_are_stable(kernel_cache: Path) -> None:
     for given in ("", "station=none", "distance=5", "warps=8", " station=l1   parts=2 "):
         once = compile_one(job(dim=32, schedule=given))["schedule"]
         assert set(given.split()) <= set(once.split())

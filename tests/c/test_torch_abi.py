@@ -69,7 +69,7 @@ CUDA_HEADER = "#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
 @pytest.mark.skipif(CXX is None, reason="no C++ compiler to read torch's headers with")
 @pytest.mark.parametrize("wrong", [False, True])
-def test_prototypes_of_what_is_found_at_run_time(tmp_path: Path, wrong: bool) -> None:
+def test_prototypes_of_functions_found_at_run_time(tmp_path: Path, wrong: bool) -> None:
     """Functions of libtorch_cuda, whose header exists without it too."""
     text = HOLDS.format(abi=ABI) + "RF__TORCH_CUDA_LIST(HOLDS)\n"
     if wrong:
@@ -126,7 +126,7 @@ def test_the_installed_torch_exports_every_function() -> None:
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm to list symbols with")
-def test_the_library_needs_what_the_list_has_and_nothing_else() -> None:
+def test_undefined_symbols_are_the_listed_functions() -> None:
     lines = subprocess.run(
         ["nm", "-D", "--undefined-only", recfuse.library_path()], capture_output=True, text=True, check=True
     ).stdout.splitlines()

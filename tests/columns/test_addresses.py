@@ -94,7 +94,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_others_are_read_as_before(read, name):
+def test_other_addresses_are_read(read, name):
     module, found = read
     given = OTHERS[name](batch())
     if name == "negated":
@@ -131,7 +131,7 @@ def freed(given):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_said_as_before(name):
+def test_wrong_addresses_keep_their_errors(name):
     change, error, text = WRONG[name]
     with torch.no_grad(), pytest.raises(error, match=text):
         EmbeddingColumns(SPECS)(change(batch()))

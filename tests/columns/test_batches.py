@@ -241,7 +241,7 @@ BAD_BATCHES = {
 
 
 @pytest.mark.parametrize("name", BAD_BATCHES)
-def test_bad_batches_say_what_is_wrong(columns, name):
+def test_bad_batches_raise_clear_errors(columns, name):
     change, kind, words = BAD_BATCHES[name]
     plain = mapping(parts())
     for grad in (True, False):

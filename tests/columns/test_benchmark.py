@@ -67,7 +67,7 @@ def subject_of(kinds, seed=0):
     return module("embedding_columns.models").Subject("test", kinds, setting)
 
 
-def test_the_models_are_the_paper_s(columns):
+def test_models_have_the_published_sizes(columns):
     models = module("embedding_columns.models")
     for name, count, dims in (("E", 1000, 8120), ("F", 1200, 9672)):
         kinds = models.model_kinds(name, 2**23)

@@ -129,7 +129,7 @@ def test_batches_of_many_forms():
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def test_who_looks_rows_up(monkeypatch):
+def test_threads_look_up_rows_of_the_host(monkeypatch):
     """A batch on the host is looked up by its rows; if only its samples are on the GPU, or in graphs, the
     GPU does it."""
     columns = [

@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_bad_arguments_say_what_is_wrong(name):
+def test_bad_arguments_raise_clear_errors(name):
     change, error, text = REFUSED[name]
     given = call()
     change(given)

@@ -58,7 +58,7 @@ def test_a_packed_batch_is_saved_and_loaded(way):
     assert torch.equal(columns(other), columns(packed))
 
 
-def test_a_pickle_of_an_earlier_version_says_what_to_do():
+def test_a_pickle_of_an_earlier_version_names_the_remedy():
     """It names a feature by a class of that version."""
     earlier = b"crecfuse.nn.columns.specs\nUse\n(S'city'\nNI00\ntR."
     with pytest.raises(FileFormatError, match=r"an earlier version\. Pack the batch again"):

@@ -115,7 +115,7 @@ BAD_COLUMNS = {
 
 
 @pytest.mark.parametrize("name", BAD_COLUMNS)
-def test_bad_columns_say_what_is_wrong(name):
+def test_bad_columns_raise_clear_errors(name):
     make, kind, words = BAD_COLUMNS[name]
     with pytest.raises(kind, match=words):
         make()
@@ -141,7 +141,7 @@ BAD_MODULES = {
 
 
 @pytest.mark.parametrize("name", BAD_MODULES)
-def test_bad_lists_say_what_is_wrong(name):
+def test_bad_lists_raise_clear_errors(name):
     columns, kind, words = BAD_MODULES[name]
     with pytest.raises(kind, match=words):
         EmbeddingColumns(columns)
@@ -236,7 +236,7 @@ BAD_JSON = {
 
 
 @pytest.mark.parametrize("name", BAD_JSON)
-def test_bad_json_says_what_is_wrong(name, tmp_path):
+def test_bad_json_raises_clear_errors(name, tmp_path):
     given, kind, words = BAD_JSON[name]
     with pytest.raises(kind, match=words):
         EmbeddingColumns.from_json(given)
@@ -321,7 +321,7 @@ def test_many_vocabularies_take_linear_time():
     assert len(program) - len(alone) == 3 * number // 2  # only the steps: words are stored once
 
 
-def test_files_that_are_none(tmp_path):
+def test_invalid_files_are_refused(tmp_path):
     with pytest.raises(OSError, match="absent"):
         EmbeddingColumns.from_json(tmp_path / "absent.json")
     path = tmp_path / "deep.json"

@@ -241,7 +241,7 @@ def test_pandas_series():
         (np.array(["a", "b\udfff"]), ValueError, r"strings\[1\] has the code point 0xdfff"),
     ],
 )
-def test_what_is_no_strings_is_refused(strings, error, text):
+def test_other_types_than_strings_are_refused(strings, error, text):
     for function in (hash_strings, hash_string_lists):
         with pytest.raises(error, match=f"^hash_strings: .*{text}"):
             function(strings)

@@ -170,7 +170,7 @@ def test_any_bags(case: Case, lengths: list[int], rows: int, behind: int, last: 
     problem.check(got)
 
 
-def test_lookups_behind_the_last_offset_are_not_looked_at() -> None:
+def test_lookups_after_the_last_offset_are_ignored() -> None:
     problem = Problem(PLAIN)
     behind = torch.tensor([-5, 10**9, 97], device=gpu.DEVICE)
     problem.check(problem.run(indices=torch.cat((problem.on_device["indices"], behind))))
@@ -357,7 +357,7 @@ SOME = (
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
-def test_the_same_bits_whatever_else_runs(case: Case) -> None:
+def test_bits_do_not_depend_on_other_work(case: Case) -> None:
     """Twenty runs on three streams, with other work between and concurrent."""
     problem = Problem(case)
     first = problem.run()
@@ -376,7 +376,7 @@ def test_the_same_bits_whatever_else_runs(case: Case) -> None:
 
 
 @pytest.mark.parametrize("bags", (10, 132, 1000, 20_000))
-def test_launches_that_overlap_see_what_came_before(bags: int) -> None:
+def test_overlapping_launches_see_earlier_results(bags: int) -> None:
     """Each output is the next call's table, and its memory is reused: back to back, and one by one."""
     table = torch.randn(bags, 64, device=gpu.DEVICE)
     indices = torch.randint(0, bags, (8 * bags,), device=gpu.DEVICE)

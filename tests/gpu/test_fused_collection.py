@@ -43,7 +43,7 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> Learned:
     return Learned(monkeypatch)
 
 
-def test_it_is_one_call() -> None:
+def test_a_collection_is_one_call() -> None:
     collection = on_gpu()
     assert collection.on_cuda == (gpu.DEVICE.type == "cuda")
     assert collection.layout.features.device.type == "cpu"

@@ -385,7 +385,7 @@ def test_more_lookups_than_int32() -> None:
 
 
 @pytest.mark.parametrize("bags", (10, 132, 5000))
-def test_launches_that_overlap_see_what_came_before(bags: int) -> None:
+def test_overlapping_launches_see_earlier_results(bags: int) -> None:
     """Each output is the next call's buffer, and its memory is reused: back to back, and one by one."""
     dim = 64
     start = torch.randn(bags * 2 * dim, device=gpu.DEVICE)

@@ -131,7 +131,7 @@ def captured(collection: FusedEmbeddingBagCollection, *arguments: Tensor, mappin
 
 
 @pytest.mark.parametrize("mapped", (False, True))
-def test_what_a_graph_reads_stays(mapped: bool) -> None:
+def test_buffers_of_a_graph_stay_alive(mapped: bool) -> None:
     """Its mapping is dropped and its memory used again; other calls come, more than are kept."""
     collection = on_gpu(TABLES).requires_grad_(False)
     indices, offsets = lookups_of(collection, 20, 9)

@@ -247,7 +247,7 @@ def test_a_callers_mapping_cannot_do_harm() -> None:
     recfuse.check()
 
 
-def test_what_cannot_be_staged_is_refused() -> None:
+def test_staging_an_unsuitable_table_is_refused() -> None:
     problem = Problem([(512, 64, FLOAT32)], lead=32)
     with pytest.raises(
         ValueError, match="kind is 3 \\(staged\\); expected another kind for a table that is not"

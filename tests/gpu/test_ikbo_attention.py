@@ -238,7 +238,7 @@ def test_rest_sums_do_not_drift_with_blocks(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("wrong", (torch.nan, torch.inf, -torch.inf))
 @HALF_DTYPES
-def test_rest_what_is_not_finite_stays_with_its_own(dtype: torch.dtype, wrong: float) -> None:
+def test_non_finite_inputs_of_the_rest_stay_in_their_rows(dtype: torch.dtype, wrong: float) -> None:
     for changes in ({}, {"lengths": True}, {"jagged": True}, {"dim": 64, "sq": 1, "candidates": 300}):
         case = Case(sq=9, dim=128, dtype=dtype, users=5, candidates=40, positions=90, self_queries=7)
         problem = on_gpu(case.but(**changes))

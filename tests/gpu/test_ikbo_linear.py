@@ -195,7 +195,7 @@ def test_every_map() -> None:
 
 @pytest.mark.parametrize("wrong", (torch.nan, torch.inf, -torch.inf))
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_what_is_not_finite_stays_with_its_own(dtype: torch.dtype, wrong: float) -> None:
+def test_non_finite_inputs_stay_in_their_rows(dtype: torch.dtype, wrong: float) -> None:
     for n, users in itertools.product((None, 64, 72), (3, 30)):
         problem = on_gpu(Case(m=136, n=n, features=(64, 48), items=(users, 40), dtype=dtype))
         clean = {path: problem.run(path=path) for path in paths_of(problem)}

@@ -30,7 +30,7 @@ def test_a_table_updated_between_calls(bags: int) -> None:
 
 
 @pytest.mark.parametrize("bags", (64, 2048))
-def test_calls_that_read_what_the_call_before_wrote(bags: int) -> None:
+def test_calls_read_results_of_the_previous_call(bags: int) -> None:
     """Every call's table is the output of the one before, with memory that is used again and again."""
     offsets = torch.arange(bags, device=gpu.DEVICE)
     forward = (offsets + 1) % bags

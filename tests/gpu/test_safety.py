@@ -156,7 +156,7 @@ def test_a_good_call_of_another_table_runs() -> None:
     recfuse.check()
 
 
-def test_what_is_found_after_raising_is_not_lost() -> None:
+def test_errors_recorded_after_raising_are_kept() -> None:
     """A bad call was in another stream before an error is raised, and runs afterwards, while the stream that
     the error is raised on is busy.
     """

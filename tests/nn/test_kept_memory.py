@@ -76,7 +76,7 @@ def test_a_much_larger_gradient_has_its_own():
 
 
 @pytest.mark.long
-def test_threads_take_and_give_back_at_once():
+def test_threads_reuse_gradient_memory_concurrently():
     wrong = []
 
     def work(number: int) -> None:

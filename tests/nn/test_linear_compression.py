@@ -61,7 +61,7 @@ def assert_same(function, layer, given):
 
 
 @each_layer
-def test_it_is_the_layer_over_concatenated_features(name):
+def test_output_equals_the_layer_over_concatenated_features(name):
     layer, given = layer_and_inputs(name)
     assert_same(layer, layer, given)
     users, candidates, found = given

@@ -177,7 +177,7 @@ def test_sparse_adam():
 
 
 @pytest.mark.parametrize("sparse", (False, True))
-def test_gradients_that_are_there_go_along(sparse):
+def test_existing_gradients_move_along(sparse):
     model = Net(sparse)
     twin = copy.deepcopy(model)
     ours, theirs = (optim.SGD(one.parameters(), lr=0.1) for one in (twin, model))
@@ -199,7 +199,7 @@ def test_gradients_that_are_there_go_along(sparse):
         close(bag.weight.grad.to_dense(), other.weight.grad.to_dense())
 
 
-def test_schedulers_go_on():
+def test_schedulers_continue():
     model = Net()
     twin = copy.deepcopy(model)
     ours, theirs = (optim.Adam(groups_of(one, named=False), lr=0.2) for one in (twin, model))
@@ -369,7 +369,7 @@ def test_optimizers_that_cannot_be_moved_are_refused(make, words):
     step(model, optimizer, batch_of(model))
 
 
-def test_a_new_lbfgs_goes_on():
+def test_a_new_lbfgs_continues():
     model = Net()
     twin = copy.deepcopy(model)
     ours, theirs = (optim.LBFGS(one.parameters(), lr=0.1) for one in (twin, model))

@@ -277,7 +277,7 @@ def test_a_module_pools_the_weight_that_it_has_now():
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
-def test_in_the_place_of_torchs_function_it_does_not_call_itself(monkeypatch, dtype):
+def test_a_replaced_torch_function_does_not_recurse(monkeypatch, dtype):
     weight, indices, offsets = torch.randn(9, 4, dtype=dtype), torch.tensor([1, 8, 2]), torch.tensor([0, 2])
     tables = recfuse.nn.FusedEmbeddingBagCollection([recfuse.nn.Table(9, 4, dtype=dtype)])
     want = F.embedding_bag(indices, weight, offsets)

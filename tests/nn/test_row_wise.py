@@ -159,7 +159,7 @@ class _Grouped(optim.SGD):
         return super()._init_group(group, *rest)
 
 
-def test_which_classes_are_known():
+def test_known_optimizer_classes():
     params = [torch.nn.Parameter(torch.zeros(2, 2))]
     for kind in (optim.SGD, optim.Adam, optim.AdamW, optim.Rprop, optim.SparseAdam, _Renamed):
         assert is_row_wise(kind(params)), kind

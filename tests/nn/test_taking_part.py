@@ -90,7 +90,7 @@ def same(plain, packed):
 @pytest.mark.parametrize("sparse", (False, True))
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("make", STILL.values(), ids=STILL)
-def test_optimizers_that_zeros_do_not_move_go_on(make, loss, sparse):
+def test_optimizers_unmoved_by_zero_gradients_step(make, loss, sparse):
     is_lbfgs = make is STILL["LBFGS"]  # its products of all Parameters are rounded in another order
     plain, theirs, packed, ours = pair(make, sparse and not is_lbfgs, torch.float64 if is_lbfgs else None)
     for used in STEPS:
@@ -128,7 +128,7 @@ def test_with_a_parameter_a_table_every_optimizer_is_right(make, loss, dtype):
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("make", MOVING.values(), ids=MOVING)
-def test_tables_that_all_take_part_go_on(make, loss):
+def test_steps_that_use_all_tables_equal_torchs(make, loss):
     plain, theirs, packed, ours = pair(make)
     for _ in range(3):
         step(plain, theirs, loss, {0, 1, 2})
@@ -192,7 +192,7 @@ def test_a_matrix_without_a_used_table_has_no_gradient():
     assert [parameter.grad is None for parameter in packed.parameters()] == [True, False]
 
 
-def test_a_window_ends_with_its_gradient():
+def test_discarded_gradients_do_not_affect_later_steps():
     """A discarded gradient has no effect on the next gradient of a table without lookups."""
     _, _, packed, ours = pair(MOVING["AdamW"])
     one_by_one(packed, {0, 2}).backward()

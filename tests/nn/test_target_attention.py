@@ -110,7 +110,7 @@ def assert_same(function, layer, given):
 
 @each_layer
 @each_form
-def test_it_is_attention_over_gathered_histories(name, form):
+def test_output_equals_attention_over_gathered_histories(name, form):
     layer = layer_of(name)
     given = inputs(layer, form)
     if form == "lengths":  # a projection of NaN has a gradient of NaN, of torch's own
@@ -124,7 +124,7 @@ def test_it_is_attention_over_gathered_histories(name, form):
 
 
 @pytest.mark.parametrize("bias", (False, True))
-def test_it_is_torchs_multihead_attention(bias):
+def test_output_equals_torchs_multihead_attention(bias):
     theirs = torch.nn.MultiheadAttention(
         E, 4, bias=bias, kdim=EK, vdim=EV, batch_first=True, dtype=torch.float64
     )
@@ -343,7 +343,7 @@ def test_bad_layers_and_calls():
         layer(**given)
 
 
-def test_it_trains():
+def test_target_attention_trains():
     """A candidate's result is the position of the history that it selects."""
     torch.manual_seed(3)
     layer = TargetAttention(16, 2)

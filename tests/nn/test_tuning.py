@@ -185,7 +185,7 @@ def test_bad_plans(collection, schedules, warps, kind, words):
     assert collection.warps == 4
 
 
-def test_the_cpu_is_not_bothered(calls):
+def test_calls_on_the_cpu_take_no_plan(calls):
     collection = collection_of()
     given = lookups_of(collection)
     collection.set_plan(rows_of(), 4)

@@ -188,7 +188,7 @@ def test_target_attention(form, with_queries):
     torch.testing.assert_close(*found)
 
 
-def test_target_attention_refuses_in_its_own_words():
+def test_target_attention_names_itself_in_errors():
     layer = TargetAttention(8, 2)
     x, history = torch.randn(6, 1, 8), torch.randn(3, 5, 8)
     users = torch.arange(6) % 3

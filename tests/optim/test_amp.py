@@ -152,7 +152,7 @@ def test_clipping_of_a_norm_that_is_not_finite():
 
 
 @pytest.mark.parametrize("function", ("clip_grad_norm_", "average_gradients"))
-def test_gradients_that_are_not_there_are_missed(collection, function):
+def test_utilities_refuse_gradients_applied_in_backward(collection, function):
     optimizer, given = optim.Adagrad(collection, lr=0.1), lookups_of(collection)
     collection(*given).sum().backward()
     use = functools.partial(

@@ -100,7 +100,7 @@ C_READERS = {
 
 @pytest.mark.parametrize("name", C_READERS)
 @pytest.mark.parametrize("moved", (False, True))
-def test_what_reads_memory_in_c_raises(name, moved):
+def test_reads_of_memory_in_c_raise(name, moved):
     model, _optimizer, _ = by_hand()
     loss_of(model).backward()
     gradient = model[0].weight.grad.half() if moved else model[0].weight.grad

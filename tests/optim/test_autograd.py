@@ -323,7 +323,7 @@ def test_a_state_dict_is_loaded_with_weights_only(collection):
         torch.load(stream, weights_only=True)
 
 
-def test_without_the_optimizer_gradients_are_back(collection):
+def test_gradients_return_without_the_optimizer(collection):
     optimizer = optim.SGD(collection, lr=0.1)
     given = lookups_of(collection)
     out = collection(*given).sum()

@@ -88,7 +88,7 @@ def same_state(ours, theirs):
 
 @pytest.mark.parametrize("initial", (0.0, 0.3))
 @pytest.mark.parametrize("before", (0, 2))
-def test_a_script_goes_on_as_it_is(dlrm, before, initial):
+def test_an_unchanged_script_keeps_its_losses(dlrm, before, initial):
     model = DLRM_Net(sparse=True)
     twin = copy.deepcopy(model)
     options = {"lr": 0.1, "initial_accumulator_value": initial}
@@ -114,7 +114,7 @@ def test_a_script_goes_on_as_it_is(dlrm, before, initial):
         close(twin.state_dict()[key], value)
 
 
-def test_what_is_loaded_before_the_first_step_is_begun_anew(dlrm):
+def test_states_loaded_before_the_first_step_restart(dlrm):
     """As dlrm's, whose first step creates new sums."""
     model = DLRM_Net(sparse=True)
     first = dlrm(model.parameters(), lr=0.1)

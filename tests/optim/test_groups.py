@@ -37,7 +37,7 @@ def step(module, optimizer, given):
     optimizer.step()
 
 
-def test_what_is_written_to_a_group_reaches_the_kernels(collection):
+def test_writes_to_a_group_reach_the_kernels(collection):
     optimizer = optim.Adam(collection, lr=0.5, betas=(0.5, 0.75), eps=2.0, weight_decay=0.25, maximize=True)
     own = numbers(collection)
     assert own[[LR, EPS, BETA1, WEIGHT_DECAY, GRAD_SCALE, STEP]].tolist() == [0.5, 2.0, 0.5, 0.25, -1, 1]

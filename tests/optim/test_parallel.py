@@ -119,12 +119,12 @@ def test_gradients_are_averaged(results, case):
 
 
 @pytest.mark.parametrize("case", [*OTHERS[:2], OTHERS[3]], ids=str)
-def test_what_it_cannot_do_is_refused(results, case):
+def test_unsupported_parallel_modes_are_refused(results, case):
     for found in results:
         assert found[case].startswith("ArgumentValueError: recfuse.optim.SGD: a DistributedDataParallel has")
 
 
-def test_tables_of_one_process_train_alone(results):
+def test_tables_of_one_process_train_without_averaging(results):
     first, second = (found[OTHERS[2]] for found in results)
     assert not torch.equal(first[0], second[0]), "the tables"
     assert torch.equal(first[1], second[1]), "the layer on top"

@@ -49,7 +49,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("way", ("ours", "swapped"))
-def test_what_would_reach_no_kernel_is_refused(way, name):
+def test_writes_that_reach_no_kernel_are_refused(way, name):
     bags, optimizer = bags_with(way)
     assert changes(bags, optimizer) == [1.0, 0.5]
     before = [bag.weight.detach().clone() for bag in bags]
@@ -97,7 +97,7 @@ def test_a_group_from_before_the_swap_that_is_written_to():
 
 
 @pytest.mark.parametrize("again", ("unswap", "swap", "load"))
-def test_a_group_taken_after_the_swap_stays_good(again):
+def test_a_group_read_after_the_swap_stays_valid(again):
     bags = nn.ModuleList([nn.EmbeddingBag(9, 4, mode="sum", sparse=True)])
     optimizer = torch.optim.SGD(bags.parameters(), lr=0.5)
     recfuse.swap(bags, optimizers=[optimizer], fuse_optimizers=True)

@@ -95,7 +95,7 @@ def check_refused(model, optimizer, given, text):
 
 @pytest.mark.parametrize("kind", ("Adagrad", "RowWiseAdagrad", "Adam"))
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_state_is_refused_whole(name, kind):
+def test_invalid_states_are_refused_unchanged(name, kind):
     model, optimizer = trained(kind)
     given = copy.deepcopy(optimizer.state_dict())
     given["param_groups"][0]["lr"] = 0.7
@@ -107,7 +107,7 @@ def test_what_is_no_state_is_refused_whole(name, kind):
 
 @pytest.mark.parametrize("kind", ("Adagrad", "RowWiseAdagrad", "Adam"))
 @pytest.mark.parametrize("name", WRONG_TENSORS)
-def test_tensors_that_are_no_state_are_refused_whole(name, kind):
+def test_invalid_state_tensors_are_refused_unchanged(name, kind):
     model, optimizer = trained(kind)
     given = copy.deepcopy(optimizer.state_dict())
     entry = "exp_avg" if kind == "Adam" else "sum"

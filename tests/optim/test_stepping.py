@@ -70,7 +70,7 @@ def test_a_profiler_finds_steps():
 
 
 @pytest.mark.parametrize("to_none", (False, True))
-def test_zero_grad_takes_gradients_away(to_none):
+def test_zero_grad_clears_gradients(to_none):
     collection, optimizer = trained(deferred=True)
     assert all(weight.grad is not None for weight in collection.parameters())
     optimizer.zero_grad(set_to_none=to_none)

@@ -63,7 +63,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert names == expected_files()
 
 
-def test_wheel_holds_what_its_kernels_include(wheel: Path) -> None:
+def test_wheel_holds_all_included_headers(wheel: Path) -> None:
     """A kernel includes files of the folder `kernels`, and of `include` where a name begins with recfuse/."""
     with zipfile.ZipFile(wheel) as archive:
         sources = {
@@ -179,7 +179,7 @@ def test_the_module_has_no_second_copy_of_the_library() -> None:
     assert not defined("librecfuse.so") & defined("_C.abi3.so")
 
 
-def test_import_loads_what_operators_and_modules_need() -> None:
+def test_import_loads_only_operators_and_modules() -> None:
     """In addition to torch, the standard library and numpy; tools are imported at their first use."""
     script = """if True:
         import sys, numpy, torch

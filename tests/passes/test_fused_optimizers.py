@@ -84,7 +84,7 @@ def schedulers_of(optimizers):
 
 @pytest.mark.parametrize("before", (0, 2))
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_script_goes_on_as_it_is(name, before):
+def test_an_unchanged_script_keeps_its_losses(name, before):
     make, sparse = MAKERS[name]
     model = Net(sparse)
     twin = copy.deepcopy(model)
@@ -112,7 +112,7 @@ def test_a_script_goes_on_as_it_is(name, before):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_saved_state_is_gone_on_from(name):
+def test_training_resumes_from_a_saved_state(name):
     make, sparse = MAKERS[name]
     model = Net(sparse)
     optimizers = make(model)
@@ -185,7 +185,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_steps_that_would_be_others_are_refused(name):
+def test_optimizers_without_an_equal_fused_step_are_refused(name):
     make, text = REFUSED[name]
     model = Net(False)
     optimizer = make(model.parameters())
@@ -245,7 +245,7 @@ def test_a_second_swap_uses_the_packed_tables():
 
 
 @pytest.mark.parametrize("other", (nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)))
-def test_a_table_that_a_module_of_torch_has_too_is_refused(other):
+def test_a_table_shared_with_a_torch_module_is_refused(other):
     model = nn.ModuleDict({"bag": nn.EmbeddingBag(9, 4, mode="sum"), "other": copy.deepcopy(other)})
     model.other.weight = model.bag.weight
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

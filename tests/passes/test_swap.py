@@ -107,7 +107,7 @@ def test_copies_of_a_swapped_dlrm_stay_fused(way):
     assert other(*batch).shape == want.shape
 
 
-def test_a_dlrm_that_gives_its_tables_up_goes_back_to_its_own_apply_emb():
+def test_a_dlrm_without_its_tables_uses_its_own_apply_emb():
     model = DLRM_Net()
     recfuse.swap(model)
     _, lS_o, lS_i = batch_of(model)
@@ -196,7 +196,7 @@ def test_every_embedding_bag_at_any_depth():
     assert again.replaced == again.fused == again.left == []
 
 
-def test_a_second_swap_says_so_and_changes_nothing():
+def test_a_second_swap_reports_and_changes_nothing():
     model = nn.ModuleDict({"dlrm": DLRM_Net(), "one": nn.EmbeddingBag(6, 3)})
     first = str(recfuse.swap(model))
     assert "already" not in first
@@ -321,7 +321,7 @@ def _shared_with_processes(model):
         (_shared_with_processes, "table 0 lies in memory that processes share"),
     ),
 )
-def test_memory_that_others_have_too_is_not_packed(tie, words):
+def test_shared_memory_is_not_packed(tie, words):
     model = DLRM_Net()
     tie(model)
     places = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
@@ -339,7 +339,7 @@ def test_tables_in_one_tensor_are_packed():
     assert recfuse.swap(model).fused
 
 
-def test_a_weight_that_others_have_too_is_not_packed():
+def test_shared_weights_are_not_packed():
     model = nn.ModuleDict({"a": DLRM_Net(), "b": DLRM_Net(), "c": DLRM_Net()})
     model["b"].emb_l[0].weight = model["a"].emb_l[0].weight
     model["c"].first = model["c"].emb_l[0]

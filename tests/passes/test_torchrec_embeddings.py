@@ -205,7 +205,7 @@ def test_fused_optimizers() -> None:
         torch.testing.assert_close(ours.state_dict()[name], want, rtol=1e-5, atol=1e-6)
 
 
-def test_tables_without_part_in_the_loss_do_not_move() -> None:
+def test_tables_outside_the_loss_keep_their_rows() -> None:
     ours = swapped(nn.Sequential(collection()))
     optimizer = recfuse.optim.Adam(recfuse.optim.embedding_parameters(ours), lr=0.1)
     for step in range(3):

@@ -14,7 +14,7 @@ from recfuse.nn import FusedEmbeddingBagList
 from support.dlrm import DLRM_Net, batch_of, train
 
 
-def test_unswap_gives_the_same_classes_and_todays_weights():
+def test_unswap_restores_classes_and_current_weights():
     model = DLRM_Net(weighted="learned")
     model.single = nn.EmbeddingBag(11, 8, padding_idx=2)
     kinds = [type(module) for module in model.modules()]

@@ -94,7 +94,7 @@ def test_an_error_ends_the_record() -> None:
     assert len(recfuse.explain(*bag(), gpu="H100")) == 1
 
 
-def test_one_at_a_time() -> None:
+def test_nested_explanations_are_refused() -> None:
     with pytest.raises(ValueError, match="another explain"):
         recfuse.explain(lambda: recfuse.explain(*bag(), gpu="H100"), gpu="A100")
     assert len(recfuse.explain(*bag(), gpu="H100")) == 1

@@ -38,7 +38,7 @@ def test_many_items_are_one_kernel_of_a_h100() -> None:
     assert fused.read_bytes == packed + (20 * 500 + 5000 * 300) * 256 * 2 + 20 * sums + 5000 * 8
 
 
-def test_few_items_are_small_pieces() -> None:
+def test_few_candidates_use_the_small_kernel() -> None:
     launches = recfuse.explain(*linear(1, 4, 64, (64, 64), 64), gpu="H100")
     (small,) = launches  # joined, with weights in place: nothing is packed
     assert small.kernel == "rf_ikbo_small" and small.grid == (4, 1, 1) and small.threads == 256
@@ -76,7 +76,7 @@ def test_each_path_has_its_kernels() -> None:
         kernels(linear(), "H100", path="concatenated")
 
 
-def test_chains_and_users_of_their_own() -> None:
+def test_attention_of_chained_users() -> None:
     weights = [torch.zeros(64, 40, dtype=torch.float16) for _ in range(3)]
     inputs = [torch.zeros(count, 40, 64, dtype=torch.float16) for count in (2, 50, 3000)]
     maps = [torch.randint(2, (50,)), torch.randint(50, (3000,))]

@@ -156,7 +156,7 @@ def test_kernels_of_small_tables() -> None:
         (1, {"rf_backward_count"}),
     ],
 )
-def test_a_backward_pass_leaves_parts_out(parts: int, found: set[str]) -> None:
+def test_parts_of_a_backward_pass_can_be_left_out(parts: int, found: set[str]) -> None:
     few_rows = [(100, 32)] * 64
     collection, *lookups = updated("SGD", *few_rows, *[(50_000, 32)] * 4)
     _C.fused_embedding_bag_backward_leave_out(parts)
@@ -196,7 +196,7 @@ def test_a_deferred_step_is_explained() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-def test_training_goes_on_behind_an_explanation() -> None:
+def test_training_continues_after_an_explanation() -> None:
     module, *batch = updated("SGD", (1000, 8))
     recfuse.explain(module, *batch, gpu="H100", training=True)
     weight = next(module.parameters())

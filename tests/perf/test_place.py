@@ -53,7 +53,7 @@ def test_the_slowest_rank_is_near_the_mean():
     assert found.us < 1.01 * sum(found.rank_us) / 4
 
 
-def test_as_good_as_trying_all():
+def test_placement_equals_the_best_of_all():
     given = [
         Table(f"t{number}", 10_000, 64, pooling) for number, pooling in enumerate((50, 40, 30, 20, 20, 20))
     ]
@@ -106,7 +106,7 @@ def test_training_costs_more():
         ),
     ],
 )
-def test_what_cannot_be_placed(given: Any, options: dict[str, Any], message: str):
+def test_tables_that_do_not_fit_are_refused(given: Any, options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         place(given, 2, gpu="H100", **options)
 
@@ -129,7 +129,7 @@ def test_the_command(tmp_path, capsys):
     assert "expected a list of objects" in capsys.readouterr().err
 
 
-def test_torchrec_takes_it():
+def test_torchrec_accepts_the_placement():
     pytest.importorskip("torchrec")
     given = [Table("large", 200_000_000, 128), Table("small", 100, 64)]
     found = place(given, 2, 70e9, gpu="H100")

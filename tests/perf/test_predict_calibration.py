@@ -54,7 +54,7 @@ def test_merging():
         ('{"recfuse_calibration": 1, "gpu": "H100"}', "is damaged or cut"),
     ],
 )
-def test_files_that_are_none(tmp_path, text, message):
+def test_invalid_files_are_refused(tmp_path, text, message):
     path = tmp_path / "one.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -62,7 +62,7 @@ def test_files_that_are_none(tmp_path, text, message):
 
 
 @pytest.mark.parametrize("row", [[1000, -1.0, 1], [1000, 1.0], [0, 1.0, 1]])
-def test_points_that_cannot_be(tmp_path, row):
+def test_invalid_points_are_refused(tmp_path, row):
     path = tmp_path / "one.json"
     small().save(path)
     record = json.loads(path.read_text())
@@ -85,13 +85,13 @@ def test_a_measured_size_is_returned_as_measured():
     assert not beyond.inside and beyond.us > 1000
 
 
-def test_kinds_without_points_are_said():
+def test_kinds_without_points_are_noted():
     model = KernelModel(small().points)
     found = model.time(Operator("cumsum", "inference", "bag", (100, 1, 64, 100)))
     assert not found.known and model.missing == {"bag": 1}
 
 
-def test_other_gpus_are_scaled_and_said():
+def test_scaled_calibrations_are_noted():
     table = torch.nn.EmbeddingBag(1000, 64, mode="sum")
     h100, h200 = (recfuse.predict(table, INPUTS, gpu=gpu) for gpu in ("H100", "H200"))
     assert h200.active.seconds < h100.active.seconds
@@ -111,7 +111,7 @@ def test_no_calibration_of_the_cpu(tmp_path, monkeypatch):
         choose("cpu")
 
 
-def test_the_shipped_one_is_small_and_whole():
+def test_shipped_calibration_is_small_and_complete():
     path = available()["H100", "2.11"]
     found = Calibration.load(path)
     assert path.stat().st_size < 400_000 and found.count > 10_000 and len(found.probes) > 50

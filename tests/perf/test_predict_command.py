@@ -93,7 +93,7 @@ def test_bad_input_is_one_line(model, capsys, words, message):
     assert ended.value.code == 2 and message in error and error.count("\n") == 1
 
 
-def test_a_duration_that_is_none(model, capsys):
+def test_invalid_durations_are_refused(model, capsys):
     with pytest.raises(SystemExit):
         main(["predict", f"{model}:make", "--slo", "5 minutes"])
     assert "'5 minutes' is no duration" in capsys.readouterr().err

@@ -146,14 +146,14 @@ def test_operands_that_share_memory_share_it():
     assert first.data_ptr() == second.data_ptr() and second.stride() == x.mT.stride()
 
 
-def test_sizes_that_do_not_fit_are_left_out_and_said():
+def test_calls_that_do_not_fit_are_noted():
     calls = recorded(lambda: (torch.rand(64).sin(), torch.rand(1 << 20).cos()))
     found = measure_calls("cpu", calls, most_bytes=1 << 20)
     assert set(found.too_large) >= {"cos"} and "too large to measure: cos" in found.note()
     assert 0 < found.points.count < found.sizes
 
 
-def test_an_operator_that_fails_is_said():
+def test_failing_operators_are_noted():
     (call,) = recorded(lambda: torch.rand(64).sin())[-1:]
     broken = replace(call, args=[replace(call.args[0], dtype=torch.bool, shape=(-1,))])
     found = measure_calls("cpu", [call, broken])
@@ -186,7 +186,7 @@ def test_measured_points_replace_those_of_the_same_size():
     assert base.count == 2
 
 
-def test_a_gpu_that_is_not_here(monkeypatch):
+def test_measuring_a_missing_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="gpu is A100, but this machine has no GPU"):
         recfuse.predict(step(None), gpu="a100", measure=True)

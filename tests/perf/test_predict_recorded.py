@@ -78,7 +78,7 @@ def test_errors_do_not_grow(errors, name):
 
 
 @pytest.mark.parametrize("name", LEAST)
-def test_as_many_are_right(errors, name):
+def test_shares_of_correct_predictions(errors, name):
     assert 100 * np.mean(errors[name]) >= LEAST[name]
 
 

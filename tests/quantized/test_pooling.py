@@ -58,7 +58,7 @@ def test_any_dim_of_int8():
     problem.check(*problem.lookups(4))
 
 
-def test_parameters_of_float32_behind_the_codes():
+def test_float32_parameters_after_the_codes():
     """torch's embedding_bag_byte_prepack: codes, scale and bias as floats."""
     weight = torch.randn(30, 24)
     memory = torch.ops.quantized.embedding_bag_byte_prepack(weight)

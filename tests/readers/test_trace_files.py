@@ -168,7 +168,7 @@ def test_a_line_without_an_end_is_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["trace.txt.gz", "trace.pt.gz"])
-def test_what_unpacks_to_more_than_the_bound_is_refused(tmp_path: Path, name: str) -> None:
+def test_oversized_compressed_files_are_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(gzip.compress((b"0" * 30 + b"7\n") * (1 << 20), 1))
     tracemalloc.start()

@@ -132,7 +132,7 @@ def test_bad_command_lines_end_with_status_2(capsys, arguments):
         (["compile", "--arch", "sm_90a", "--plan", "absent.json"], "absent.json"),
     ),
 )
-def test_what_cannot_be_done_is_said_in_a_line(capsys, arguments, words):
+def test_errors_of_commands_are_one_line(capsys, arguments, words):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
     assert stopped.value.code == 2
@@ -328,7 +328,7 @@ def test_the_cache_of_kernels_is_described(monkeypatch, tmp_path, capsys):
     assert "1 kernels, 3.0 MiB in" in output and "forbidden by RECFUSE_JIT=off" in output
 
 
-def test_a_cache_that_others_may_write_to_is_said(monkeypatch, tmp_path, capsys):
+def test_a_cache_writable_by_others_is_reported(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
     (tmp_path / ("0123456789abcdef" * 2 + "-nvrtc13.0.cubin")).touch(mode=0o666)
     (tmp_path / ("0123456789abcdef" * 2 + "-nvrtc13.0.cubin")).chmod(0o666)

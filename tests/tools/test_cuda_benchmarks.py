@@ -333,7 +333,7 @@ def test_a_model_that_computes_something_else_ends_the_run(dlrm, monkeypatch, tm
         (["--arch-embedding-size", "50-60"], "tables differ in their rows"),
     ],
 )
-def test_what_is_wrong_with_an_argument_of_dlrm_is_said(dlrm, capsys, options, message):
+def test_dlrm_names_wrong_arguments(dlrm, capsys, options, message):
     assert dlrm(*options) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
@@ -353,7 +353,7 @@ def test_figure_6_tells_the_registers_of_each_schedule(monkeypatch, tmp_path):
     assert 0 < many["registers"] <= 32 < few["registers"]
 
 
-def test_pinning_beside_a_table_stays_one_table_ahead(monkeypatch):
+def test_concurrent_pinning_stays_one_table_ahead(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     pinning = module("embedding_bag.pinning")
     done = []

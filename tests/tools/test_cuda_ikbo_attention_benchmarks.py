@@ -74,7 +74,7 @@ def test_every_figure_runs(run_benchmark, tmp_path, capsys):
     assert set(record["host"]) == set(OURS)
 
 
-def test_the_least_work_is_the_paper_s(run_benchmark):
+def test_least_work_matches_the_paper(run_benchmark):
     make = module("ikbo_attention.problem").Shape
     even, uneven = make(group="64"), make()
     assert (even.users, sum(even.counts), set(even.counts)) == (32, 2048, {64})
@@ -148,7 +148,7 @@ def test_every_form_gives_the_same_values(run_benchmark, monkeypatch, mapping, s
     assert forms.path_taken(made) == "packed"
 
 
-def test_a_wrong_output_is_said_and_ends_in_status_1(run_benchmark, monkeypatch, capsys, tmp_path):
+def test_a_wrong_output_ends_in_status_1(run_benchmark, monkeypatch, capsys, tmp_path):
     forms = module("ikbo_attention.forms")
     right = forms.by_backend
     monkeypatch.setattr(forms, "by_backend", lambda *parts: right(*parts) * 1.001)

@@ -88,7 +88,7 @@ def test_every_figure_runs(ikbo, tmp_path, capsys):
     assert len(record["roofline"]["back to back"]) == 1 + 1 + 2 + 2
 
 
-def test_the_least_work_is_the_paper_s(ikbo):
+def test_least_work_matches_the_paper(ikbo):
     make = module("ikbo_linear.problem").Shape
     shape = make()
     assert (shape.users, shape.candidates, shape.m, shape.n) == (15, 1024, 433, 256)

@@ -181,7 +181,7 @@ def test_stages_are_shown_where_kernels_can_be_profiled(training, monkeypatch, t
     assert "| A-3, sgd | recfuse | 2.0 | 1.0 | 3.0 | 0.0 | 6.0 |" in capsys.readouterr().out
 
 
-def test_a_missing_peer_is_said(training, monkeypatch, capsys):
+def test_a_missing_peer_is_noted(training, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
     monkeypatch.setitem(sys.modules, "fbgemm_gpu.split_table_batched_embeddings_ops_inference", None)
     assert training("--subjects", "mlperf-4", "--optimizers", "sgd", "--figures", "steps") == 0

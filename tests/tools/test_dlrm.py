@@ -203,7 +203,7 @@ def test_dlrm_says_when_a_model_learns_something_else(run, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "content, message", [("60\n", "index 60 is outside a table of 50 rows"), ("x\n", "")]
 )
-def test_dlrm_says_what_is_wrong_with_a_trace(run, capsys, trace, content, message):
+def test_dlrm_names_errors_of_a_trace(run, capsys, trace, content, message):
     trace.write_text(content)
     assert run("dlrm", *TINY_DLRM, "--trace", trace) == 2
     assert f"--trace {trace}: {message}" in capsys.readouterr().err

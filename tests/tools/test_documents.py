@@ -129,7 +129,7 @@ def test_a_cell_is_written_and_compared(tables):
 @pytest.mark.parametrize(
     "words", ["total speed", "totals ratio", "total ratio part=2", "ratio", "total ratio extra"]
 )
-def test_a_cell_that_is_not_there_is_said(words, tables):
+def test_a_missing_cell_is_reported(words, tables):
     with pytest.raises(ValueError, match="DLRM"):
         tables.rewritten(f"<!-- cell dlrm.json DLRM {words} --><!-- end -->")
 

@@ -67,7 +67,7 @@ def test_a_table_with_two_columns_of_one_name_is_refused(tables):
         tables.Table("E", ["", "us", "us"])
 
 
-def test_a_figure_that_differs_is_found_and_written_anew(tables, run, monkeypatch, tmp_path, capsys):
+def test_a_differing_figure_is_found_and_rewritten(tables, run, monkeypatch, tmp_path, capsys):
     page, right = tmp_path / "page.md", (BENCHMARKS / "dlrm" / "README.md").read_text()
     page.write_text(right.replace("3.9x", "4.9x"))
     monkeypatch.setattr(tables, "ROOT", tmp_path)
@@ -88,7 +88,7 @@ def test_a_figure_that_differs_is_found_and_written_anew(tables, run, monkeypatc
         ("runs ../README.md", "README.md: is no result file"),
     ],
 )
-def test_a_mark_that_names_nothing_is_said(tables, mark, message):
+def test_a_mark_without_target_is_reported(tables, mark, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         tables.rewritten(f"<!-- {mark} -->\n<!-- end -->\n")
 

@@ -95,5 +95,5 @@ def test_no_import_cycle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_what_is_unfinished_is_still_there():
+def test_listed_exceptions_still_exist():
     assert not UNFINISHED - set(ARROWS)

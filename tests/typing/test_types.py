@@ -22,7 +22,7 @@ def test_the_stub_has_the_functions_of_the_module():
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
-def test_a_function_takes_as_many_arguments_as_the_stub_says(name):
+def test_functions_have_the_arguments_of_the_stub(name):
     given = FUNCTIONS[name]
     most = len(given.posonlyargs)
     assert not given.args and not given.kwonlyargs

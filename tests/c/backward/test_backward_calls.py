@@ -403,7 +403,7 @@ def test_without_decay_a_weight_that_is_not_finite_stays_as_it_is(call_of: Any) 
 
 
 @pytest.mark.parametrize("each", (1, 3, 100))
-def test_bags_that_are_as_long_as_one_another(each: int, call_of: Any) -> None:
+def test_bags_of_equal_length(each: int, call_of: Any) -> None:
     """And nearly equal: no search is made if all lookups of a table are where equal bags would have them."""
     torch.manual_seed(9)
     bags = 7000 // each

@@ -34,7 +34,7 @@ COMMANDS = ("backward_bounded", "backward_graphs", "backward_held", "backward_th
     ("command", "kind"),
     [("backward_kept", "plain"), *itertools.product(COMMANDS, ("plain", *SANITIZERS))],
 )
-def test_what_calls_keep(cuda_build: Build, cache: Path, command: str, kind: str) -> None:
+def test_caches_of_backward_calls(cuda_build: Build, cache: Path, command: str, kind: str) -> None:
     program = cuda_build(kind).beside_empty_kernels()
     program.add_nvrtc()
     program.run(command, cache=cache, gpu=True)
@@ -52,7 +52,7 @@ for kernel in eval(sys.argv[2]):
 
 
 @pytest.mark.parametrize("rows, optimizer", ((1000, "adam"), (20000, "rowwise_adagrad")))
-def test_what_is_compiled_ahead_is_all_that_training_takes(
+def test_training_uses_only_kernels_compiled_ahead(
     cuda_build: Build, tmp_path: Path, rows: int, optimizer: str
 ) -> None:
     """The tables of test_backward.c, from the kernels of `recfuse compile` to calls that compile nothing.

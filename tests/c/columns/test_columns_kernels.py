@@ -57,13 +57,13 @@ def test_tables_of_several_types() -> None:
 
 
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
-def test_lookups_spill_what_they_seldom_need(arch: str) -> None:
+def test_lookups_spill_few_bytes(arch: str) -> None:
     writes = [f"-DRF_WRITE={write} -DRF_CHECK={check}" for write, check in itertools.product((0, 1), (0, 1))]
     for file, every in (("lookups.cu", writes), ("scan.cu", ["-DRF_SUMS=0", "-DRF_SUMS=1"])):
         assert all(spilled <= 32 for _, spilled, _ in compiled(file, arch, every))
 
 
-def test_rows_are_loaded_one_behind_another(tmp_path: Path) -> None:
+def test_row_loads_are_consecutive(tmp_path: Path) -> None:
     """Eight loads of 16 bytes, without a wait between them."""
     standalone(f"{FOLDER}/embedding_columns.cu", "sm_90a", {"RF_BAGS": "0"}, tmp_path)
     command = [disassembler(), "-c", str(tmp_path / "out.cubin")]

@@ -39,7 +39,7 @@ def test_a_kernel_compiles_once(cuda_program: Program, tmp_path: Path, arch: str
     assert temporary_files(tmp_path) == []
 
 
-def test_the_report_is_of_the_kernel_that_was_asked_for(cuda_program: Program, tmp_path: Path) -> None:
+def test_the_report_describes_the_requested_kernel(cuda_program: Program, tmp_path: Path) -> None:
     kernel, other = (
         cuda_program.compile(tmp_path, source=("scale.cu", name)) for name in ("rf_scale", "rf_other")
     )
@@ -196,7 +196,7 @@ HANDS = (of_a_group, of_everybody, of_another_user)
 
 
 @pytest.mark.parametrize("give", HANDS, ids=lambda give: give.__name__)
-def test_a_folder_that_others_may_write_to_is_not_used(
+def test_a_folder_writable_by_others_is_not_used(
     cuda_program: Program, tmp_path: Path, give: Callable[[Path], None]
 ) -> None:
     cache = tmp_path / "cache"
@@ -212,7 +212,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(
 
 
 @pytest.mark.parametrize("give", HANDS, ids=lambda give: give.__name__)
-def test_an_entry_that_others_may_have_written_is_not_used(
+def test_an_entry_writable_by_others_is_not_used(
     cuda_program: Program, tmp_path: Path, give: Callable[[Path], None]
 ) -> None:
     path = Path(cuda_program.compile(tmp_path)["path"])

@@ -148,7 +148,7 @@ def test_captured(packed: bool, warm: bool) -> None:
             assert torch.equal(found, module(static))
 
 
-def test_what_a_graph_cannot_hold_is_refused() -> None:
+def test_unsupported_captures_are_refused() -> None:
     """The host's memory is read when a graph is captured, and not when it is replayed."""
     batch = many_batch(8, 16)
     module = EmbeddingColumns(many(8), device=gpu.DEVICE)

@@ -140,7 +140,7 @@ def test_threads_and_streams_at_once() -> None:
     assert not wrong
 
 
-def test_what_the_caller_changes_or_lets_go_of_is_not_read_later() -> None:
+def test_batches_are_not_read_after_the_call() -> None:
     """The tensors of a batch may change after the call; packed batches and modules may go."""
     module = frozen()
     with torch.no_grad():

@@ -75,7 +75,7 @@ def test_any_bags(case: Case, lengths: list[int], rows: int, behind: int, last: 
 
 
 @pytest.mark.parametrize("bags", (1000, 20_000))
-def test_as_many_lookups_as_bags_is_no_proof_of_one_each(bags: int) -> None:
+def test_equal_counts_do_not_imply_one_lookup_a_bag(bags: int) -> None:
     """By default: the first bag has all of them, every second bag has two, and all but two bags have one."""
     torch.manual_seed(0)
     table = torch.randn(bags, 32, device=gpu.DEVICE)

@@ -81,7 +81,7 @@ def test_a_history_that_begins_with_scores_of_minus_infinity(dtype: torch.dtype)
 
 @ONLY_HOPPER
 @HALF_DTYPES
-def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
+def test_bits_of_a_row_do_not_depend_on_other_rows(dtype: torch.dtype) -> None:
     def run(q: Tensor) -> list[Tensor]:
         problem.q = q
         return results(problem.run(path="fused", return_lse=True))

@@ -72,7 +72,7 @@ def freeze(models, optimizers, before):
 @pytest.mark.parametrize("foreach", (False, True))
 @pytest.mark.parametrize("before", (0, 2))
 @pytest.mark.parametrize("name", SAME)
-def test_a_frozen_table_goes_on_where_it_was(name, before, foreach):
+def test_a_table_frozen_alone_resumes_its_state(name, before, foreach):
     models, optimizers = made(name, SAME[name], foreach)
     state = freeze(models, optimizers, before)
     assert bool(state) == bool(before or name == "Adagrad")

@@ -108,7 +108,7 @@ TOOLS = {
 @pytest.mark.parametrize("saved, loaded", DIRECTIONS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TOOLS)
-def test_training_goes_on(name, kind, saved, loaded, tmp_path):
+def test_training_continues(name, kind, saved, loaded, tmp_path):
     if kind == "SGD" and name == "DCP, whole":
         pytest.skip("torch's function expects a state")
     save, load = TOOLS[name](tmp_path)

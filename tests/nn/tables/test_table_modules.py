@@ -241,7 +241,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_it_is_as_before(name):
+def test_table_modules_keep_their_behaviour(name):
     plain, packed = Model(packed=False), Model(packed=True)
     assert_equal(SAME[name](packed), SAME[name](plain))
     torch.testing.assert_close(dict(packed.state_dict()), dict(plain.state_dict()))
@@ -294,7 +294,7 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_by_name(name):
+def test_unsupported_uses_of_table_modules_are_refused(name):
     model = Model(packed=True)
     with pytest.raises(
         (AttributeError, ValueError, TypeError), match=r"(?is)recfuse: .*(packed|table '0')"

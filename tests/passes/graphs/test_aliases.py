@@ -119,7 +119,7 @@ WRITING = (
 
 @pytest.mark.parametrize("way", ("aot_eager", "exported", "loaded"))
 @pytest.mark.parametrize("function", WRITING, ids=lambda function: function.__name__)
-def test_what_is_written_to_later_is_read_before(function, way):
+def test_reads_come_before_later_writes(function, way):
     model, batch = Model(function).requires_grad_(False), arguments()
     twin = copy.deepcopy(model)
     if way == "loaded":
@@ -173,7 +173,7 @@ def projected_without_gradients(m, x, c, i):
     return m.layer(torch.cat([copied, c], 1))
 
 
-def test_what_has_no_gradient_gets_none():
+def test_broadcasts_without_gradient_stay_without_gradient():
     model, batch = Model(projected_without_gradients), arguments()
     expected = gradients(model, model, batch)
     swapped, report = passed(model, batch, "aot_eager")

@@ -24,7 +24,7 @@ def calls_of(graph, name):
 
 
 @each_way
-def test_every_bag_is_found_whatever_its_form(way):
+def test_bags_of_every_form_are_swapped(way):
     model = Bags()
     batch = model.batch(8)
     swapped, report = passed(model, batch, way)
@@ -74,7 +74,7 @@ def change(way, model):
 
 @pytest.mark.parametrize("form", ("eager", "aot_eager", "exported"))
 @pytest.mark.parametrize("way", ("in place", ".data", "load", "load assign", "optimizer"))
-def test_no_weight_goes_stale(form, way):
+def test_changed_weights_are_read(form, way):
     model = Bags(tables=2)
     batch = model.batch(8)
     swapped, report = passed(model, batch, form)
@@ -133,7 +133,7 @@ def test_a_swapped_program_is_saved_and_loaded(tmp_path):
     assert not recfuse.swap(loaded).entries
 
 
-def test_a_batch_of_another_size_is_not_compiled_anew():
+def test_other_batch_sizes_do_not_recompile():
     model = Bags()
     for inner in ("eager", "aot_eager"):
         torch.compiler.reset()
@@ -168,7 +168,7 @@ def test_half_precision_and_int32(dtype):
 
 @pytest.mark.parametrize("weighted", (False, True))
 @pytest.mark.parametrize("trailing", (0, 5))
-def test_last_offsets_and_lookups_behind_them(trailing, weighted):
+def test_last_offsets_with_further_lookups(trailing, weighted):
     class Last(nn.Module):
         def __init__(self):
             super().__init__()

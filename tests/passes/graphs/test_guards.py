@@ -74,7 +74,7 @@ def test_feature_columns(way):
         assert_same(swapped(*batch), model(*batch))
 
 
-def test_what_a_guard_changes_is_kept():
+def test_guards_that_change_indices_stay():
     class Model(nn.Module):
         def forward(self, x):
             a = (x % 10).clamp(0, 8)
@@ -173,7 +173,7 @@ def test_a_condition_alone_is_no_guard():
     assert_same(program.module()(indices), model(indices))
 
 
-def test_a_pattern_that_cannot_read_a_graph_is_reported_and_others_go_on(monkeypatch):
+def test_a_failing_pattern_is_reported_and_others_run(monkeypatch):
     monkeypatch.setattr(Ranges, "of", lambda self, node: {}[node])
     model, indices = Chain([("clamp", 1, 2)]), torch.randint(0, 20, (4,))
     program = torch.export.export(model, (indices,))

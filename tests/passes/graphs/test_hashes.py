@@ -75,7 +75,7 @@ def test_hashes_and_crosses_are_folded(way):
 @pytest.mark.parametrize(
     "function", (other_prime, other_constants, steps_behind, written_between, one_for_all, crossed)
 )
-def test_what_else_is_computed_stays_right(function):
+def test_other_computations_keep_their_results(function):
     model = Model(function, hashed, lambda x: x[:, 1] % 50).requires_grad_(False)
     x = torch.randint(-(2**62), 2**62, (20, 2))
     swapped, report = passed(model, (x,), "aot_eager")

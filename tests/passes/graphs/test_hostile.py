@@ -82,7 +82,7 @@ CONSTANTS = (
 
 @each_way
 @pytest.mark.parametrize("function", CONSTANTS)
-def test_what_is_written_to_is_no_constant(function, way):
+def test_written_tensors_are_no_constants(function, way):
     check(function, (torch.tensor([[2.5, 4.0], [0.0, 6.0]]),), way)
 
 
@@ -127,7 +127,7 @@ NUMBERS = {
         pytest.param(torch.int16, marks=pytest.mark.long),
     ),
 )
-def test_numbers_that_a_type_has_not(dtype, way):
+def test_numbers_outside_the_dtype_behave_as_in_torch(dtype, way):
     limits = torch.iinfo(dtype)
     x = torch.tensor([limits.min, 0, 3, 44, 50, 100, limits.max - 1, limits.max], dtype=dtype)
     numbers = 127, 128, 200, 255, 256, 300, 65536, 65580
@@ -173,7 +173,7 @@ def test_a_map_along_another_dimension(way):
 
 
 @pytest.mark.parametrize("train", (False, True))
-def test_what_draws_nothing_is_taken_away(train):
+def test_inactive_dropout_is_removed(train):
     def function(m, user, candidate, index):
         copied = F.dropout(user[index], 0.5, train)
         return F.linear(torch.cat([copied, candidate], 1), m.matrix)
@@ -200,7 +200,7 @@ def test_attentions(name, way):
     assert bool(report.swapped) == (name == "a scale")
 
 
-def test_a_match_that_fails_leaves_the_others(monkeypatch):
+def test_a_failing_match_keeps_other_matches(monkeypatch):
     """Nodes emitted before the error are removed."""
 
     class Failing(Broadcasts):

@@ -228,7 +228,7 @@ def across(copied, u, c, layer):
 
 
 @pytest.mark.parametrize("function", (drop, written, across))
-def test_what_is_not_row_by_row_is_left(function):
+def test_operators_that_mix_rows_are_left(function):
     model = Model(function, BROADCASTS["index"], nn.Linear(13, 5))
     given = batch((8,), (5,))
     torch.manual_seed(3)

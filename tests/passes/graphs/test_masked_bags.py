@@ -81,7 +81,7 @@ def test_frozen_tables_in_programs_of_any_batch(name, padding_idx):
         assert_same(program.module()(*given), model(*given), rtol=1e-5, atol=1e-5)
 
 
-def test_an_infinite_row_times_zero_is_no_number():
+def test_an_infinite_row_times_zero_is_nan():
     model, given = Masked(masked, frozen=True), batch()
     with torch.no_grad():
         model.tables[0].weight[2] = torch.inf
@@ -110,7 +110,7 @@ def written(rows, indices, weights):
 
 @pytest.mark.parametrize("name", (*LEFT, "written"))
 @pytest.mark.parametrize("way", ("aot_eager", "exported"))
-def test_what_is_no_factor_of_a_lookup_is_left(name, way):
+def test_other_products_of_rows_are_left(name, way):
     model, given = Masked(LEFT.get(name, written), frozen=True), batch()
     swapped, report = passed(model, given, way)
     assert not report.swapped

@@ -84,7 +84,7 @@ def views(tables, x, y):
     return columns(tables, x), *(one + 1 for one in found), y
 
 
-def test_views_lie_where_they_lay():
+def test_views_keep_their_memory():
     model, x, y = Model(views), torch.randint(0, 99, (8, 5)), torch.rand(8, 4)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         swapped, _, report = compiled(model.requires_grad_(False), (x, y))

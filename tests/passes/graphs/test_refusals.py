@@ -100,7 +100,7 @@ CASES = {
 
 @pytest.mark.parametrize("way", ("aot_eager", "exported"))
 @pytest.mark.parametrize("name", CASES)
-def test_what_looks_alike(name, way):
+def test_similar_graphs_keep_their_results(name, way):
     function, dtype, given = CASES[name]
     model = Model(function, dtype)
     with torch.no_grad():

@@ -62,7 +62,7 @@ def recorded(model, batch):
 @pytest.mark.parametrize("steps", (False, True), ids=("bags", "columns"))
 @pytest.mark.parametrize("forms", PAIRS, ids="-".join)
 @pytest.mark.parametrize("way", (exported, recorded))
-def test_features_of_as_many_samples(way, forms, steps):
+def test_features_with_equal_numbers_of_samples(way, forms, steps):
     model = Model(forms, steps)
     with torch.no_grad():
         swapped, report = way(model, model.batch(6, 6))

@@ -83,7 +83,7 @@ def test_columns_of_one_tensor_are_one_input(form, way):
 
 
 @pytest.mark.parametrize("way", ("index", "slice", "rows of a transpose"))
-def test_as_many_features_as_the_batch_has(way):
+def test_as_many_features_as_samples(way):
     """torch.compile(dynamic=True): the number of columns is a symbol, too."""
     model, x = Model(WAYS[way]), torch.randint(-99, 99, (32, FEATURES))
     swapped, graph = captured(model, x, dynamic=True)

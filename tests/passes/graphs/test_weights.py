@@ -72,7 +72,7 @@ def kinds_of(backend):
 
 @pytest.mark.parametrize("inner", ("eager", "aot_eager"))
 @pytest.mark.parametrize("way", WAYS)
-def test_every_pattern_reads_the_weights_of_today(way, inner):
+def test_every_pattern_reads_the_current_weights(way, inner):
     torch.compiler.reset()
     model = Parts()
     backend, batch = recfuse.backend(inner), model.batch()
@@ -119,7 +119,7 @@ def test_functional_calls():
 
 
 @pytest.mark.parametrize("way", ("in place", ".data", "load", "load assign"))
-def test_exported_programs_read_the_weights_of_today(way):
+def test_exported_programs_read_the_current_weights(way):
     model = Parts().requires_grad_(False)
     batch = model.batch()
     program = torch.export.export(model, batch)
@@ -145,7 +145,7 @@ class Padded(nn.Module):
 
 
 @pytest.mark.parametrize("lookups", ("fixed", "any number"))
-def test_weights_that_are_unfrozen_after_the_pass_have_their_gradients_or_none(lookups):
+def test_weights_unfrozen_after_the_pass_get_correct_gradients_or_none(lookups):
     model, indices = Padded().requires_grad_(False), torch.arange(12).reshape(4, 3) % 11
     shapes = ({0: torch.export.Dim.DYNAMIC} | ({1: torch.export.Dim.DYNAMIC} if lookups != "fixed" else {}),)
     program = torch.export.export(model, (indices,), dynamic_shapes=shapes)

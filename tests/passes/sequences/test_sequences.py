@@ -259,7 +259,7 @@ LEFT: dict[str, tuple[Callable[[Any, Tensor, Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_has_a_reason(name: str) -> None:
+def test_skipped_histories_have_a_reason(name: str) -> None:
     function, reason = LEFT[name]
 
     class Model(nn.Module):
