@@ -425,7 +425,7 @@ def test_max_norm_changes_the_table_as_torch_does(norm_type, dtype):
         f"{name} {tensor.dtype} {tensor.device}" for name, tensor in changes.items()
     ),
 )
-def test_what_torch_takes_is_taken(changes):
+def test_arguments_that_torch_accepts_are_accepted(changes):
     arguments = _arguments(**changes)
     ours, theirs = recfuse.embedding_bag(**arguments), F.embedding_bag(**arguments)
     assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)

@@ -262,7 +262,7 @@ def test_stochastic_rounding_keeps_the_mean(dtype):
 
 @pytest.mark.parametrize("stochastic", (False, True))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_not_finite_stays_in_its_row(dtype, stochastic):
+def test_non_finite_gradients_stay_in_their_row(dtype, stochastic):
     problem = Groups([(dtype, 4, (6,))], [Feature(0, "sum", None)])
     grad = torch.ones(3, 4)
     grad[1] = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30])

@@ -34,7 +34,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return prepare
 
 
-def test_what_is_not_kept_is_no_success(compiler, capsys, tmp_path):
+def test_uncached_kernels_fail_the_command(compiler, capsys, tmp_path):
     given = ["compile", "--arch", "sm_90a", "--dim", "8", "--training", "sgd", "--columns", "--gpu", "132:60"]
     compiler(100)
     assert cli.main([*given, "--out", str(tmp_path)]) == 0

@@ -40,7 +40,7 @@ def path(tmp_path, collection):
     return where
 
 
-def test_what_is_saved_is_loaded_by_either_class(path, collection):
+def test_saved_plans_load_by_either_class(path, collection):
     plan = plan_for(collection)
     assert Plan.load(path) == CollectionPlan.load(path) == plan
     record = json.loads(path.read_text())
@@ -349,7 +349,7 @@ def test_tune_takes_a_workload(tuned):
         (["--collection", __file__, "--batches", __file__], "which torch.load does not read"),
     ),
 )
-def test_what_cannot_be_tuned_is_said_in_a_line(capsys, arguments, words):
+def test_errors_of_tuning_are_one_line(capsys, arguments, words):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["tune", "--device", "cpu", *arguments])
     error = capsys.readouterr().err

@@ -272,6 +272,6 @@ def test_bad_arguments_of_a_c_program(changes, words):
 
 
 @pytest.mark.parametrize("function", (recfuse.pin_rows, recfuse.unpin))
-def test_what_is_no_tensor_is_refused(function):
+def test_other_types_than_tensors_are_refused(function):
     with pytest.raises(TypeError, match=r"weight is a list; expected a torch.Tensor"):
         function([1.0], [0])

@@ -28,7 +28,7 @@ def path(tmp_path, module):
 
 @pytest.mark.parametrize("pinned", (None, Pinned(10, 0.5, "abc")))
 @pytest.mark.parametrize("floor", (None, 8.0))
-def test_what_is_saved_is_loaded(tmp_path, module, pinned, floor):
+def test_saved_plans_load(tmp_path, module, pinned, floor):
     plan = plan_for(module, pinned=pinned, floor_us=floor, hottest=torch.arange(10))
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
@@ -76,7 +76,7 @@ def test_a_damaged_file_is_refused_by_name_and_key(path, change, words):
     assert words in str(raised.value) and str(path) in str(raised.value)
 
 
-def test_what_is_no_json_or_no_object_is_refused(path):
+def test_files_without_a_json_object_are_refused(path):
     for text in ("{", "[1]", "3", ""):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"plan\.json"):

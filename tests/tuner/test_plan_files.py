@@ -81,7 +81,7 @@ def refused(path, words=""):
         (at("created", value=None), "created is None; expected str"),
     ),
 )
-def test_what_is_no_value_of_a_plan_is_refused(path, change, words):
+def test_invalid_values_of_a_plan_are_refused(path, change, words):
     change(path)
     refused(path, words)
 
@@ -106,7 +106,7 @@ def test_what_is_no_value_of_a_plan_is_refused(path, change, words):
         (at("created", value="x" * ((2 << 20) + 1)), "created has 2,097,153 characters"),
     ),
 )
-def test_what_is_no_value_of_a_tables_plan_is_refused(tmp_path, change, words):
+def test_invalid_values_of_a_tables_plan_are_refused(tmp_path, change, words):
     made("table")[1].save(tmp_path / "plan.json")
     change(tmp_path / "plan.json")
     refused(tmp_path / "plan.json", words)
@@ -126,7 +126,7 @@ def test_what_is_no_value_of_a_tables_plan_is_refused(tmp_path, change, words):
         (at("schedules", 1, value="kind=pool threads=0"), "threads is '0'; expected a whole number from 1"),
     ),
 )
-def test_what_is_no_value_of_a_collections_plan_is_refused(tmp_path, change, words):
+def test_invalid_values_of_a_collections_plan_are_refused(tmp_path, change, words):
     made("collection")[1].save(tmp_path / "plan.json")
     change(tmp_path / "plan.json")
     refused(tmp_path / "plan.json", words)
@@ -205,7 +205,7 @@ def test_a_large_file_is_refused(path):
 
 
 @pytest.mark.parametrize("text", (b"\xff\xfe{", b"\x00", b"null", b'"recfuse_plan"', b"\xef\xbb\xbf{}"))
-def test_what_is_no_text_or_no_object_is_refused(path, text):
+def test_invalid_texts_are_refused(path, text):
     path.write_bytes(text)
     refused(path)
 
@@ -220,7 +220,7 @@ def test_paths():
         Plan.load("a\0b")
 
 
-def test_what_has_no_form_in_a_file_is_named(tmp_path):
+def test_values_without_a_form_in_files_are_named(tmp_path):
     for value, words in ((float("nan"), "not JSON compliant"), (torch.zeros(2), "not JSON serializable")):
         plan = made("table")[1]
         plan.seconds = value

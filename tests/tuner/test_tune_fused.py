@@ -89,7 +89,7 @@ def test_tables_that_are_staged_by_default_may_stay_so(device, collection, monke
     assert f"tuned, {BEST_WARPS} warps, 3 tables staged" in tried
 
 
-def test_what_is_staged_by_default_is_known(device):
+def test_the_tuner_knows_default_staging(device):
     few, many = collection_of((8,), 3, 64), collection_of((8,), 450, 64)
     for one, found in ((few, []), (many, list(range(450)))):
         indices, offsets = calls(one, 1, rows=64, bags=40)[0]
@@ -122,7 +122,7 @@ def test_without_time_the_defaults_are_measured_all_the_same(device, collection)
     assert plan.expected[1] == -1 and min(plan.expected[2:]) >= 16
 
 
-def test_what_the_time_suffices_for_is_used(device, collection, monkeypatch):
+def test_a_short_budget_uses_finished_measurements(device, collection, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     device.compile_s = 0.1
     plan = tune(collection, budget=2.0)
@@ -131,7 +131,7 @@ def test_what_the_time_suffices_for_is_used(device, collection, monkeypatch):
     assert 1 <= len({one.warps for one in plan.occupancies if one.tuned_us}) < len(WARPS)
 
 
-def test_what_was_measured_is_not_measured_again(device, collection, tmp_path):
+def test_finished_measurements_are_reused(device, collection, tmp_path):
     path = tmp_path / "tuning.json"
     first = tune(collection, resume=path)
     count = len(device.timed)
