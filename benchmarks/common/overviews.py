@@ -72,7 +72,7 @@ def fused_overview() -> Table:
     """Models A to E at 512 on the H200, and over the published sizes."""
     folder = RESULTS / "h200" / "fused_embedding_bag"
     (run,), (peers,) = (read_runs(folder / f"fused_{name}.json") for name in ("models", "peers"))
-    columns = ["model", LOOP, "FBGEMM", "recfuse", "over FBGEMM", "over it on the published sizes"]
+    columns = ["model", LOOP, "FBGEMM", "recfuse", "over FBGEMM", "over FBGEMM, published sizes"]
     table, ratios = Table("", columns), []
     for model, sizes in run["sizes"].items():
         us = run["models"][f"{model} 512"]["us"]
