@@ -112,9 +112,14 @@ def _written_by(op, sample, mode):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
-def test_no_other_operator_writes_or_draws():
+def test_no_other_operator_writes_or_draws(monkeypatch):
+    from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.opinfo import core
 
+    # torch looks for the unittest that uses a sample in the sources of all frames: there is none here.
+    for module in (core, common_utils):
+        monkeypatch.setattr(module, "extract_test_fn", lambda: None)
     mode, composed, ran = Watched(), set(), 0
     for op in op_db:
         if not op.supports_dtype(torch.float32, "cpu") or op.name.startswith(
