@@ -3,6 +3,7 @@ expand or overlap. Nothing is read outside of memory, and no output is uninitial
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recfuse.errors import BY_NAME, InternalError
+from support.cases import for_each
 from support.library_cases import freed
 from support.operators import READ_NOTHING, calls, run, tensors_of, with_tensor, with_tensors
 
@@ -49,8 +51,9 @@ def test_every_operator_has_a_call():
     assert names - READ_NOTHING - {"_embedding_columns_at"} == set(calls())
 
 
-@pytest.mark.parametrize(("name", "place"), PLACES)
-def test_a_meta_tensor_is_refused_or_makes_all_outputs_meta(name, place):
+@for_each(PLACES)
+def test_a_meta_tensor_is_refused_or_makes_all_outputs_meta(case):
+    name, place = case
     call, meta = spoiled(name, place, lambda tensor: tensor.to("meta"))
     try:
         found = run(name, with_tensor(call, place, meta))
@@ -61,8 +64,9 @@ def test_a_meta_tensor_is_refused_or_makes_all_outputs_meta(name, place):
         assert all(one.is_meta for one in found) or place[0] in UNREAD
 
 
-@pytest.mark.parametrize(("name", "place"), PLACES)
-def test_none_is_no_internal_error(name, place):
+@for_each(PLACES)
+def test_none_is_no_internal_error(case):
+    name, place = case
     call, _ = spoiled(name, place, torch.clone)
     try:
         found = run(name, with_tensor(call, place, None))
@@ -73,17 +77,18 @@ def test_none_is_no_internal_error(name, place):
         assert found is not None
 
 
-@pytest.mark.parametrize("elements", (0, 1))
-@pytest.mark.parametrize(("name", "place"), [one for one in PLACES if not one[0].endswith("_updated")])
-def test_a_storage_that_shrank_is_refused(name, place, elements):
+@for_each(itertools.product([one for one in PLACES if not one[0].endswith("_updated")], (0, 1)))
+def test_a_storage_that_shrank_is_refused(case):
+    (name, place), elements = case
     call, cut = spoiled(name, place, lambda tensor: freed(tensor, elements))
     with pytest.raises(ValueError, match=rf"{place[0].removeprefix('host_')}\S* has no memory"):
         run(name, with_tensor(call, place, cut))
 
 
-@pytest.mark.parametrize("layout", ("expanded", "overlapping", "strided", "reversed strides"))
-@pytest.mark.parametrize(("name", "place"), PLACES)
-def test_strides_change_nothing_or_are_refused(name, place, layout):
+@for_each(itertools.product(PLACES, ("expanded", "overlapping", "strided", "reversed strides")))
+def test_strides_change_nothing_or_are_refused(case):
+    (name, place), layout = case
+
     def change(tensor: Tensor) -> Tensor:
         if layout == "expanded":
             return tensor[:1].expand(tensor.shape)

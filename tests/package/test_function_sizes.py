@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
+from support.cases import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted([*ROOT.glob("python/recfuse/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])
@@ -41,7 +41,7 @@ _MANY_PARAMETERS = {
 """Functions of more than 60 lines, and files or folders of functions with more than seven parameters: why."""
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
+@for_each(FILES, name)
 def test_functions_are_short(path: Path) -> None:
     """A function has at most 60 lines without its docstring, and seven parameters."""
     has_reason = any(name(path).startswith(folder) for folder in _MANY_PARAMETERS)

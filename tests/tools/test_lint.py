@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import recfuse
+from support.cases import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "include" / "recfuse.h"
@@ -141,14 +142,14 @@ def test_no_cpp_files() -> None:
     assert found <= {"examples/serving/serve.cpp"}  # user code: libtorch's interface is C++
 
 
-@pytest.mark.parametrize("path", C_FILES, ids=name)
+@for_each(C_FILES, name)
 def test_libraries_neither_print_nor_exit(path: Path) -> None:
     assert FORBIDDEN_CALL.findall(code_of(path)) == [], (
         "a library returns a status instead (csrc/core/status.h)"
     )
 
 
-@pytest.mark.parametrize("path", C_FILES, ids=name)
+@for_each(C_FILES, name)
 def test_includes_point_one_way(path: Path) -> None:
     room = room_of(path)
     for bracket, included in INCLUDE.findall(path.read_text()):
@@ -282,7 +283,7 @@ def test_bytes_of_rows_come_from_their_format() -> None:
     assert not by_hand.search("rf__elements_bytes(params->dtype, rows * params->dim)")
 
 
-@pytest.mark.parametrize("path", C_FILES, ids=name)
+@for_each(C_FILES, name)
 def test_allocations_are_checked(path: Path) -> None:
     code = code_of(path)
     for call in ALLOCATION.finditer(code):
@@ -326,10 +327,9 @@ def test_no_circle_of_calls() -> None:
         pytest.fail(" <- ".join(map(name, error.args[1])))
 
 
-@pytest.mark.parametrize("path", [path for path in C_FILES if path.suffix == ".c"], ids=name)
+@for_each([path for path in C_FILES if path.suffix == ".c" and room_of(path) != "torch/stub"], name)
 def test_external_functions_are_named_rf(path: Path) -> None:
-    if room_of(path) == "torch/stub":
-        pytest.skip("it defines libtorch's names")
+    """The stub defines libtorch's names."""
     for number, line in definitions(path):
         function = FUNCTION.match(line)
         is_macro = function and function.group(1).isupper()
@@ -339,7 +339,7 @@ def test_external_functions_are_named_rf(path: Path) -> None:
             )
 
 
-@pytest.mark.parametrize("path", C_FILES, ids=name)
+@for_each(C_FILES, name)
 def test_global_state_says_how_it_is_guarded(path: Path) -> None:
     source = path.read_text().split("\n")
     for number, line in definitions(path):
@@ -351,7 +351,7 @@ def test_global_state_says_how_it_is_guarded(path: Path) -> None:
         assert constant or guarded, f"{name(path)}:{number}: say in a comment what guards {variable.group(2)}"
 
 
-@pytest.mark.parametrize("path", [*C_FILES, *KERNEL_FILES, *PYTHON_FILES, ROOT / "setup.py"], ids=name)
+@for_each([*C_FILES, *KERNEL_FILES, *PYTHON_FILES, ROOT / "setup.py"], name)
 def test_long_files_say_why(path: Path) -> None:
     most = 500 if path.relative_to(ROOT).parts[0] in ("tests", "benchmarks") else 400
     lines = path.read_text().count("\n")
