@@ -20,6 +20,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from torchrec import KeyedJaggedTensor
 from torchrec.quant.embedding_modules import EmbeddingBagCollection
 
+from support.compiled import QUICK
 from support.torchrec.quantised import (
     MIXED,
     Spec,
@@ -315,7 +316,8 @@ def test_aot_inductor(tmp_path):
     recfuse.swap(module)
     model, features = Values(module), batch(module)
     program = torch.export.export(model, (features,), strict=False)
-    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    path = str(tmp_path / "model.pt2")
+    torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=QUICK)
     assert torch.equal(torch._inductor.aoti_load_package(path)(features), model(features))
 
 

@@ -9,6 +9,13 @@ import torch._dynamo.testing
 from recfuse.ops.training import compilers
 from support.inputs import ragged
 
+QUICK = {
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+    "aot_inductor.precompile_headers": False,
+    "cpp.vec_isa_ok": True,
+}
+"""Settings of AOTInductor that compile a package quickly: precompiled headers do not pay for a few files."""
+
 sees_optimizers = pytest.mark.skipif(
     compilers.IS_OLD,
     reason=f"torch.compile of torch {torch.__version__} does not see optimizers; {compilers.FIRST} does",

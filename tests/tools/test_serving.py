@@ -18,6 +18,7 @@ import torch
 from torch._inductor import config
 
 import recfuse
+from support.compiled import QUICK
 from support.processes.fresh import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,12 +26,6 @@ EXAMPLE = ROOT / "examples" / "serving"
 PACKAGE = Path(recfuse.__file__).parent
 TOOLS = ("make", os.environ.get("CC", "cc"), os.environ.get("CXX", "g++"))
 MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
-# Compiled quickly: precompiled headers do not pay for two files.
-QUICK = {
-    "aot_inductor.compile_wrapper_opt_level": "O0",
-    "aot_inductor.precompile_headers": False,
-    "cpp.vec_isa_ok": True,
-}
 # An in-place build is found by the child too.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))}
 
