@@ -28,6 +28,7 @@ _MANY_PARAMETERS = {
     "python/recfuse/perf/described.py": "the sizes of a described call",
     "python/recfuse/torchrec/tables.py": "the signature of FBGEMM's module",
     "python/recfuse/tuner/__init__.py": "recfuse.tune",
+    "python/recfuse/nn/quantized/bag.py": "the options of torch's EmbeddingBag",
     "python/recfuse/nn/quantized/stored.py": "the arguments of a call of the operator",
     "python/recfuse/distributed": "the parts of a sharded module",
     "python/recfuse/passes/graph/sequences": "the arguments of a call of the operator",

@@ -113,6 +113,7 @@ def passes(model: torch.nn.Module, bag: nn.EmbeddingBag) -> None:
     assert_type(quantized.bytes_after, int)
     recfuse.dequantize(model)
     assert_type(nn.QuantizedEmbeddingBagCollection([(3, 4)], "int4").output_dtype, torch.dtype)
+    assert_type(nn.QuantizedEmbeddingBag(3, 4, dtype="int4").weight, Tensor)
     recfuse.pin_rows(bag.weight, torch.tensor([1]))
     assert_type(PinnedRows(bag.weight, rows=torch.tensor([1]), l2_fraction=0.5).rows, Tensor)
 

@@ -13,6 +13,7 @@ from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.linear_compression import IKBOLinear, LinearCompression
 from recfuse.nn.lookups.collection import FusedEmbeddingCollection
 from recfuse.nn.mapping import Mapping
+from recfuse.nn.quantized.bag import QuantizedEmbeddingBag
 from recfuse.nn.quantized.collection import QuantizedEmbeddingBagCollection
 from recfuse.nn.table_list import FusedEmbeddingBagList
 from recfuse.nn.target_attention import TargetAttention
@@ -26,6 +27,7 @@ __all__ = [
     "IKBOLinear",
     "LinearCompression",
     "Mapping",
+    "QuantizedEmbeddingBag",
     "QuantizedEmbeddingBagCollection",
     "Table",
     "TargetAttention",

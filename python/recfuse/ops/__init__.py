@@ -13,6 +13,7 @@ from recfuse.ops.ikbo_linear import (
 )
 from recfuse.ops.library import HAS_CUDA_KERNELS, check
 from recfuse.ops.pin_rows import pin_rows, unpin
+from recfuse.ops.quantized.embedding_bag_quantized import embedding_bag_quantized
 from recfuse.ops.quantized.fused_embedding_bag_quantized import (
     dequantize_rows,
     fused_embedding_bag_quantized,
@@ -25,6 +26,7 @@ __all__ = [
     "dequantize_rows",
     "device_threads",
     "embedding_bag",
+    "embedding_bag_quantized",
     "fused_dtype",
     "fused_embedding",
     "fused_embedding_bag",

@@ -78,25 +78,35 @@ def _fused_lookups(
     feature.
     """
     rows, dim, _, pooling, padding_idx, last, _ = bag
+    ends = offsets
+    if ends is None or not (last or (indices.is_cpu and not complete)):
+        ends = lookup_ends(indices, offsets, last)
+    # A tensor of a transform's level must not be cached.
+    transformed = torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()
+    feature = feature_of(rows, dim, pooling, padding_idx, bool(transformed))
+    return feature, indices if indices.dim() == 1 else indices.reshape(-1), ends
+
+
+def lookup_ends(indices: Tensor, offsets: Tensor | None, last: bool) -> Tensor:
+    """Return the offsets of a single feature with the end of its last bag.
+
+    Without offsets bags are the rows of ``indices``; ``last``: offsets have the end.
+    """
     if offsets is None:
         bags, lookups = indices.shape
-        ends = torch.arange(bags + 1, dtype=torch.int64, device=indices.device) * lookups
-    elif last or (indices.is_cpu and not complete):
-        ends = offsets
-    else:
-        if offsets.is_cpu:
-            check_storages("recfuse.embedding_bag", "offsets", (offsets,))
-        ends = torch.cat((offsets, offsets.new_full((1,), indices.shape[0])))
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()  # a tensor of a transform's level must not be cached
-        or type(rows) is not int
-        or type(dim) is not int
-    ):
-        feature = _ops._feature(rows, dim, pooling, padding_idx)
-    else:
-        feature = _cached_feature(rows, dim, pooling, padding_idx)
-    return feature, indices if indices.dim() == 1 else indices.reshape(-1), ends
+        return torch.arange(bags + 1, dtype=torch.int64, device=indices.device) * lookups
+    if last:
+        return offsets
+    if offsets.is_cpu:
+        check_storages("recfuse.embedding_bag", "offsets", (offsets,))
+    return torch.cat((offsets, offsets.new_full((1,), indices.shape[0])))
+
+
+def feature_of(rows: int, dim: int, pooling: int, padding_idx: int, is_traced: bool) -> Tensor:
+    """Return the argument ``features`` of a call of a single table; cached, unless a program is traced."""
+    if is_traced or type(rows) is not int or type(dim) is not int:
+        return _ops._feature(rows, dim, pooling, padding_idx)  # type: ignore[no-any-return]
+    return _cached_feature(rows, dim, pooling, padding_idx)
 
 
 # ---- the Function

@@ -89,6 +89,32 @@ def check_arguments(
     sparse: bool,
 ) -> None:
     """Raise an error for arguments that a kernel does not take."""
+    check_lookups(input, weight, offsets, per_sample_weights, mode)
+    for name, value in (("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
+        if not isinstance(value, bool):
+            _fail_type(f"{name} is {a_type(value)}; expected a bool")
+    if mode == "max" and scale_grad_by_freq:
+        fail(
+            'scale_grad_by_freq is True with mode "max", which has no such gradient. Pass False, or '
+            "another mode."
+        )
+    if mode == "max" and sparse:
+        fail('sparse is True with mode "max", which has no sparse gradient. Pass False, or another mode.')
+    if per_sample_weights is not None and mode != "sum":
+        raise NotImplementedError(
+            f'recfuse.embedding_bag: per_sample_weights is given with mode "{mode}"; expected mode "sum"'
+        )
+    if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
+        _fail_type(
+            f"per_sample_weights is {per_sample_weights.dtype}; expected the dtype of weight. Pass "
+            f"per_sample_weights.to({weight.dtype})."
+        )
+
+
+def check_lookups(
+    input: Tensor, weight: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None, mode: str
+) -> None:
+    """Raise an error for lookups and a mode that no kernel takes."""
     if per_sample_weights is not None and per_sample_weights.shape != input.shape:
         fail(
             f"per_sample_weights has shape {list(per_sample_weights.shape)}; expected the shape of input, "
@@ -110,25 +136,6 @@ def check_arguments(
         fail(f"offsets has {offsets.dim()} dimensions; expected 1")
     if mode not in MODES:
         fail(f'mode is {mode!r}; expected "sum", "mean" or "max"')
-    for name, value in (("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
-        if not isinstance(value, bool):
-            _fail_type(f"{name} is {a_type(value)}; expected a bool")
-    if mode == "max" and scale_grad_by_freq:
-        fail(
-            'scale_grad_by_freq is True with mode "max", which has no such gradient. Pass False, or '
-            "another mode."
-        )
-    if mode == "max" and sparse:
-        fail('sparse is True with mode "max", which has no sparse gradient. Pass False, or another mode.')
-    if per_sample_weights is not None and mode != "sum":
-        raise NotImplementedError(
-            f'recfuse.embedding_bag: per_sample_weights is given with mode "{mode}"; expected mode "sum"'
-        )
-    if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
-        _fail_type(
-            f"per_sample_weights is {per_sample_weights.dtype}; expected the dtype of weight. Pass "
-            f"per_sample_weights.to({weight.dtype})."
-        )
 
 
 def padding_row(padding_idx: int | None, weight: Tensor) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
@@ -15,8 +17,10 @@ from recfuse.nn.descriptions import Table
 from recfuse.nn.packed.holders import holder_of
 from recfuse.nn.packed.layout import table_rows
 from recfuse.nn.packed.module import PackedModule
+from recfuse.nn.quantized.bag import QuantizedEmbeddingBag
 from recfuse.nn.quantized.collection import QuantizedEmbeddingBagCollection
-from recfuse.nn.quantized.rows import floats_of, write_floats
+from recfuse.nn.quantized.rows import Rows, floats_of, kinds_of, write_floats
+from recfuse.passes.quantize_bags import bags_of, float_bag, quantized_bag
 
 _MOST_LINES = 40
 _HOOKS = (
@@ -27,6 +31,7 @@ _HOOKS = (
     "_is_full_backward_hook",
 )
 _QUANTIZE = "recfuse.quantize"
+_QUANTIZED = QuantizedEmbeddingBag, QuantizedEmbeddingBagCollection
 
 
 @dataclass(frozen=True)
@@ -94,19 +99,21 @@ class QuantizeReport:
 def quantize(
     model: torch.nn.Module, dtype: str | Mapping[str, str] = "int8", output_dtype: torch.dtype | None = None
 ) -> QuantizeReport:
-    """Quantise the tables of a model's collections to int8 or int4 rows, in place, for inference.
+    """Quantise the tables of a model to int8 or int4 rows, in place, for inference.
 
     Collections of :class:`recfuse.nn.FusedEmbeddingBagCollection`, and TorchRec's after :func:`recfuse.swap`,
-    become a :class:`recfuse.nn.QuantizedEmbeddingBagCollection`; they stay the same objects, with the same
-    input and output. A row has a scale and a bias in float16. The scale is the range of the row divided by
-    255 for int8, and by 15 for int4; each value changes by at most half a scale. An int8 table of 128 columns
-    takes 0.26 of the memory of float32.
+    become a :class:`recfuse.nn.QuantizedEmbeddingBagCollection`. Single tables, a ``torch.nn.EmbeddingBag``
+    or :class:`recfuse.nn.EmbeddingBag`, become a :class:`recfuse.nn.QuantizedEmbeddingBag`. All stay the same
+    objects, with the same input and output. A row has a scale and a bias in float16. The scale is the range
+    of the row divided by 255 for int8, and by 15 for int4; each value changes by at most half a scale. An
+    int8 table of 128 columns takes 0.26 of the memory of float32.
 
-    Tables on a GPU pass through the host in pieces. On an error no collection has changed.
+    Tables on a GPU pass through the host in pieces. On an error nothing has changed.
 
     Args:
-        model: a collection, or a module with collections.
-        dtype: "int8" or "int4" for all tables, or a dict of them by table; other tables stay floats.
+        model: a collection or a table, or a module with some.
+        dtype: "int8" or "int4" for all tables, or a dict of them by table; other tables stay floats. A single
+            table has the name of its module in the model; if it is the model, "weight".
         output_dtype: the dtype of outputs. Default: as before.
 
     Returns:
@@ -115,8 +122,8 @@ def quantize(
     Raises:
         TypeError: a bad argument; a float64 table.
         ValueError: a value that is not finite or outside of float16's range, with its table and row; a row of
-            int4 that is not a whole number of bytes; a table that does not exist; a model without a
-            collection; an optimizer, or DistributedDataParallel, that holds the floats.
+            int4 that is not a whole number of bytes; a table that does not exist; a model without tables that
+            can be quantised; an optimizer, or DistributedDataParallel, that holds the floats.
 
     Example:
         >>> model = torch.nn.Sequential(recfuse.nn.FusedEmbeddingBagCollection([(1000, 16), (50, 8)]))
@@ -126,35 +133,42 @@ def quantize(
     """
     _check_model(model, _QUANTIZE)
     report = QuantizeReport()
-    collections = list(_collections(model, report))
-    if not collections:
+    collections, bags = list(_collections(model, report)), bags_of(model, report.left)
+    if not collections and not bags:
         left = "".join(f" ({name or 'the model'}: {why})" for name, why in report.left)
         raise ArgumentValueError(
-            f"{_QUANTIZE}: the model has no collection of recfuse{left}. Call recfuse.swap(model) first, "
-            "or make a recfuse.nn.FusedEmbeddingBagCollection."
+            f"{_QUANTIZE}: the model has no collection of recfuse and no torch.nn.EmbeddingBag{left}. Call "
+            "recfuse.swap(model) first, or make a recfuse.nn.FusedEmbeddingBagCollection."
         )
     if isinstance(dtype, Mapping):
         names = {spec.name for _, collection in collections for spec in collection.layout.tables}
-        if unknown := [name for name in dtype if name not in names]:
+        if unknown := [name for name in dtype if name not in names and name not in dict(bags)]:
             raise ArgumentValueError(f"{_QUANTIZE}: dtype has {unknown[0]!r}; expected names of tables")
-    _check_holders(collections)
-    made = [_quantized(name, collection, dtype, output_dtype, report) for name, collection in collections]
-    for (_, collection), quantized in zip(collections, made, strict=True):
-        _become(collection, quantized)
+        bags = [(name, bag) for name, bag in bags if name in dtype]
+    _check_holders([collection.packed_weights() for _, collection in collections], bags)
+    made: list[tuple[Any, torch.nn.Module]] = [
+        (collection, _quantized(name, collection, dtype, output_dtype, report))
+        for name, collection in collections
+    ]
+    shared: dict[Any, Any] = {}
+    for name, bag in bags:
+        made.append((bag, _quantized_bag(name, bag, dtype, output_dtype, report, shared)))
+    for module, quantized in made:
+        _become(module, quantized)
     return report
 
 
 def dequantize(model: torch.nn.Module) -> None:
-    """Turn the quantised collections of a model into collections of floats, in place.
+    """Turn the quantised collections and tables of a model into those of floats, in place.
 
     The values stay those of the codes. Quantised tables become float32, and other tables keep their dtype.
 
     Args:
-        model: a collection, or a module with collections.
+        model: a collection or a table, or a module with some.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the model has no quantised collection.
+        ValueError: the model has no quantised collection or table.
 
     Example:
         >>> collection = recfuse.nn.FusedEmbeddingBagCollection([(1000, 16)])
@@ -164,11 +178,13 @@ def dequantize(model: torch.nn.Module) -> None:
         True
     """
     _check_model(model, "recfuse.dequantize")
-    quantized = [module for module in model.modules() if isinstance(module, QuantizedEmbeddingBagCollection)]
+    quantized = [module for module in model.modules() if isinstance(module, _QUANTIZED)]
     if not quantized:
-        raise ArgumentValueError("recfuse.dequantize: the model has no quantised collection")
+        raise ArgumentValueError("recfuse.dequantize: the model has no quantised collection or table")
+    shared: dict[int, Any] = {}
     for module in quantized:
-        _become(module, _floats(module))
+        is_bag = isinstance(module, QuantizedEmbeddingBag)
+        _become(module, float_bag(module, shared) if is_bag else _floats(module))
 
 
 def _check_model(model: Any, function: str) -> None:
@@ -176,9 +192,12 @@ def _check_model(model: Any, function: str) -> None:
         raise wrong_type(f"{function}: model", model, "a torch.nn.Module")
 
 
-def _check_holders(collections: Sequence[tuple[str, Any]]) -> None:
+def _check_holders(
+    matrices: Sequence[Sequence[Tensor]], bags: Sequence[tuple[str, torch.nn.EmbeddingBag]]
+) -> None:
     """Raise ValueError if an optimizer or a wrapper would go on with the floats."""
-    weights = [matrix for _, collection in collections for matrix in collection.packed_weights()]
+    weights = [matrix for of_collection in matrices for matrix in of_collection]
+    weights += [bag.weight for _, bag in bags]
     if (holder := holder_of(weights)) is not None:
         kind, shape = type(holder[0]).__name__, list(weights[holder[1]].shape)
         raise ArgumentValueError(
@@ -226,15 +245,41 @@ def _quantized(
     for number, spec in enumerate(collection.layout.tables):
         weight, rows = table_rows(spec, matrices[spec.matrix]), quantized.rows_of(number)
         full = f"{name}.{spec.name}" if name else spec.name
-        try:
+        with _errors_of(full):
             error = write_floats(weight, rows)
-        except (ArgumentValueError, ArgumentTypeError) as refused:
-            detail = str(refused).removeprefix("recfuse.quantize_rows: ")
-            raise type(refused)(f"{_QUANTIZE}: table {full!r}: {detail}") from None
-        report.entries.append(
-            QuantizedEntry(full, rows.kind, weight.numel() * weight.itemsize, rows.bytes, error)
-        )
+        report.entries.append(_entry(full, weight, rows, error))
     return quantized
+
+
+def _quantized_bag(
+    name: str,
+    bag: torch.nn.EmbeddingBag,
+    dtype: Any,
+    output_dtype: torch.dtype | None,
+    report: QuantizeReport,
+    shared: dict[Any, Any],
+) -> QuantizedEmbeddingBag:
+    """Return a new quantised table with the values of a table."""
+    own = {name: dtype[name]} if isinstance(dtype, Mapping) else dtype
+    (kind,) = kinds_of(own, [name], [bag.weight.dtype], [bag.embedding_dim], _QUANTIZE)
+    with _errors_of(name):
+        quantized, error = quantized_bag(bag, kind, output_dtype, shared)
+    report.entries.append(_entry(name, bag.weight, quantized.rows, error))
+    return quantized
+
+
+def _entry(name: str, weight: Tensor, rows: Rows, error: float) -> QuantizedEntry:
+    return QuantizedEntry(name, rows.kind, weight.numel() * weight.itemsize, rows.bytes, error)
+
+
+@contextmanager
+def _errors_of(table: str) -> Iterator[None]:
+    """Name a table in errors of its values."""
+    try:
+        yield
+    except (ArgumentValueError, ArgumentTypeError) as refused:
+        detail = str(refused).removeprefix("recfuse.quantize_rows: ")
+        raise type(refused)(f"{_QUANTIZE}: table {table!r}: {detail}") from None
 
 
 def _floats(module: QuantizedEmbeddingBagCollection) -> torch.nn.Module:

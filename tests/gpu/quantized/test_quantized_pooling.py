@@ -209,3 +209,21 @@ def test_compiled_and_exported() -> None:
     torch.testing.assert_close(compiled(indices, offsets), expected, atol=1e-4, rtol=1e-5)
     program = torch.export.export(device, (indices, offsets))
     torch.testing.assert_close(program.module()(indices, offsets), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ("int8", "int4"))
+def test_a_single_table(dtype) -> None:
+    torch.manual_seed(6)
+    bag = torch.nn.EmbeddingBag(90, 32, mode="sum", padding_idx=4)
+    recfuse.quantize(bag, dtype)
+    indices, offsets, factors = torch.randint(0, 90, (60,)), torch.tensor([0, 0, 25, 40]), torch.rand(60)
+    results = []
+    for device in ("cpu", "cuda"):
+        bag.to(device)
+        weights = factors.to(device).requires_grad_()
+        output = bag(indices.to(device), offsets.to(device), weights)
+        output.square().sum().backward()
+        results.append((output.detach().cpu(), weights.grad.cpu()))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-4)
+    recfuse.check()

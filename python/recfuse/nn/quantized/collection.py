@@ -13,19 +13,11 @@ from recfuse.data.forms import is_keyed, of_keys
 from recfuse.errors import ArgumentValueError, refuse_scripting
 from recfuse.nn.collection import FusedEmbeddingBagCollection
 from recfuse.nn.descriptions import Table
-from recfuse.nn.memory import own_storage
 from recfuse.nn.packed.layout import Layout, TableSpec, WeightForm, arrange, layout_of
 from recfuse.nn.packed.pooling import refuse_proxy
+from recfuse.nn.quantized.buffers import ENTRIES, load_rows, move_buffers, save_rows
 from recfuse.nn.quantized.prepacked import prepacked_rows
-from recfuse.nn.quantized.rows import (
-    CODE_BITS,
-    CODES,
-    Rows,
-    kinds_of,
-    new_rows,
-    part_of,
-    write_floats,
-)
+from recfuse.nn.quantized.rows import Rows, kinds_of, new_rows, part_of
 from recfuse.nn.quantized.stored import pool_quantized
 from recfuse.nn.quantized.table import QuantizedTable
 from recfuse.nn.tuning import Tuning
@@ -282,24 +274,14 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedEmbeddingBagCollection:
         """Move the buffers; their dtypes are a part of the format, so they stay."""
-        for name, buffer in self._buffers.items():
-            if buffer is not None:
-                self._buffers[name] = fn(buffer.view(torch.uint8)).view(buffer.dtype)
+        move_buffers(self, fn)
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for number, spec in enumerate(self.layout.tables):
-            rows = self.rows_of(number)
-            key = f"{prefix}embedding_bags.{spec.name}."
-            destination[f"{key}weight"] = rows.data if keep_vars else own_storage(rows.data)
-            if rows.kind in CODES:
-                destination[f"{key}parameters"] = (
-                    rows.parameters if keep_vars else own_storage(rows.parameters)
-                )
-                destination[f"{key}bits"] = torch.tensor(
-                    CODE_BITS[rows.kind], dtype=torch.uint8, device="cpu"
-                )
+            entries = f"{prefix}embedding_bags.{spec.name}."
+            save_rows(self.rows_of(number), destination, entries, keep_vars)
 
     def _load_from_state_dict(
         self,
@@ -314,51 +296,12 @@ class QuantizedEmbeddingBagCollection(torch.nn.Module):
         """Copy entries into the tables; floats are quantised."""
         own = set()
         for number, spec in enumerate(self.layout.tables):
-            key = f"{prefix}embedding_bags.{spec.name}."
-            weight, parameters = state_dict.get(f"{key}weight"), state_dict.get(f"{key}parameters")
-            own |= {f"{key}weight", f"{key}parameters", f"{key}bits"}
-            if weight is None:
-                missing_keys.append(f"{key}weight")
-                continue
-            bits = state_dict.get(f"{key}bits")
-            if message := self._load_table(f"{key}weight", self.rows_of(number), weight, parameters, bits):
-                error_msgs.append(message)
+            entries = f"{prefix}embedding_bags.{spec.name}."
+            own |= {entries + name for name in ENTRIES}
+            load_rows(self.rows_of(number), state_dict, entries, missing_keys, error_msgs)
         if strict:
             found = (key for key in state_dict if key.startswith(prefix))
             unexpected_keys += [key for key in found if key not in own]
-
-    @staticmethod
-    def _load_table(key: str, rows: Rows, weight: Any, parameters: Any, bits: Any) -> str | None:
-        """Copy an entry into rows; return the reason if it has another format."""
-        expected = f"{rows.data.dtype} {list(rows.data.shape)}"
-        if not isinstance(weight, Tensor):
-            return f"recfuse: {key} is {type(weight).__name__}; expected {expected}"
-        found = f"{weight.dtype} {list(weight.shape)}"
-        if rows.data.is_meta and not weight.is_meta:
-            return f"recfuse: {key} has a table on meta; expected memory. Call to_empty(device=...) first."
-        if weight.is_floating_point() and weight.shape == (rows.data.shape[0], rows.dim):
-            try:
-                with torch.no_grad():
-                    write_floats(weight, rows)
-            except (TypeError, ValueError) as error:
-                return f"recfuse: {key} cannot be quantised: {error}"
-            return None
-        if rows.kind not in CODES:
-            return f"recfuse: {key} is {found}; expected {expected}"
-        if isinstance(bits, Tensor) and not bits.is_meta and int(bits) != CODE_BITS[rows.kind]:
-            found = f"int{int(bits)} {list(weight.shape)}"
-            return f"recfuse: {key} is {found}; expected {rows.kind} rows of {rows.dim} columns"
-        if weight.dtype != torch.uint8 or weight.shape != rows.data.shape:
-            return f"recfuse: {key} is {found}; expected {expected}, or floats of {rows.dim} columns"
-        if not isinstance(parameters, Tensor) or parameters.shape != rows.parameters.shape:
-            shape = list(parameters.shape) if isinstance(parameters, Tensor) else "no tensor"
-            return f"recfuse: {key} has parameters {shape}; expected {list(rows.parameters.shape)}"
-        if parameters.dtype != rows.parameters.dtype:
-            return f"recfuse: {key} has parameters of {parameters.dtype}; expected {rows.parameters.dtype}"
-        with torch.no_grad():
-            rows.data.copy_(weight)
-            rows.parameters.copy_(parameters)
-        return None
 
     def __prepare_scriptable__(self) -> None:
         """Raise NotImplementedError for torch.jit.script."""

@@ -34,12 +34,12 @@ class Rows(NamedTuple):
         return self.data.numel() * self.data.itemsize + self.parameters.numel() * self.parameters.itemsize
 
 
-def new_rows(kind: str, rows: int, dim: int, device: torch.device) -> Rows:
-    """Return rows of zeros."""
+def new_rows(kind: str, rows: int, dim: int, device: torch.device, where: str = "recfuse.quantize") -> Rows:
+    """Return rows of zeros; errors name ``where``."""
     if kind not in CODES:
         data = _zeros(rows, dim, getattr(torch, kind), device)
         return Rows(kind, dim, data, torch.zeros(0, 2, dtype=torch.float16, device=device))
-    width = code_bytes(dim, kind, "recfuse.quantize")
+    width = code_bytes(dim, kind, where)
     data = _zeros(rows, width, torch.uint8, device)
     return Rows(kind, dim, data, _zeros(rows, 2, torch.float16, device))
 
