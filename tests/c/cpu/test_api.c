@@ -11,6 +11,16 @@
 
 #include "check.h"
 
+/* Tests of functions that the installed library does not export. RF_INSTALLED: the program links it. */
+#if defined(RF_INSTALLED)
+#define INTERNAL_LIST(X)
+#else
+#define INTERNAL_LIST(X)     \
+    X(ikbo_attention_groups) \
+    X(ikbo_attention_keys)   \
+    X(ikbo_attention_errors) \
+    X(workers)
+#endif
 /* All tests in their order. `first_use` must come first, because it races the selection of the instruction
  * set. */
 #define TEST_LIST(X)               \
@@ -34,9 +44,6 @@
     X(fused_update_errors)         \
     X(ikbo_add_random)             \
     X(ikbo_add_errors)             \
-    X(ikbo_attention_groups)       \
-    X(ikbo_attention_keys)         \
-    X(ikbo_attention_errors)       \
     X(hash_strings_vectors)        \
     X(hash_strings_integers)       \
     X(hash_strings_random)         \
@@ -45,13 +52,13 @@
     X(embedding_columns_repeats)   \
     X(embedding_columns_started)   \
     X(embedding_columns_forked)    \
-    X(workers)                     \
     X(embedding_columns_lookups)   \
     X(embedding_columns_corrupted) \
     X(embedding_columns_long_bags) \
     X(embedding_columns_errors)    \
     X(huge_pages)                  \
-    X(threads)
+    X(threads)                     \
+    INTERNAL_LIST(X)
 
 #define TEST_DECLARE(name) void test_##name(void);
 TEST_LIST(TEST_DECLARE)
