@@ -32,8 +32,8 @@ enum {
 #define RF_ATTENTION_SHARED_BYTES(atoms, keys, slots) \
     (RF_ATTENTION_SMALL_BYTES + RF_ATTENTION_Q_BYTES(atoms) + (slots) * RF_ATTENTION_BLOCK_BYTES(atoms, keys))
 
-/* A user's candidates, keys and tiles, as ikbo_attention_group.cu finds them, in the order in which tiles are
- * taken. */
+/* A user's candidates, keys and tiles, as ikbo_attention_group.cu finds them, in the order in which blocks
+ * claim tiles. */
 typedef struct rf_attention_work {
     rf_i32 user; /* n_users: candidates with an invalid user, whose results are zeros */
     rf_i32 first; /* of its candidates, in `members` */
@@ -49,9 +49,8 @@ RF_SIZE_IS(rf_attention_work, 32);
 /* The data that the launches of a call share; written by ikbo_attention_group.cu each time. */
 typedef struct rf_attention_plan {
     rf_i32 tiles; /* in all */
-    rf_i32 taken; /* tiles, or parts, that blocks have taken beyond their first */
-    rf_i32
-        whole; /* tiles before this one have all keys of their user in one piece of work; the others have `parts` */
+    rf_i32 claimed; /* tiles, or parts, that blocks have claimed after their first */
+    rf_i32 whole_tiles; /* tiles that are not cut: the keys of later tiles are cut into `parts` */
     rf_i32 parts;
 } __attribute__((aligned(16))) rf_attention_plan;
 RF_SIZE_IS(rf_attention_plan, 16);

@@ -22,7 +22,7 @@ RF_INLINE void copy_block(const rf_attention_args &args, const shared_t &at, con
 /* One warp prefetches the first keys and values into L2 while candidates are still being grouped, because
  * they usually miss. It does not if lengths decide which keys count. This is only a hint: L2 stays coherent
  * with kernels that write there. */
-RF_INLINE void ask_for_first(const rf_attention_args &args, int lane) {
+RF_INLINE void prefetch_first_keys(const rf_attention_args &args, int lane) {
     const int blocks = (args.positions + KEYS - 1) / KEYS, users = args.one_user ? 1 : args.n_users;
     const rf_i64 boxes = (rf_i64)users * blocks * args.kv_heads * ATOMS;
     const int most = RF_ATTENTION_FIRST_BYTES / (2 * KV_ATOM), count = boxes < most ? (int)boxes : most;
@@ -58,9 +58,9 @@ struct users_t {
     RF_INLINE users_t(const rf_attention_args &args, int lane) {
         const int users = args.n_users + 1;
         stride = (users + 63) / 64;
-        const int at = lane * stride, behind = (lane + 32) * stride;
-        near = at < users ? args.work[at].tile : 0x7fffffff;
-        far = behind < users ? args.work[behind].tile : 0x7fffffff;
+        const int near_user = lane * stride, far_user = (lane + 32) * stride;
+        near = near_user < users ? args.work[near_user].tile : 0x7fffffff;
+        far = far_user < users ? args.work[far_user].tile : 0x7fffffff;
         plan = *args.plan;
     }
     /* Returns the last user whose tiles begin at or before `tile`, comparing 32 users at once. */
@@ -79,25 +79,26 @@ struct users_t {
     }
 };
 
-/* Describes the work item with this number, by all lanes. Negative `keys`: no more work. */
+/* Describes the task with this number, by all lanes. Negative `keys`: no more work. */
 RF_INLINE void tile_write(const rf_attention_args &args, const users_t &users, tile_t *tile, int number,
                           int lane) {
-    tile_t own = {0, -1, 0, 0, 0, 0, 0, 0};
-    const int item = number - users.plan.whole, parts = users.plan.parts, part = item > 0 ? item % parts : 0;
-    if (item > 0) number = users.plan.whole + item / parts;
+    tile_t description = {0, -1, 0, 0, 0, 0, 0, 0};
+    const int item = number - users.plan.whole_tiles, parts = users.plan.parts,
+              part = item > 0 ? item % parts : 0;
+    if (item > 0) number = users.plan.whole_tiles + item / parts;
     if (number < users.plan.tiles) {
         const rf_attention_work user = args.work[users.of_tile(args, number, lane)];
         const int of_head = (user.rows + TILE_ROWS - 1) / TILE_ROWS, in_user = number - user.tile;
-        own.head = in_user / of_head;
-        own.row = (in_user - own.head * of_head) * TILE_ROWS;
-        own.rows = min(user.rows - own.row, (int)TILE_ROWS);
-        own.keys = user.keys;
-        own.key = user.key;
-        own.user = user.user;
-        own.first = user.first;
-        if (item >= 0 && parts > 1) cut_keys(own, item, part, parts);
+        description.head = in_user / of_head;
+        description.row = (in_user - description.head * of_head) * TILE_ROWS;
+        description.rows = min(user.rows - description.row, (int)TILE_ROWS);
+        description.keys = user.keys;
+        description.key = user.key;
+        description.user = user.user;
+        description.first = user.first;
+        if (item >= 0 && parts > 1) cut_keys(description, item, part, parts);
     }
-    if (lane == 0) *tile = own;
+    if (lane == 0) *tile = description;
 }
 
 /* One warp writes zeros after the last of a tile's values, in block number `block`. There a weight of zero
@@ -138,7 +139,7 @@ RF_INLINE bool has_share(const rf_attention_args &args, const rf_attention_plan 
 /* One warp claims tiles, and clears the values of tiles that are AHEAD of them. A long tile is claimed when
  * the previous tile begins, otherwise a block would hold a tile that others could begin at once. After a
  * short tile, except for parts, this would leave no time to load the queries. */
-RF_INLINE void take_tiles(const rf_attention_args &args, const shared_t &at, int lane) {
+RF_INLINE void claim_tiles(const rf_attention_args &args, const shared_t &at, int lane) {
     enum { AHEAD = 2, SHORT = 4 * KEYS };
     const users_t users(args, lane);
     rf_u32 parities = 0;
@@ -157,7 +158,7 @@ RF_INLINE void take_tiles(const rf_attention_args &args, const shared_t &at, int
             if (has_share(args, users.plan, n)) {
                 number = users.plan.tiles; /* no more tiles */
             } else if (n > 0) {
-                if (lane == 0) number = atomicAdd(&args.plan->taken, 1) + gridDim.x;
+                if (lane == 0) number = atomicAdd(&args.plan->claimed, 1) + gridDim.x;
                 number = __shfl_sync(RF_FULL_WARP, number, 0);
             }
             tile_write(args, users, tile, number, lane);

@@ -71,12 +71,12 @@ RF_INLINE void multiply_values(float (&sums)[SUMS], const rf_u32 (&weights)[KEYS
 
 /* Computes again the scores of the rows `of` a thread's two rows, which weights have overwritten. By one
  * warp, because other warps may not need theirs. */
-RF_INLINE void multiply_again(float (&scores)[SCORES], const bool (&of)[2], rf_u32 q, rf_u32 k, int lane,
-                              int warp) {
+RF_INLINE void recompute_scores(float (&scores)[SCORES], const bool (&of)[2], rf_u32 q, rf_u32 k, int lane,
+                                int warp) {
     const int row = warp * 16 + lane % 16, key = lane / 16 * 8 + lane % 8;
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
-        float found[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        float products[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll 1
         for (int step = 0; step < STEPS; step++) {
             const int q_chunk = step % 4 * 2 + lane / 16, k_chunk = step % 4 * 2 + lane / 8 % 2;
@@ -84,12 +84,12 @@ RF_INLINE void multiply_again(float (&scores)[SCORES], const bool (&of)[2], rf_u
             rf_load_matrices(a, q + step / 4 * Q_ATOM + row * ATOM_BYTES + (q_chunk ^ row % 8) * 16);
             rf_load_matrices(b,
                              k + step / 4 * KV_ATOM + (i * 16 + key) * ATOM_BYTES + (k_chunk ^ key % 8) * 16);
-            rf_mma<RF_DTYPE>(found, a, b);
-            rf_mma<RF_DTYPE>(found + 4, a, b + 2);
+            rf_mma<RF_DTYPE>(products, a, b);
+            rf_mma<RF_DTYPE>(products + 4, a, b + 2);
         }
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            if (of[j / 2 % 2]) scores[8 * i + j] = found[j];
+            if (of[j / 2 % 2]) scores[8 * i + j] = products[j];
     }
 }
 
@@ -120,8 +120,8 @@ RF_INLINE work_t next_tile(const shared_t &at, tiles_t &tiles, int group) {
 }
 
 /* A warpgroup without rows in a tile releases its slots; one warp does, so that no warp falls behind. */
-RF_INLINE void pass(const shared_t &at, int blocks, ring_t<RF_K_SLOTS> &k, ring_t<RF_V_SLOTS> &v, int group,
-                    int thread) {
+RF_INLINE void skip_tile(const shared_t &at, int blocks, ring_t<RF_K_SLOTS> &k, ring_t<RF_V_SLOTS> &v,
+                         int group, int thread) {
     rf_group_sync(group + 1, WARPGROUP);
     for (int block = 0; block < blocks; block++, k.next(), v.next()) {
         if (thread >= 32) continue;
@@ -140,10 +140,10 @@ struct attend_t {
     const rf_attention_args &args;
     const shared_t &at;
     const int group, thread, lane,
-        own_row; /* the first of the thread's two rows; the other is 8 rows later */
+        first_row; /* the first of the thread's two rows; the other is 8 rows later */
     float scores[SCORES], sums[SUMS];
     rf_u32 weights[KEYS / 16][4];
-    float own[2];
+    float block_sums[2];
     row_state_t state;
     ring_t<RF_K_SLOTS> k;
     ring_t<RF_V_SLOTS> v;
@@ -152,17 +152,17 @@ struct attend_t {
 
     RF_INLINE attend_t(const rf_attention_args &args, const shared_t &at, int group)
         : args(args), at(at), group(group), thread(threadIdx.x % WARPGROUP), lane(threadIdx.x % 32),
-          own_row(threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4), k{0, 0}, v{0, 0}, tiles{0} {}
+          first_row(threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4), k{0, 0}, v{0, 0}, tiles{0} {}
 
     RF_INLINE rf_u32 q() const { return at.q + ((tiles.number - 1) % Q_SLOTS * GROUPS + group) * Q_BYTES; }
-    RF_INLINE rf_u32 keys_at() const { return at.k + k.slot * KV_BYTES; }
+    RF_INLINE rf_u32 key_block() const { return at.k + k.slot * KV_BYTES; }
 
     /* Computes the scores of a block, overlapped with the products of the previous block's weights and
      * values. */
     RF_INLINE void begin(int add) {
         rf_barrier_wait(at.k_full + k.slot * 8, k.parity);
         rf_wgmma_begin();
-        multiply_keys(scores, q(), keys_at());
+        multiply_keys(scores, q(), key_block());
         rf_wgmma_begin();
         multiply_values(sums, weights, at.v + v.slot * KV_BYTES, add);
         rf_wgmma_wait<1>();
@@ -177,22 +177,22 @@ struct attend_t {
         slot_free(at.v_empty, read, thread);
     }
     RF_INLINE bool exceeded() const {
-        return __any_sync(RF_FULL_WARP, state.exceeded(own, 0) || state.exceeded(own, 1));
+        return __any_sync(RF_FULL_WARP, state.exceeded(block_sums, 0) || state.exceeded(block_sums, 1));
     }
     /* Raises the maximum of rows whose weights are too large. */
-    RF_INLINE void again(int keys) {
-        const bool of[2] = {row_any(state.exceeded(own, 0)), row_any(state.exceeded(own, 1))};
+    RF_INLINE void raise_shifts(int keys) {
+        const bool of[2] = {row_any(state.exceeded(block_sums, 0)), row_any(state.exceeded(block_sums, 1))};
         float factor[2];
-        multiply_again(scores, of, q(), keys_at(), lane, thread / 32);
+        recompute_scores(scores, of, q(), key_block(), lane, thread / 32);
         if (keys < KEYS) mask(scores, of, keys, lane);
-        state.raise(scores, args.scale, tile.rows - own_row, of, factor);
+        state.raise(scores, args.scale, tile.rows - first_row, of, factor);
         rescale(sums, factor);
-        state.take(scores, args.scale, of, own);
+        state.weigh_block(scores, args.scale, of, block_sums);
     }
     RF_INLINE void finish() {
         keys_free(at, k.slot, lane);
         k.next();
-        state.count(own);
+        state.add_block(block_sums);
         convert(weights, scores);
     }
     /* Computes the maxima of a tile's first block. */
@@ -201,7 +201,7 @@ struct attend_t {
         float factor[2];
         if (keys < KEYS) mask(scores, of, keys, lane);
         state.begin();
-        state.raise(scores, args.scale, tile.rows - own_row, of, factor);
+        state.raise(scores, args.scale, tile.rows - first_row, of, factor);
     }
 
     RF_INLINE void run() {
@@ -209,26 +209,28 @@ struct attend_t {
         while (tile.keys >= 0) {
             int blocks = tile.blocks();
             if (tile.rows <= 0 || blocks == 0) { /* no products */
-                pass(at, blocks, k, v, group, thread);
+                skip_tile(at, blocks, k, v, group, thread);
                 store_zeros(args, at, group, (tiles.number - 1) % Q_SLOTS, thread);
                 tile = next_tile(at, tiles, group);
                 continue;
             }
             rf_barrier_wait(at.k_full + k.slot * 8, k.parity);
             rf_wgmma_begin();
-            multiply_keys(scores, q(), keys_at());
+            multiply_keys(scores, q(), key_block());
             rf_wgmma_wait<0>();
             measure(tile.keys);
-            state.take(scores, args.scale, own);
+            state.weigh_block(scores, args.scale, block_sums);
             finish();
-            int left = tile.keys - KEYS; /* keys of this tile after the block whose weights are computed */
+            /* Keys of this tile after the block whose weights are computed. */
+            int remaining_keys = tile.keys - KEYS;
             int add = 0;
             rf_barrier_wait(at.v_full + v.slot * 8, v.parity);
-            for (;; left -= KEYS) {
+            for (;; remaining_keys -= KEYS) {
                 bool exceeds = false;
-                for (; left >= KEYS; left -= KEYS) { /* the next block is complete and of the same tile */
+                /* The next block is complete and of the same tile. */
+                for (; remaining_keys >= KEYS; remaining_keys -= KEYS) {
                     begin(add);
-                    state.take(scores, args.scale, own);
+                    state.weigh_block(scores, args.scale, block_sums);
                     end();
                     add = 1;
                     exceeds = exceeded();
@@ -236,25 +238,25 @@ struct attend_t {
                     finish();
                 }
                 if (!exceeds) {
-                    const bool ends = left <= 0;
+                    const bool ends = remaining_keys <= 0;
                     if (ends) {
                         tile = next_tile(at, tiles, group);
-                        left = tile.keys;
-                        if (tile.rows <= 0 || left <= 0) break;
+                        remaining_keys = tile.keys;
+                        if (tile.rows <= 0 || remaining_keys <= 0) break;
                     }
                     begin(add);
                     const row_state_t before = state;
                     if (ends)
-                        measure(left);
+                        measure(remaining_keys);
                     else
-                        mask(scores, {true, true}, left, lane);
-                    state.take(scores, args.scale, own);
+                        mask(scores, {true, true}, remaining_keys, lane);
+                    state.weigh_block(scores, args.scale, block_sums);
                     end();
                     if (ends) store(args, at, sums, before, group, tiles.number % Q_SLOTS, thread);
                     add = !ends;
                     exceeds = !ends && exceeded();
                 }
-                if (exceeds) again(left);
+                if (exceeds) raise_shifts(remaining_keys);
                 finish();
             }
             rf_wgmma_begin();
@@ -278,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(RF_ATTENTION_THREADS, 1)
         rf_prefetch_map(&args.v);
         if (RF_SEGMENT > 1 && args.candidates.queries > 0) rf_prefetch_map(&args.q);
     }
-    if (threadIdx.x / 32 == 2) ask_for_first(args, lane);
+    if (threadIdx.x / 32 == 2) prefetch_first_keys(args, lane);
     __syncthreads();
     rf_wait_for_previous_kernel();
     /* 40 + 2 * 232 is three times the 168 registers with which each thread starts; more would deadlock. */
@@ -286,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(RF_ATTENTION_THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         const int warp = threadIdx.x / 32 % 4;
         if (warp == 0 && lane == 0) copy_keys(args, at);
-        if (warp == 1) take_tiles(args, at, lane);
+        if (warp == 1) claim_tiles(args, at, lane);
         if (warp >= 2 && warp < 2 + LOADERS) copy_rows(args, at, warp - 2, lane);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

@@ -13,7 +13,7 @@ enum {
     TILE_ROWS = RF_ATTENTION_TILE_ROWS,
     ATOMS = (RF_DIM + RF_ATTENTION_ATOM - 1) / RF_ATTENTION_ATOM,
     ATOM_BYTES = RF_ATTENTION_ATOM * 2,
-    CHUNKS = ATOMS * ATOM_BYTES / 16, /* pieces of 16 bytes per row */
+    CHUNKS = ATOMS * ATOM_BYTES / 16, /* chunks of 16 bytes per row */
     Q_ATOM = ROWS * ATOM_BYTES,
     Q_BYTES = ATOMS * Q_ATOM, /* per warpgroup */
     KV_ATOM = KEYS * ATOM_BYTES,
@@ -24,7 +24,7 @@ enum {
     SEGMENTS = TILE_ROWS / RF_SEGMENT, /* segments of a tile: rows that move together */
 };
 
-/* The work item of a block: up to TILE_ROWS rows of a user and one head of keys. */
+/* The task of a block: up to TILE_ROWS rows of a user and one head of keys. */
 struct tile_t {
     int rows;
     int keys; /* negative: no more tiles */
@@ -50,8 +50,8 @@ struct shared_t {
     rf_u32 tile_full, tile_empty;
     int *rows; /* [Q_SLOTS][SEGMENTS]: numbers of their first rows (row_t) */
     int *splits; /* [Q_SLOTS]: tile_t::split */
-    int *
-        kept; /* [Q_SLOTS][GROUPS]: the slot holds no results, because other blocks have the remaining keys */
+    /* [Q_SLOTS][GROUPS]: the slot holds no results, because other blocks have the remaining keys */
+    int *incomplete;
     tile_t *tiles; /* [TILES] */
 };
 
@@ -68,7 +68,7 @@ RF_INLINE shared_t shared_of(rf_u8 *memory) {
     next += Q_SLOTS * SEGMENTS * 4;
     at.splits = (int *)(memory + (next - start));
     next += Q_SLOTS * 4;
-    at.kept = (int *)(memory + (next - start));
+    at.incomplete = (int *)(memory + (next - start));
     next += Q_SLOTS * GROUPS * 4;
     at.q_full = next;
     at.q_empty = at.q_full + Q_SLOTS * 8;

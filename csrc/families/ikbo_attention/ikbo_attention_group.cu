@@ -17,7 +17,7 @@
 #include "families/ikbo_attention/ikbo_attention_args.h"
 #include "families/ikbo_attention/contents.cuh"
 
-enum { BUCKETS = 32, WARPS = RF_BLOCK / 32, NEAR = 4096, KEPT = 4 };
+enum { BUCKETS = 32, WARPS = RF_BLOCK / 32, NEAR = 4096, CACHED = 4 };
 
 /* Returns the number of warps with a user from `start` on; the others have nothing to add. */
 RF_INLINE int warps_of(int users, int start) { return (min(users - start, RF_BLOCK) + 31) / 32; }
@@ -83,16 +83,18 @@ RF_INLINE sums_t sums_of(const rf_attention_group_args &args, const rf_attention
 }
 
 #define NEVER 1e30f
-/* Returns the time, in blocks of keys, until all work is done if the keys of the last `left` tiles, after
- * `whole` other tiles, are cut into `parts`; NEVER if that is impossible. Blocks take tiles and parts as they
- * become free. Assumes equal lengths. */
-RF_INLINE float time_of(const rf_attention_group_args &args, int whole, int left, int blocks, int parts) {
-    const int grid = args.grid, full = whole / grid, busy = whole - full * grid, pieces = left * parts;
-    if (parts == 1) return (float)((whole + left + grid - 1) / grid * blocks);
-    if (pieces > RF_ATTENTION_SPLIT_TIMES * grid || parts * RF_ATTENTION_LEAST_BLOCKS > blocks) return NEVER;
+/* Returns the time, in blocks of keys, until all work is done if the keys of the last `last_tiles` tiles,
+ * after `whole_tiles` other tiles, are cut into `parts`; NEVER if that is impossible. Blocks take tiles and
+ * parts as they become free. Assumes equal lengths. */
+RF_INLINE float time_of(const rf_attention_group_args &args, int whole_tiles, int last_tiles, int blocks,
+                        int parts) {
+    const int grid = args.grid, full = whole_tiles / grid, busy = whole_tiles - full * grid,
+              n_parts = last_tiles * parts;
+    if (parts == 1) return (float)((whole_tiles + last_tiles + grid - 1) / grid * blocks);
+    if (n_parts > RF_ATTENTION_SPLIT_TIMES * grid || parts * RF_ATTENTION_LEAST_BLOCKS > blocks) return NEVER;
     /* Free blocks, and busy blocks one tile later, do all parts in this number of steps. */
-    int steps = (pieces + grid - busy - 1) / (grid - busy);
-    if (steps > parts) steps = (pieces + busy * parts + grid - 1) / grid;
+    int steps = (n_parts + grid - busy - 1) / (grid - busy);
+    if (steps > parts) steps = (n_parts + busy * parts + grid - 1) / grid;
     if (busy > 0 && steps < parts) steps = parts;
     return (full + (float)steps / parts) * blocks;
 }
@@ -105,8 +107,8 @@ RF_INLINE int parts_of(float time) {
     int best = 1;
     float least = __shfl_sync(RF_FULL_WARP, time, 0) - COST;
     for (int parts = 2; parts <= RF_ATTENTION_MOST_PARTS; parts++) {
-        const float other = __shfl_sync(RF_FULL_WARP, time, parts - 1);
-        if (other < least) least = other, best = parts;
+        const float time_of_parts = __shfl_sync(RF_FULL_WARP, time, parts - 1);
+        if (time_of_parts < least) least = time_of_parts, best = parts;
     }
     return best;
 }
@@ -175,40 +177,40 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, 1)
     __shared__ int near[NEAR];
     __shared__ sums_t of_warps[WARPS];
     __shared__ order_t order;
-    __shared__ int whole;
+    __shared__ int whole_tiles;
     const int users = (int)args.keys.count + 1, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const reporter_t to = {args.errors, args.report != 0};
     /* Users with equal numbers of keys are in order already, with candidates of an invalid user last. */
-    const bool alike = args.keys.lengths.data == nullptr && args.keys.offsets.data == nullptr;
+    const bool equal_lengths = args.keys.lengths.data == nullptr && args.keys.offsets.data == nullptr;
     int *counts = users <= NEAR ? near : args.counts;
     rf_wait_for_previous_kernel();
 #pragma unroll 1
     for (int u = thread; u < users; u += RF_BLOCK) counts[u] = 0;
-    if (thread == 0) order.most = alike ? (int)args.keys.positions : 0;
+    if (thread == 0) order.most = equal_lengths ? (int)args.keys.positions : 0;
     __syncthreads();
-    member_t kept[KEPT];
+    member_t cached[CACHED];
 #pragma unroll
-    for (int k = 0; k < KEPT; k++)
-        if (k * RF_BLOCK < args.candidates) kept[k] = count(args, k * RF_BLOCK + thread, counts, to);
+    for (int k = 0; k < CACHED; k++)
+        if (k * RF_BLOCK < args.candidates) cached[k] = count(args, k * RF_BLOCK + thread, counts, to);
 #pragma unroll 1
-    for (int start = KEPT * RF_BLOCK; start < args.candidates; start += RF_BLOCK) {
+    for (int start = CACHED * RF_BLOCK; start < args.candidates; start += RF_BLOCK) {
         const int rank = count(args, start + thread, counts, to).rank;
         if (start + thread < args.candidates) args.ranks[start + thread] = rank;
     }
-    if (!alike) order_users(args, users, to, order);
+    if (!equal_lengths) order_users(args, users, to, order);
     __syncthreads();
     /* A warp has consecutive users, so that one sum over the warps suffices; its lanes write 32 users at
      * once. */
     const int each = (users + RF_BLOCK - 1) / RF_BLOCK * 32, from = min(warp * each, users),
               to_user = min(from + each, users);
-    sums_t own = {0, 0}, done = {0, 0}, total = {0, 0};
+    sums_t warp_sums = {0, 0}, done = {0, 0}, total = {0, 0};
 #pragma unroll 1
     for (int i = from + lane; i < to_user; i += 32) {
-        const int user = alike ? i : args.order[i];
-        own.add(sums_of(args, work_of(args, user, counts[user])));
+        const int user = equal_lengths ? i : args.order[i];
+        warp_sums.add(sums_of(args, work_of(args, user, counts[user])));
     }
-    own = own.upto(lane);
-    if (lane == 31) of_warps[warp] = own;
+    warp_sums = warp_sums.upto(lane);
+    if (lane == 31) of_warps[warp] = warp_sums;
     __syncthreads();
 #pragma unroll 1
     for (int w = 0; w < (users + each - 1) / each; w++) {
@@ -216,41 +218,41 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, 1)
         total.add(of_warps[w]);
     }
     const int tiles = total.tiles;
-    const int left = args.ended != nullptr ? tiles % args.grid : 0; /* tiles of the last wave */
+    const int last_tiles = args.ended != nullptr ? tiles % args.grid : 0; /* tiles of the last wave */
 #pragma unroll 1
     for (int start = from; start < to_user; start += 32) {
-        const int i = start + lane, user = i >= to_user ? users : alike ? i : args.order[i];
+        const int i = start + lane, user = i >= to_user ? users : equal_lengths ? i : args.order[i];
         rf_attention_work work = {};
         if (user < users) work = work_of(args, user, counts[user]);
-        const sums_t mine = sums_of(args, work), upto = mine.upto(lane);
-        work.first = done.candidates + upto.candidates - mine.candidates;
-        work.tile = done.tiles + upto.tiles - mine.tiles;
+        const sums_t sums = sums_of(args, work), upto = sums.upto(lane);
+        work.first = done.candidates + upto.candidates - sums.candidates;
+        work.tile = done.tiles + upto.tiles - sums.tiles;
         done.add(upto.of_lane(31));
         if (user >= users) continue;
         args.work[i] = work;
         counts[user] = work.first;
-        const int before = tiles - left - work.tile;
-        if (before >= 0 && before < mine.tiles) whole = work.tile; /* all left tiles are of one user */
+        const int before = tiles - last_tiles - work.tile;
+        if (before >= 0 && before < sums.tiles) whole_tiles = work.tile; /* all last tiles are of one user */
     }
-    if (left > 0)
+    if (last_tiles > 0)
 #pragma unroll 1
         for (int i = thread; i < RF_ATTENTION_SPLIT_TIMES * args.grid * RF_ATTENTION_GROUPS; i += RF_BLOCK)
             args.ended[i] = 0;
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < KEPT; k++)
+    for (int k = 0; k < CACHED; k++)
         if (k * RF_BLOCK + thread < args.candidates)
-            args.members[counts[kept[k].user] + kept[k].rank] = k * RF_BLOCK + thread;
+            args.members[counts[cached[k].user] + cached[k].rank] = k * RF_BLOCK + thread;
 #pragma unroll 1
-    for (int i = KEPT * RF_BLOCK + thread; i < args.candidates; i += RF_BLOCK)
+    for (int i = CACHED * RF_BLOCK + thread; i < args.candidates; i += RF_BLOCK)
         args.members[counts[user_at(args.map, args.keys, i)] + args.ranks[i]] = i;
     if (thread >= 32) return;
     int parts = 1;
-    if (left > 0) {
+    if (last_tiles > 0) {
         const int blocks = (order.most + args.block_keys - 1) / args.block_keys;
         parts = parts_of(thread < RF_ATTENTION_MOST_PARTS
-                             ? time_of(args, whole, tiles - whole, blocks, thread + 1)
+                             ? time_of(args, whole_tiles, tiles - whole_tiles, blocks, thread + 1)
                              : NEVER);
     }
-    if (thread == 0) *args.plan = {tiles, 0, parts > 1 ? whole : tiles, parts};
+    if (thread == 0) *args.plan = {tiles, 0, parts > 1 ? whole_tiles : tiles, parts};
 }

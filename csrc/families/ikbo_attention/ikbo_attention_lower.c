@@ -50,12 +50,12 @@ static int32_t segment_of(const rf_ikbo_attention_params *params) {
     return segment < LEAST_SEGMENT ? 1 : segment;
 }
 
-/* Places in the workspace: bytes from its start. */
-typedef struct places {
+/* Offsets in the workspace, in bytes. */
+typedef struct workspace_offsets {
     int64_t plan, work, counts, order, ranks, members;
     int64_t ended, parts; /* 0 if no tile has parts */
     int64_t end;
-} places;
+} workspace_offsets;
 
 /* Returns true if the keys of the last tiles may be cut, so that all blocks end at the same time: there must
  * be many keys, and so few tiles that the last ones matter. `grid`: of blocks. */
@@ -72,12 +72,12 @@ static int32_t grid_of(const rf__gpu *gpu, const rf_ikbo_attention_params *param
     return tiles < gpu->sms ? (int32_t)tiles : gpu->sms;
 }
 
-static places places_of(const rf__gpu *gpu, const rf_ikbo_attention_params *params) {
+static workspace_offsets workspace_offsets_of(const rf__gpu *gpu, const rf_ikbo_attention_params *params) {
     const int64_t items =
         may_split(params, gpu->sms) ? RF_ATTENTION_SPLIT_TIMES * (int64_t)grid_of(gpu, params) : 0;
     const int64_t users = params->n_users + 1, candidates = params->candidates.count,
                   number = sizeof(int32_t);
-    places at = {0};
+    workspace_offsets at = {0};
     at.work = WORKSPACE_GRAIN;
     at.counts = at.work + users * (int64_t)sizeof(rf_attention_work);
     at.order = at.counts + users * number;
@@ -108,7 +108,7 @@ static void map_bind(rf__launches *launches, size_t at, const rf_ikbo_attention_
     rf__launches_bind_map(launches, at, &tensor);
 }
 
-/* Binds the maps of a set of queries and of its output, at places `q` and `out`. */
+/* Binds the maps of a set of queries and of its output, at offsets `q` and `out` of the arguments. */
 static void queries_bind(rf__launches *launches, const rf_ikbo_attention_params *params,
                          const rf_ikbo_queries *queries, int32_t segment, size_t q, size_t out) {
     const int64_t line = params->heads * params->dim;
@@ -129,7 +129,7 @@ static rf_attention_queries queries_of(const rf_ikbo_attention_params *params, c
                                   .queries = from->count > 0 ? (int32_t)from->queries : 0};
 }
 
-static rf_attention_args fused_args(const rf_ikbo_attention_params *params, const places *at) {
+static rf_attention_args fused_args(const rf_ikbo_attention_params *params, const workspace_offsets *at) {
     static const double log2_e = 1.4426950408889634;
     const bool one_user = rf__attention_has_one_user(params);
     const bool all = params->kv_lengths == NULL && params->kv_offsets == NULL;
@@ -152,7 +152,7 @@ static rf_attention_args fused_args(const rf_ikbo_attention_params *params, cons
 }
 
 static void fused_bind(rf__launches *launches, const rf_ikbo_attention_params *params, int32_t segment,
-                       const places *at) {
+                       const workspace_offsets *at) {
     const int32_t keys = rf__attention_shape_of(params->dim)->keys;
     const int64_t sizes[3] = {rf__attention_has_one_user(params) ? 1 : params->n_users, params->positions,
                               params->kv_heads};
@@ -192,8 +192,8 @@ static void traffic_count(const rf_ikbo_attention_params *params, rf__kernel_lau
     }
 }
 
-static rf_status group_lower(const rf__gpu *gpu, const rf_ikbo_attention_params *params, const places *at,
-                             rf__launches *launches) {
+static rf_status group_lower(const rf__gpu *gpu, const rf_ikbo_attention_params *params,
+                             const workspace_offsets *at, rf__launches *launches) {
     static const int32_t block = GROUP_BLOCK;
     const int64_t user_rows = rf__attention_item_rows(params, &params->users);
     const rf_attention_group_args args = {
@@ -241,7 +241,7 @@ rf_status rf__ikbo_attention_lower(const rf__gpu *gpu, const rf_ikbo_attention_p
     const rf__attention_shape *shape = rf__attention_shape_of(params->dim);
     const int32_t segment = segment_of(params);
     const fused_variant variant = {(int32_t)params->dtype, shape->dim, segment};
-    const places at = places_of(gpu, params);
+    const workspace_offsets at = workspace_offsets_of(gpu, params);
     const rf_attention_args args = fused_args(params, &at);
     rf__kernel_launch launch = {.source = &fused_source,
                                 .describe = fused_describe,

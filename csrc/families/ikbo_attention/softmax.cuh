@@ -16,7 +16,7 @@ RF_INLINE float power_of_two(float x) {
 }
 
 /* Returns the maximum over the four lanes that share a row. */
-RF_INLINE float row_most(float x) {
+RF_INLINE float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(RF_FULL_WARP, x, 1));
     return fmaxf(x, __shfl_xor_sync(RF_FULL_WARP, x, 2));
 }
@@ -70,25 +70,26 @@ struct row_state_t {
                 high[0] = fmaxf(high[0], scores[i + 2 * row]);
                 high[1] = fmaxf(high[1], scores[i + 2 * row + 1]);
             }
-            const float found = __fmul_rn(row_most(fmaxf(high[0], high[1])), scale), before = shift[row];
+            const float maximum = __fmul_rn(row_max(fmaxf(high[0], high[1])), scale), before = shift[row];
             factor[row] = 1;
             if (!of[row]) continue;
-            shift[row] = row * 8 < rows ? fmaxf(before, found) : -RF_MINUS_INFINITY;
+            shift[row] = row * 8 < rows ? fmaxf(before, maximum) : -RF_MINUS_INFINITY;
             /* 1 if the shift stays: an error would accumulate over blocks. */
             factor[row] = power_of_two(before - shift[row]);
             sum[row] *= factor[row];
         }
     }
-    /* Replaces the scores of a block by weights; `own`: their sums. */
-    RF_INLINE void take(float (&scores)[SCORES], float scale, float (&own)[2]) const {
+    /* Replaces the scores of a block by weights; `block_sums`: their sums. */
+    RF_INLINE void weigh_block(float (&scores)[SCORES], float scale, float (&block_sums)[2]) const {
         float sums[4] = {0, 0, 0, 0};
 #pragma unroll
         for (int i = 0; i < SCORES; i++) weigh(scores[i], sums[i % 4], scale, shift[i / 2 % 2]);
-        own[0] = sums[0] + sums[1];
-        own[1] = sums[2] + sums[3];
+        block_sums[0] = sums[0] + sums[1];
+        block_sums[1] = sums[2] + sums[3];
     }
     /* Replaces the scores of the rows `of` the two; the other row already has weights. */
-    RF_INLINE void take(float (&scores)[SCORES], float scale, const bool (&of)[2], float (&own)[2]) const {
+    RF_INLINE void weigh_block(float (&scores)[SCORES], float scale, const bool (&of)[2],
+                               float (&block_sums)[2]) const {
         float sums[4] = {0, 0, 0, 0};
 #pragma unroll
         for (int i = 0; i < SCORES; i++) {
@@ -96,14 +97,16 @@ struct row_state_t {
             weigh(weight, sums[i % 4], scale, shift[i / 2 % 2]);
             if (of[i / 2 % 2]) scores[i] = weight;
         }
-        if (of[0]) own[0] = sums[0] + sums[1];
-        if (of[1]) own[1] = sums[2] + sums[3];
+        if (of[0]) block_sums[0] = sums[0] + sums[1];
+        if (of[1]) block_sums[1] = sums[2] + sums[3];
     }
     /* Returns true if a block's weights in this lane's columns are too large. */
-    RF_INLINE bool exceeded(const float (&own)[2], int row) const { return own[row] > RF_MOST_WEIGHT; }
-    RF_INLINE void count(const float (&own)[2]) {
-        sum[0] += own[0];
-        sum[1] += own[1];
+    RF_INLINE bool exceeded(const float (&block_sums)[2], int row) const {
+        return block_sums[row] > RF_MOST_WEIGHT;
+    }
+    RF_INLINE void add_block(const float (&block_sums)[2]) {
+        sum[0] += block_sums[0];
+        sum[1] += block_sums[1];
     }
 };
 
@@ -139,8 +142,8 @@ RF_INLINE void store_lse(const rf_attention_args &args, const shared_t &at, int 
     const int number = at.rows[slot * SEGMENTS + row / RF_SEGMENT];
     if (number == NO_ROW) return;
     const rf_attention_queries &to = number >= 0 ? args.candidates : args.self;
-    const int place = (number >= 0 ? number : ~number) + row % RF_SEGMENT * args.heads,
-              position = place / args.heads, head = place - position * args.heads,
+    const int row_number = (number >= 0 ? number : ~number) + row % RF_SEGMENT * args.heads,
+              position = row_number / args.heads, head = row_number - position * args.heads,
               item = position / to.queries;
     if (to.lse != nullptr)
         to.lse[((rf_i64)item * args.heads + head) * to.queries + (position - item * to.queries)] = lse;
@@ -165,25 +168,25 @@ struct position_t {
 
 /* Joins the parts of the keys of a warpgroup's rows. Returns true in the last part to end, which then has the
  * sums of all, added in the order of the parts, so that the result does not depend on which part is last. The
- * other parts set `kept`: they store no results. */
+ * other parts set `incomplete`: they store no results. */
 RF_INLINE bool join_parts(const rf_attention_args &args, const shared_t &at, float (&sums)[SUMS],
                           row_state_t &state, const split_t &split, const position_t &in) {
-    float4 *own = part_at(args, split.item, in.group, in.thread);
-    int *kept = &at.kept[in.slot * GROUPS + in.group];
+    float4 *part_sums = part_at(args, split.item, in.group, in.thread);
+    int *incomplete = &at.incomplete[in.slot * GROUPS + in.group];
     const float total[2] = {row_sum(state.sum[0]), row_sum(state.sum[1])};
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4)
-        __stcg(own + i / 4 * WARPGROUP, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
-    __stcg(own + SUMS / 4 * WARPGROUP, make_float4(state.shift[0], total[0], state.shift[1], total[1]));
+        __stcg(part_sums + i / 4 * WARPGROUP, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+    __stcg(part_sums + SUMS / 4 * WARPGROUP, make_float4(state.shift[0], total[0], state.shift[1], total[1]));
     __threadfence();
     rf_group_sync(in.group + 1, WARPGROUP);
     const int first = split.item - split.part;
     if (in.thread == 0) {
-        *kept = atomicAdd(&args.ended[first * GROUPS + in.group], 1) != split.parts - 1;
+        *incomplete = atomicAdd(&args.ended[first * GROUPS + in.group], 1) != split.parts - 1;
         __threadfence();
     }
     rf_group_sync(in.group + 1, WARPGROUP);
-    if (*(volatile int *)kept) return false;
+    if (*(volatile int *)incomplete) return false;
     state.begin();
     for (int part = 0; part < split.parts; part++) {
         const float4 rows = __ldcg(part_at(args, first + part, in.group, in.thread) + SUMS / 4 * WARPGROUP);
@@ -222,7 +225,7 @@ RF_INLINE void store(const rf_attention_args &args, const shared_t &at, float (&
         slot_done(at, slot);
         return;
     }
-    if (split == 0 && thread == 0) at.kept[slot * GROUPS + group] = 0;
+    if (split == 0 && thread == 0) at.incomplete[slot * GROUPS + group] = 0;
     const rf_u32 to = at.q + (slot * GROUPS + group) * Q_BYTES + warp * 16 * ATOM_BYTES;
     float total[2], factor[2];
 #pragma unroll
@@ -230,17 +233,18 @@ RF_INLINE void store(const rf_attention_args &args, const shared_t &at, float (&
         total[row] = row_sum(state.sum[row]);
         factor[row] = __fdividef(1.0f, total[row]); /* between 1 and about 2^45, 0 or NaN */
     }
-    const int own = lane % 8 + lane / 8 % 2 * 8;
+    const int row_of_lane = lane % 8 + lane / 8 % 2 * 8;
 #pragma unroll
     for (int i = 0; i < RF_DIM / 16; i++) {
         const int chunk = i * 2 + lane / 16;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         to + chunk / 8 * Q_ATOM + own * ATOM_BYTES + (chunk % 8 ^ own % 8) * 16),
-                     "r"(pack_two(sums[8 * i] * factor[0], sums[8 * i + 1] * factor[0])),
-                     "r"(pack_two(sums[8 * i + 2] * factor[1], sums[8 * i + 3] * factor[1])),
-                     "r"(pack_two(sums[8 * i + 4] * factor[0], sums[8 * i + 5] * factor[0])),
-                     "r"(pack_two(sums[8 * i + 6] * factor[1], sums[8 * i + 7] * factor[1]))
-                     : "memory");
+        asm volatile(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                to + chunk / 8 * Q_ATOM + row_of_lane * ATOM_BYTES + (chunk % 8 ^ row_of_lane % 8) * 16),
+            "r"(pack_two(sums[8 * i] * factor[0], sums[8 * i + 1] * factor[0])),
+            "r"(pack_two(sums[8 * i + 2] * factor[1], sums[8 * i + 3] * factor[1])),
+            "r"(pack_two(sums[8 * i + 4] * factor[0], sums[8 * i + 5] * factor[0])),
+            "r"(pack_two(sums[8 * i + 6] * factor[1], sums[8 * i + 7] * factor[1]))
+            : "memory");
     }
     if ((args.candidates.lse != nullptr || args.self.lse != nullptr) && lane % 4 == 0) {
 #pragma unroll
@@ -262,7 +266,7 @@ RF_INLINE void store_zeros(const rf_attention_args &args, const shared_t &at, in
             asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to + atom * Q_ATOM + i * 16), "r"(0)
                          : "memory");
     if (lane < 16) store_lse(args, at, slot, group * ROWS + warp * 16 + lane, RF_MINUS_INFINITY);
-    if (thread == 0) at.kept[slot * GROUPS + group] = 0;
+    if (thread == 0) at.incomplete[slot * GROUPS + group] = 0;
     slot_done(at, slot);
 }
 

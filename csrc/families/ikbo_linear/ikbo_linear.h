@@ -53,10 +53,10 @@ static inline bool rf__ikbo_is_fused(const rf__ikbo_variant *variant) { return v
 rf__ikbo_shape rf__ikbo_shape_of(const rf_ikbo_linear_params *params, const rf__gpu *gpu,
                                  rf_ikbo_kernel kernel);
 
-/* Strips of 64 columns of an item; slots of a level's k: whole pairs; pieces of a level for small.cu. */
+/* Strips of 64 columns of an item; slots of a level's k: whole pairs; tasks of a level for small.cu. */
 int64_t rf__ikbo_strips(const rf_ikbo_linear_params *params);
 int32_t rf__ikbo_slots(const rf_ikbo_level *level);
-int64_t rf__ikbo_pieces(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int32_t l);
+int64_t rf__ikbo_tasks(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int32_t l);
 
 /* Returns true if tensor maps can read all weights in place. */
 bool rf__ikbo_is_direct(const rf_ikbo_linear_params *params);

@@ -80,7 +80,7 @@ typedef struct rf_fused_args {
     rf_i32 chain; /* the name of a parent in messages: see rf_ikbo_linear_params */
     rf_i32 report;
     rf_error_word errors;
-    rf_i32 tickets; /* of small.cu: blocks take pieces by a ticket; else by blockIdx, and all run at once */
+    rf_i32 tickets; /* of small.cu: blocks claim tasks by a ticket; else by blockIdx, and all run at once */
     rf_i32 ranks; /* of small.cu: blocks that have all rows */
     rf_i32 m;
     rf_i32 unused;
@@ -108,7 +108,7 @@ RF_SIZE_IS(rf_pack_level, 48);
 RF_SIZE_IS(rf_pack_args, 216);
 
 /* Of small.cu: a block has RF_ROWS rows of a weight for RF_GROUPS strips. */
-enum { RF_SMALL_TICKET = 32 }; /* position of the next piece's number, after the first level's counter */
+enum { RF_SMALL_TICKET = 32 }; /* position of the next task's number, after the first level's counter */
 #define RF_SMALL_SLOT_BYTES(rows, groups) (RF_FUSED_WEIGHT_BYTES(rows) + (groups) * RF_FUSED_X_BYTES)
 #define RF_SMALL_SHARED_BYTES(rows, groups, slots)                        \
     (RF_FUSED_SMALL_BYTES + (slots) * RF_SMALL_SLOT_BYTES(rows, groups) + \

@@ -22,7 +22,7 @@ RF_INLINE void copy_strip(const boxes_t &strip, const boxes_t &follows, int slot
                           ring_t &ring, int group, int rank) {
     for (int k = 0; k < slots; k++, ring.next()) {
         const rf_u32 full = at.full + ring.slot * 8;
-        const int half = rank * (RF_FUSED_K / RF_RANKS), ahead = k + SLOTS_AHEAD;
+        const int half = rank * (RF_FUSED_K / RF_RANKS), prefetched = k + SLOTS_AHEAD;
         rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
         if (!strip.any) {
             rf_barrier_arrive(full);
@@ -35,10 +35,11 @@ RF_INLINE void copy_strip(const boxes_t &strip, const boxes_t &follows, int slot
         else
             rf_copy_box_to_both(to, &strip.level->x, strip.x, k * RF_FUSED_K + half, strip.item, full,
                                 RF_L2_NORMAL);
-        if (ahead < slots)
-            rf_prefetch_box(&strip.level->x, strip.x, ahead * RF_FUSED_K + half, strip.item);
+        if (prefetched < slots)
+            rf_prefetch_box(&strip.level->x, strip.x, prefetched * RF_FUSED_K + half, strip.item);
         else if (follows.any)
-            rf_prefetch_box(&follows.level->x, follows.x, (ahead - slots) * RF_FUSED_K + half, follows.item);
+            rf_prefetch_box(&follows.level->x, follows.x, (prefetched - slots) * RF_FUSED_K + half,
+                            follows.item);
     }
 }
 
@@ -54,21 +55,21 @@ RF_INLINE void copy_strips(const rf_fused_args &args, const shared_t &at, int gr
     for (int l = FIRST; l < levels_of(args); l++) {
         const rf_fused_level &level = args.levels[l];
         const int2 range = range_of(at, l);
-        boxes_t own = boxes_of(level, range.x + group, range.y);
+        boxes_t strip = boxes_of(level, range.x + group, range.y);
         for (int first = range.x; first < range.y; first += GROUPS) {
             const boxes_t next = boxes_of(level, first + GROUPS + group, range.y);
             if (RF_JOINED) {
                 const rf_fused_level &up = args.levels[l - 1];
-                const rf_i64 parent = own.any ? (rf_i64)level.parent[own.item] : 0;
+                const rf_i64 parent = strip.any ? (rf_i64)level.parent[strip.item] : 0;
                 /* past the last user copies write zeros */
-                const boxes_t user = {&up, own.x, (rf_u64)parent < (rf_u64)up.count ? (int)parent : up.count,
-                                      own.any};
-                copy_strip(own, user, level.slots, at, ring, group, rank);
+                const boxes_t user = {&up, strip.x,
+                                      (rf_u64)parent < (rf_u64)up.count ? (int)parent : up.count, strip.any};
+                copy_strip(strip, user, level.slots, at, ring, group, rank);
                 copy_strip(user, next, up.slots, at, ring, group, rank);
             } else {
-                copy_strip(own, next, level.slots, at, ring, group, rank);
+                copy_strip(strip, next, level.slots, at, ring, group, rank);
             }
-            own = next;
+            strip = next;
         }
     }
 }
@@ -105,13 +106,14 @@ RF_INLINE void copy_sums(const rf_fused_level &up, const shared_t &at, int paren
 
 /* Writes the descriptions of a turn's strips, held by lanes 0 ... GROUPS - 1, for the warpgroups. Lane 0
  * publishes them by its next arrival at the barrier of a slot. */
-RF_INLINE void strips_write(const shared_t &at, int turn, const strip_t &own, int lane) {
+RF_INLINE void strips_write(const shared_t &at, int turn, const strip_t &strip, int lane) {
     const rf_u32 lap = turn / RF_FUSED_ENTRIES;
     if (lane == 0) rf_barrier_wait(at.strips_empty + turn % RF_FUSED_ENTRIES * 8, (lap & 1) ^ 1);
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) {
-        const strip_t s = {__shfl_sync(RF_FULL_WARP, own.item, i), __shfl_sync(RF_FULL_WARP, own.column, i),
-                           __shfl_sync(RF_FULL_WARP, own.parent, i), __shfl_sync(RF_FULL_WARP, own.flags, i)};
+        const strip_t s = {
+            __shfl_sync(RF_FULL_WARP, strip.item, i), __shfl_sync(RF_FULL_WARP, strip.column, i),
+            __shfl_sync(RF_FULL_WARP, strip.parent, i), __shfl_sync(RF_FULL_WARP, strip.flags, i)};
         if (lane == 0) strip_write(at, turn, i, s);
     }
 }

@@ -86,8 +86,8 @@ static void add_items(void *context, int64_t task) {
     const rf_ikbo_add_params *params = call->params;
     const rf__row_format item_row = rf__contiguous_row(params->dtype, params->m * params->n);
     const int64_t first = task * call->task_items;
-    const int64_t left = params->count - first;
-    const int64_t last = first + (left < call->task_items ? left : call->task_items);
+    const int64_t remaining = params->count - first;
+    const int64_t last = first + (remaining < call->task_items ? remaining : call->task_items);
     for (int64_t item = first; item < last; item++) {
         const int64_t parent = parent_of(params, item);
         for (int64_t row = 0; row < call->rows; row++) {

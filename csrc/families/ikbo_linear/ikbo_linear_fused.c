@@ -6,7 +6,7 @@
 #include "families/ikbo_linear/ikbo_linear.h"
 
 enum { GRAIN = 16, MOST_RANKS = RF__IKBO_MOST_RANKS };
-/* Beyond these pack.cu's numbers of pieces and of floats would not fit 31 bits. */
+/* Beyond these pack.cu's numbers of chunks and of floats would not fit 31 bits. */
 enum { MOST_K = 1 << 24, MOST_N = 1 << 20 };
 
 /* Returns the reason why the kernels refuse a level, or NULL. */
@@ -50,7 +50,7 @@ static const char *refusal(const rf__gpu *gpu, const rf_ikbo_linear_params *para
 
 /* Sums are in float32, and in whole strips and rows of blocks: for small items far more than the products in
  * `dtype`. */
-static bool is_thrifty(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape) {
+static bool is_workspace_small(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape) {
     enum { MOST_TIMES = 8 };
     rf__ikbo_variant variant = rf__ikbo_variant_of(params, shape);
     rf__ikbo_workspace levels[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
@@ -65,7 +65,7 @@ static bool is_thrifty(const rf_ikbo_linear_params *params, const rf__ikbo_shape
 bool rf__ikbo_linear_shape(const rf_ikbo_linear_params *params, int32_t ordinal, rf__ikbo_shape *shape) {
     const rf__cuda_device *device = NULL;
     return rf__check_ikbo_linear(params) == RF_OK && rf__cuda_device_get(ordinal, &device) == RF_OK &&
-           refusal(&device->gpu, params, shape) == NULL && is_thrifty(params, shape);
+           refusal(&device->gpu, params, shape) == NULL && is_workspace_small(params, shape);
 }
 
 bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t ordinal) {

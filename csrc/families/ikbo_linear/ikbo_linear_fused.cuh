@@ -117,13 +117,13 @@ RF_INLINE int levels_of(const rf_fused_args &args) { return RF_JOINED ? 2 : args
  * the others compute them. */
 RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, int clusters) {
     const int last = levels_of(args) - 1;
-    rf_i64 all = 0, most = 0, before = 0, after = 0;
+    rf_i64 total_cost = 0, most_cost = 0, before = 0, after = 0;
     for (int l = FIRST; l <= last; l++) {
         const rf_i64 n = (rf_i64)args.levels[l].count * args.strips, cost = args.levels[l].cost;
         const rf_i64 from = n * cluster / clusters, to = n * (cluster + 1) / clusters;
-        all += n * cost;
+        total_cost += n * cost;
         if (l == last) break;
-        most += (n + clusters - 1) / clusters * cost;
+        most_cost += (n + clusters - 1) / clusters * cost;
         before += from * cost;
         after += to * cost;
         range_write(at, l, (int)from, (int)to);
@@ -132,13 +132,13 @@ RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, i
     rf_i64 from = n * cluster / clusters, to = n * (cluster + 1) / clusters;
     const rf_i64 users = (rf_i64)args.levels[0].count * args.strips, idle = clusters - users;
     if (!RF_JOINED && last == 1 && idle >= users && n <= GROUPS * idle) {
-        const rf_i64 place =
+        const rf_i64 idle_number =
             cluster - users * cluster / clusters; /* number among the clusters without a user */
-        from = n * place / idle;
-        to = after > before ? from : n * (place + 1) / idle;
-    } else if (most <= all / clusters) {
-        from = (all * cluster / clusters - before + cost / 2) / cost;
-        to = (all * (cluster + 1) / clusters - after + cost / 2) / cost;
+        from = n * idle_number / idle;
+        to = after > before ? from : n * (idle_number + 1) / idle;
+    } else if (most_cost <= total_cost / clusters) {
+        from = (total_cost * cluster / clusters - before + cost / 2) / cost;
+        to = (total_cost * (cluster + 1) / clusters - after + cost / 2) / cost;
     }
     if (cluster == clusters - 1) to = n;
     range_write(at, last, (int)min(from, n), (int)min(to, n));

@@ -106,9 +106,9 @@ static rf_status pack_lower(const rf_ikbo_linear_params *params, const rf__ikbo_
     for (int32_t l = 0; l < args->n_levels; l++) {
         const rf_pack_level *level = &args->levels[l];
         const bool has_bias = rf__ikbo_has_sums(params, variant, l) && rf__ikbo_is_fused(variant);
-        const int64_t pieces = level->slots * (int64_t)(RF_FUSED_K / 8);
+        const int64_t chunks = level->slots * (int64_t)(RF_FUSED_K / 8);
         const int64_t floats = has_bias ? (int64_t)args->strips * RF_FUSED_COLUMNS : 0;
-        if (pieces > most) most = pieces;
+        if (chunks > most) most = chunks;
         if (floats > most) most = floats;
         if (!variant->direct) {
             launch.read_bytes += rf__elements_bytes(params->dtype, params->m * level->k);
@@ -172,19 +172,19 @@ static void fused_grid(const rf__gpu *gpu, const rf_ikbo_linear_params *params,
     launch->overlap = variant->joined && packs ? RF__OVERLAP_ALWAYS : RF__OVERLAP_NEVER;
 }
 
-/* small.cu: a block per piece, started while pack.cu runs. If all blocks may run at once they need no
+/* small.cu: a block per task, started while pack.cu runs. If all blocks may run at once they need no
  * tickets. */
 static rf_status small_grid(const rf__gpu *gpu, const rf_ikbo_linear_params *params,
                             const rf__ikbo_shape *shape, bool packs, rf_fused_args *args,
                             rf__kernel_launch *launch) {
-    int64_t pieces = 0;
-    for (int32_t l = shape->joined; l < params->n_levels; l++) pieces += rf__ikbo_pieces(params, shape, l);
+    int64_t tasks = 0;
+    for (int32_t l = shape->joined; l < params->n_levels; l++) tasks += rf__ikbo_tasks(params, shape, l);
     RF_FAIL_IF(
-        pieces > INT32_MAX, RF_ERR_UNSUPPORTED,
+        tasks > INT32_MAX, RF_ERR_UNSUPPORTED,
         "recfuse.ikbo_linear: path \"small\" would need more than 2^31 - 1 blocks. Use path \"auto\".");
-    launch->grid[0] = (uint32_t)pieces;
+    launch->grid[0] = (uint32_t)tasks;
     launch->block[0] = (uint32_t)(shape->groups + 1) * 128;
-    launch->cooperative = !shape->joined && pieces <= gpu->sms;
+    launch->cooperative = !shape->joined && tasks <= gpu->sms;
     if (launch->cooperative) launch->uncooperative_at = offsetof(rf_fused_args, tickets);
     args->tickets = !shape->joined && !launch->cooperative;
     launch->overlap = packs ? RF__OVERLAP_ALWAYS : RF__OVERLAP_NEVER;

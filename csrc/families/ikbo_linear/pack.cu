@@ -2,12 +2,12 @@
  * to 0.
  *
  * The weight [m, k] of a level becomes images of its slots: [slot, rank, row, 32 of k], with zeros beyond m
- * and k. The four pieces of 16 bytes of a row are in the order of the tensor cores' swizzle of 64 bytes:
- * piece c of row r is at c ^ (r / 2 % 4). Every call packs, because a change of a weight cannot be detected;
+ * and k. The four chunks of 16 bytes of a row are in the order of the tensor cores' swizzle of 64 bytes:
+ * chunk c of row r is at c ^ (r / 2 % 4). Every call packs, because a change of a weight cannot be detected;
  * 1.6 MB take 3 microseconds. The bias fills the sums of a bias-only item, the parent of items without a
  * parent.
- * A thread has one piece of 16 bytes of a level (blockIdx.y), then one float of its bias-only item. Launch:
- * grid [ceil(most pieces or floats of a level / RF_BLOCK), levels], block [RF_BLOCK].
+ * A thread has one chunk of 16 bytes of a level (blockIdx.y), then one float of its bias-only item. Launch:
+ * grid [ceil(most chunks or floats of a level / RF_BLOCK), levels], block [RF_BLOCK].
  */
 #include "gpu/device/common.cuh"
 #include "families/ikbo_linear/ikbo_linear_args.h"
@@ -23,21 +23,21 @@
 #define RF_BLOCK 256
 #endif
 
-enum { PIECE = 8, PIECES = RF_FUSED_K / PIECE }; /* elements of a piece; pieces of a row */
+enum { CHUNK = 8, CHUNKS = RF_FUSED_K / CHUNK }; /* elements of a chunk; chunks of a row */
 
 RF_INLINE void pack(const rf_pack_level &level, int m, int ranks, int at) {
-    const int piece = at % PIECES, row = at / PIECES % RF_ROWS, part = at / (PIECES * RF_ROWS);
-    const int out_row = part % ranks * RF_ROWS + row, k = part / ranks * RF_FUSED_K + piece * PIECE;
+    const int chunk = at % CHUNKS, row = at / CHUNKS % RF_ROWS, part = at / (CHUNKS * RF_ROWS);
+    const int out_row = part % ranks * RF_ROWS + row, k = part / ranks * RF_FUSED_K + chunk * CHUNK;
     const rf_u16 *from = level.weight + out_row * level.pitch + k;
     rf_bytes<16> to;
 #pragma unroll
-    for (int i = 0; i < PIECE; i += 2) {
+    for (int i = 0; i < CHUNK; i += 2) {
         const rf_u32 low = out_row < m && k + i < level.k ? from[i] : 0u;
         const rf_u32 high = out_row < m && k + i + 1 < level.k ? from[i + 1] : 0u;
         to.word[i / 2] = low | high << 16;
     }
-    const int place = (part * RF_ROWS + row) * PIECES + (piece ^ (row / 2 % PIECES));
-    ((rf_bytes<16> *)level.packed)[place] = to;
+    const int position = (part * RF_ROWS + row) * CHUNKS + (chunk ^ (row / 2 % CHUNKS));
+    ((rf_bytes<16> *)level.packed)[position] = to;
 }
 
 /* Returns float `at` of [strips, rank, RF_ROWS / 8, 128 threads, 4]: rows as in the head of
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     rf_begin_next_kernel();
     const rf_pack_level &level = args.levels[blockIdx.y];
     const int at = blockIdx.x * RF_BLOCK + threadIdx.x;
-    if (at < level.slots * args.ranks * RF_ROWS * PIECES) pack(level, args.m, args.ranks, at);
+    if (at < level.slots * args.ranks * RF_ROWS * CHUNKS) pack(level, args.m, args.ranks, at);
     if (at == 0 && level.done != nullptr) level.done[0] = level.done[RF_SMALL_TICKET] = 0;
     if (level.bias != nullptr && at < args.strips * args.ranks * RF_ROWS * RF_FUSED_COLUMNS)
         level.bias[at] = bias_of(args, at);

@@ -24,7 +24,7 @@ bool rf__ikbo_is_direct(const rf_ikbo_linear_params *params) {
     return true;
 }
 
-int64_t rf__ikbo_pieces(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int32_t l) {
+int64_t rf__ikbo_tasks(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int32_t l) {
     const int64_t strips = params->levels[l].count * rf__ikbo_strips(params);
     return (strips + shape->groups - 1) / shape->groups * shape->ranks;
 }
@@ -80,7 +80,7 @@ static int64_t fused_time(const rf_ikbo_linear_params *params, int32_t sms) {
     return JOINED + (slots * JOINED_SLOT > work ? slots * JOINED_SLOT : work);
 }
 
-/* The variants of small.cu; nanoseconds of a slot on an H200, [joined][direct] of pieces that begin at once,
+/* The variants of small.cu; nanoseconds of a slot on an H200, [joined][direct] of tasks that begin at once,
  * and of others. */
 static const struct {
     int32_t rows, groups, first[2][2], later;
@@ -90,21 +90,21 @@ static const struct {
                     {112, 3, {{290, 250}, {222, 203}}, 208}};
 enum { SMALL_SHAPES = sizeof small_shapes / sizeof small_shapes[0] };
 
-/* Returns the nanoseconds of a call: a fixed part; more for pieces that do not all begin at once, for which
- * others may wait; the longest first piece, and the pieces that follow on an SM. */
+/* Returns the nanoseconds of a call: a fixed part; more for tasks that do not all begin at once, for which
+ * others may wait; the longest first task, and the tasks that follow on an SM. */
 static int64_t small_time(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int32_t number,
                           int32_t sms) {
     enum { WAIT = 4000, TURN = 4500, MOST_TURNS = 4 };
     static const int32_t base[2][2] = {{5900, 6000}, {4500, 3900}};
-    int64_t pieces = 0, longest = 0, all = 0, last = 0;
+    int64_t tasks = 0, longest = 0, all = 0, last = 0;
     for (int32_t l = 0; l < params->n_levels; l++) {
         last = rf__ikbo_slots(&params->levels[l]);
         all += last;
         if (last > longest) longest = last;
-        if (l >= shape->joined) pieces += rf__ikbo_pieces(params, shape, l);
+        if (l >= shape->joined) tasks += rf__ikbo_tasks(params, shape, l);
     }
     if (shape->joined) longest = all;
-    const int64_t turns = (pieces + sms - 1) / sms;
+    const int64_t turns = (tasks + sms - 1) / sms;
     if (turns > 1 && (shape->joined || shape->direct)) return INT64_MAX; /* slower than the alternatives */
     if (turns > MOST_TURNS && fits_fused(params)) return INT64_MAX;
     return base[shape->joined][shape->direct] +
@@ -128,8 +128,8 @@ static rf__ikbo_shape small_shape(const rf_ikbo_linear_params *params, const rf_
         const int64_t shared = gpu->shared_per_block_optin - RF_SMALL_SHARED_BYTES(rows, groups, 0);
         const int64_t slots = shared / RF_SMALL_SLOT_BYTES(rows, groups);
         shape.slots = slots > MOST_SLOTS ? MOST_SLOTS : (int32_t)slots;
-        const int64_t taken = small_time(params, &shape, number, gpu->sms);
-        if (taken < *time) *time = taken, best = shape;
+        const int64_t call_time = small_time(params, &shape, number, gpu->sms);
+        if (call_time < *time) *time = call_time, best = shape;
     }
     return best;
 }

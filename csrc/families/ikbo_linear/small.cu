@@ -3,10 +3,10 @@
  *
  *     sums of an item = W_level . x[item] + sums of its parent;   out[candidate] = activation(its sums)
  *
- * A block has one piece of a level and then ends: RF_ROWS rows of the weight (rank) for RF_GROUPS strips of
+ * A block has one task of a level and then ends: RF_ROWS rows of the weight (rank) for RF_GROUPS strips of
  * 64 columns. Its ring is as deep as shared memory allows, so that most of its loads are in flight at once. A
  * block waits for the sums of its parents' level: so all blocks must run at once (a cooperative launch). If
- * there are too many, blocks take pieces by a ticket, in the order of levels: then they wait only for blocks
+ * there are too many, blocks claim tasks by a ticket, in the order of levels: then they wait only for blocks
  * that have started, in any order of execution. RF_JOINED, for two levels: a candidate's strip accumulates
  * over its own k, then its user's, and waits for no block. pack.cu packs the weights and sets counters and
  * tickets to 0. This kernel starts concurrently with it, reads its inputs, and waits for it where needed.
@@ -14,7 +14,7 @@
  *
  * A block has RF_GROUPS warpgroups that multiply and warps that copy: one for each strip, one for weights. A
  * thread has RF_ROWS / 2 sums as in ikbo_linear_fused.cu. Shared memory: RF_SMALL_SHARED_BYTES. Launch: grid
- * [pieces of all levels], block [(RF_GROUPS + 1) * 128].
+ * [tasks of all levels], block [(RF_GROUPS + 1) * 128].
  * Source: IKBO (in-kernel broadcast optimization), section 2: decomposition, broadcast fusion, multi-stage
  * fusion.
  */
@@ -152,7 +152,7 @@ RF_INLINE void store(sums_t &sums, const rf_fused_args &args, rf_u32 stage, rf_u
 }
 
 /* Writes the sums of other levels to global memory, and counts them. */
-RF_INLINE void keep(sums_t &sums, const rf_fused_level &level, float4 *to, int group, int thread) {
+RF_INLINE void store_sums(sums_t &sums, const rf_fused_level &level, float4 *to, int group, int thread) {
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4)
         __stcg(to + i / 4 * WARPGROUP, make_float4(SUM(i), SUM(i + 1), SUM(i + 2), SUM(i + 3)));
@@ -162,33 +162,33 @@ RF_INLINE void keep(sums_t &sums, const rf_fused_level &level, float4 *to, int g
 }
 
 /* One warpgroup multiplies its strip. */
-RF_INLINE void multiply_strip(const rf_fused_args &args, const shared_t &at, const piece_t &piece,
-                              int group) {
-    const rf_fused_level &level = args.levels[piece.level];
-    const int thread = threadIdx.x % WARPGROUP, lane = thread % 32, strip = piece.first + group;
+RF_INLINE void multiply_strip(const rf_fused_args &args, const shared_t &at, const task_t &task, int group) {
+    const rf_fused_level &level = args.levels[task.level];
+    const int thread = threadIdx.x % WARPGROUP, lane = thread % 32, strip = task.first + group;
     const int column = strip / level.count, item = strip - column * level.count;
     /* The offset of this thread's row of 16 bytes, for ldmatrix and stmatrix, in a box [rows][64 columns]
      * with a swizzle of 128. */
     const rf_u32 offset =
         lane % 8 * 128 + ((thread / 32 * 2 + lane / 8 % 2) ^ lane % 8) * 16 + lane / 16 * 1024;
-    const int parent = parent_of(args, piece.level, item, piece.rank == 0 && column == 0 && thread == 0);
+    const int parent = parent_of(args, task.level, item, task.rank == 0 && column == 0 && thread == 0);
     sums_t sums;
-    multiply(sums, at, level.slots + (RF_JOINED ? args.levels[piece.level - 1].slots : 0),
+    multiply(sums, at, level.slots + (RF_JOINED ? args.levels[task.level - 1].slots : 0),
              group * X_BYTES + offset, thread);
     if (!RF_JOINED) rf_wait_for_previous_kernel(); /* pack.cu sets the counters */
     if (RF_JOINED || parent < 0) {
-        add_bias(sums, args, piece.rank, thread);
+        add_bias(sums, args, task.rank, thread);
     } else {
-        const rf_fused_level &up = args.levels[piece.level - 1];
+        const rf_fused_level &up = args.levels[task.level - 1];
         if (thread == 0) rf_count_wait(up.done, (rf_u32)up.count * args.strips * args.ranks);
         rf_group_sync(group + 1, WARPGROUP);
-        add_parent(sums, sums_of(args, up.sums, (rf_i64)parent * args.strips + column, piece.rank, thread));
+        add_parent(sums, sums_of(args, up.sums, (rf_i64)parent * args.strips + column, task.rank, thread));
     }
-    if (piece.level == args.n_levels - 1)
-        store(sums, args, at.stages + group * STAGE_BYTES, offset, {item, column, piece.rank}, group, thread);
+    if (task.level == args.n_levels - 1)
+        store(sums, args, at.stages + group * STAGE_BYTES, offset, {item, column, task.rank}, group, thread);
     else
-        keep(sums, level, sums_of(args, level.sums, (rf_i64)item * args.strips + column, piece.rank, thread),
-             group, thread);
+        store_sums(sums, level,
+                   sums_of(args, level.sums, (rf_i64)item * args.strips + column, task.rank, thread), group,
+                   thread);
 }
 
 extern "C" __global__ void __launch_bounds__((RF_GROUPS + 1) * 128, 1)
@@ -197,20 +197,20 @@ extern "C" __global__ void __launch_bounds__((RF_GROUPS + 1) * 128, 1)
     const shared_t at = shared_of(memory);
     const int group = threadIdx.x / WARPGROUP, warp = threadIdx.x / 32 % 4;
     if (threadIdx.x == 0) {
-        const piece_t piece = piece_of(args, take_number(args));
-        *at.piece = piece;
+        const task_t task = task_of(args, claim_number(args));
+        *at.task = task;
         for (int i = 0; i < RF_SLOTS; i++) {
-            rf_barrier_init(at.full + i * 8, piece.strips + 1);
-            rf_barrier_init(at.empty + i * 8, piece.strips);
+            rf_barrier_init(at.full + i * 8, task.strips + 1);
+            rf_barrier_init(at.empty + i * 8, task.strips);
         }
         rf_barriers_ready();
     }
     __syncthreads();
-    const piece_t piece = *at.piece;
+    const task_t task = *at.task;
     if (group < RF_GROUPS) {
-        if (group < piece.strips) multiply_strip(args, at, piece, group);
+        if (group < task.strips) multiply_strip(args, at, task, group);
     } else if (threadIdx.x % 32 == 0) {
-        if (warp < piece.strips) copy_strip(args, at, piece.level, piece.first + warp, warp);
-        if (warp == RF_GROUPS) copy_weights(args, at, piece.level, piece.rank);
+        if (warp < task.strips) copy_strip(args, at, task.level, task.first + warp, warp);
+        if (warp == RF_GROUPS) copy_weights(args, at, task.level, task.rank);
     }
 }

@@ -39,7 +39,8 @@ struct plan_tiles_args {
 static void describe(const void *from) {
     const plan_tiles_args &args = *static_cast<const plan_tiles_args *>(from);
     const rf_attention_plan &plan = *args.attention.plan;
-    const int lane = (int)threadIdx.x, count = plan.whole + (plan.tiles - plan.whole) * plan.parts;
+    const int lane = (int)threadIdx.x,
+              count = plan.whole_tiles + (plan.tiles - plan.whole_tiles) * plan.parts;
     const users_t users(args.attention, lane);
     for (int number = 0; number <= count; number++) {
         tile_t *tile = (tile_t *)(args.tiles + number * 8);

@@ -96,7 +96,7 @@ RF_INLINE float lse_of(const rf_attention_unpack_args &args, rf_i64 item, rf_i64
                          (row - args.rows[chunk]) * args.lse_pitch[2]];
 }
 
-/* Unpacks piece `at` of item `item`: a vector of a head, and with its first vector the log-sum-exp of the
+/* Unpacks vector `at` of item `item`: a vector of a head, and with its first vector the log-sum-exp of the
  * head. */
 RF_INLINE void unpack(const rf_attention_unpack_args &args, rf_i64 item, rf_u32 at) {
     const rf_i64 user = rf_attention_user_of(&args.items, item);
@@ -104,8 +104,8 @@ RF_INLINE void unpack(const rf_attention_unpack_args &args, rf_i64 item, rf_u32 
         const rf_i64 chunk = rf_attention_chunk_of(&args.items, item, user);
         if (chunk < args.first_chunk || chunk >= args.end_chunk) return;
     }
-    const rf_u32 pieces = args.head_vectors > 0 ? args.head_vectors : 1;
-    const rf_u32 row_heads = at / pieces, vector = at - row_heads * pieces;
+    const rf_u32 vectors = args.head_vectors > 0 ? args.head_vectors : 1;
+    const rf_u32 row_heads = at / vectors, vector = at - row_heads * vectors;
     const rf_u32 query = row_heads / args.heads, head = row_heads - query * args.heads;
     const rf_u32 kv_head = head / args.group;
     const rf_i64 row = (item * args.queries + query) * args.group + (head - kv_head * args.group);

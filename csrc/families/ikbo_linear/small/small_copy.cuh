@@ -8,7 +8,7 @@
 
 enum {
     WARPGROUP = 128,
-    FIRST = RF_JOINED, /* first level with pieces of its own */
+    FIRST = RF_JOINED, /* first level with tasks of its own */
     SUMS = RF_ROWS / 2, /* sums per thread */
     HALVES = RF_ROWS > 112 ? 2 : 1, /* products for RF_ROWS rows */
     HALF = RF_ROWS / HALVES,
@@ -20,7 +20,7 @@ enum {
 };
 
 /* The work of a block: `strips` strips of a level from number `first` on. */
-struct piece_t {
+struct task_t {
     int level, first, strips, rank;
 };
 
@@ -28,7 +28,7 @@ struct piece_t {
 struct shared_t {
     rf_u32 slots, stages;
     rf_u32 full, empty; /* [RF_SLOTS] barriers each */
-    piece_t *piece;
+    task_t *task;
 };
 
 RF_INLINE shared_t shared_of(rf_u8 *memory) {
@@ -38,28 +38,28 @@ RF_INLINE shared_t shared_of(rf_u8 *memory) {
     at.stages = at.slots + RF_SLOTS * SLOT_BYTES;
     at.full = at.stages + RF_GROUPS * STAGE_BYTES;
     at.empty = at.full + RF_SLOTS * 8;
-    at.piece = (piece_t *)(memory + (at.empty + RF_SLOTS * 8 - start));
+    at.task = (task_t *)(memory + (at.empty + RF_SLOTS * 8 - start));
     return at;
 }
 
-RF_INLINE int take_number(const rf_fused_args &args) {
+RF_INLINE int claim_number(const rf_fused_args &args) {
     if (!args.tickets) return (int)blockIdx.x;
     rf_wait_for_previous_kernel();
     return (int)atomicAdd(args.levels[0].done + RF_SMALL_TICKET, 1u);
 }
 
-RF_INLINE piece_t piece_of(const rf_fused_args &args, int number) {
-    piece_t piece = {FIRST, 0, 0, 0};
-    for (;; piece.level++) {
-        const int strips = args.levels[piece.level].count * args.strips,
-                  pieces = (strips + RF_GROUPS - 1) / RF_GROUPS * args.ranks;
-        if (number < pieces || piece.level == args.n_levels - 1) {
-            piece.first = number / args.ranks * RF_GROUPS;
-            piece.rank = number % args.ranks;
-            piece.strips = min((int)RF_GROUPS, strips - piece.first);
-            return piece;
+RF_INLINE task_t task_of(const rf_fused_args &args, int number) {
+    task_t task = {FIRST, 0, 0, 0};
+    for (;; task.level++) {
+        const int strips = args.levels[task.level].count * args.strips,
+                  tasks = (strips + RF_GROUPS - 1) / RF_GROUPS * args.ranks;
+        if (number < tasks || task.level == args.n_levels - 1) {
+            task.first = number / args.ranks * RF_GROUPS;
+            task.rank = number % args.ranks;
+            task.strips = min((int)RF_GROUPS, strips - task.first);
+            return task;
         }
-        number -= pieces;
+        number -= tasks;
     }
 }
 

@@ -5,7 +5,7 @@
  * rows of weights padded to 16 bytes, as tensor cores need; "broadcast" adds from the users' products in one
  * kernel, which also computes the remainder of a k that is not a multiple of 8; "fused" is a single launch. A
  * fifth, "concatenated" (linear_concatenated.c), is for users of one candidate each; a sixth, "small", is one
- * launch of many small pieces, for few items on a GPU. linear_levels.c has the first three.
+ * launch of many small tasks, for few items on a GPU. linear_levels.c has the first three.
  */
 #include "core/validate.h"
 #include "families/ikbo_linear/ikbo_linear.h"

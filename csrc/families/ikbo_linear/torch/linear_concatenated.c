@@ -11,19 +11,19 @@
 static int64_t width(const rf__ikbo_layer *layer, int32_t l) { return layer->inputs[l].sizes[1]; }
 
 /* Returns true if the weights share one tensor's memory as [m, k_user + k_cand]. */
-static rf_status is_one_weight(const rf__ikbo_layer *layer, bool *one) {
+static rf_status weights_are_adjacent(const rf__ikbo_layer *layer, bool *adjacent) {
     const rf__tensor *user = &layer->weights[0], *cand = &layer->weights[1];
     const int64_t k = width(layer, 0) + width(layer, 1);
     const int64_t last = (layer->m - 1) * user->strides[0] + (k - 1) * user->strides[1];
-    int64_t offset = 0, has = 0;
-    *one = layer->m > 0 && k > 0 && user->strides[0] == cand->strides[0] &&
-           user->strides[1] == cand->strides[1] &&
-           cand->data == rf__element_at(user->data, layer->dtype, width(layer, 0) * user->strides[1]);
-    if (!*one) return RF_OK;
+    int64_t offset = 0, storage_bytes = 0;
+    *adjacent = layer->m > 0 && k > 0 && user->strides[0] == cand->strides[0] &&
+                user->strides[1] == cand->strides[1] &&
+                cand->data == rf__element_at(user->data, layer->dtype, width(layer, 0) * user->strides[1]);
+    if (!*adjacent) return RF_OK;
     RF__TORCH_CHECK(aoti_torch_get_storage_offset(user->handle, &offset));
-    RF__TORCH_CHECK(aoti_torch_get_storage_size(user->handle, &has));
-    *one = rf__elements_bytes(layer->dtype, offset + last + 1) <=
-           has; /* otherwise two tensors are adjacent by chance */
+    RF__TORCH_CHECK(aoti_torch_get_storage_size(user->handle, &storage_bytes));
+    *adjacent = rf__elements_bytes(layer->dtype, offset + last + 1) <=
+                storage_bytes; /* otherwise two tensors are adjacent by chance */
     return RF_OK;
 }
 
@@ -37,7 +37,7 @@ rf_status rf__ikbo_concatenated_is_best(const rf__call *call, const rf__ikbo_lay
     *best = rf__ikbo_concatenated_refusal(call, layer) == NULL &&
             (layer->dtype == RF_FLOAT16 || layer->dtype == RF_BFLOAT16) &&
             layer->inputs[0].sizes[0] >= layer->inputs[1].sizes[0];
-    return *best ? is_one_weight(layer, best) : RF_OK;
+    return *best ? weights_are_adjacent(layer, best) : RF_OK;
 }
 
 /* A new handle to columns [first, first + sizes[1]) of a contiguous tensor of `pitch` columns. */
@@ -62,9 +62,9 @@ static rf_status whole_weight(rf__call *call, const rf__ikbo_layer *layer, AtenT
     AtenTensorHandle joined = weights[0].handle;
     int64_t pitches[2] = {weights[0].strides[1], weights[0].strides[0]};
     void *data = NULL;
-    bool one = false;
-    RF_CHECK(is_one_weight(layer, &one));
-    if (!one) {
+    bool adjacent = false;
+    RF_CHECK(weights_are_adjacent(layer, &adjacent));
+    if (!adjacent) {
         RF_CHECK(rf__call_temporary(call, 2, (const int64_t[]){m, k}, weights[0].dtype, &joined, &data));
         for (int32_t l = 0; l < 2; l++) RF_CHECK(columns_copy(joined, k, l * width(layer, 0), &weights[l]));
         pitches[0] = 1;
@@ -86,7 +86,7 @@ static rf_status map_check(const rf__ikbo_layer *layer, const rf_executor *execu
     return rf_ikbo_add_cpu(&nothing, executor);
 }
 
-/* to = from[map], by aten::index_select; `to` is taken. */
+/* to = from[map], by aten::index_select; takes over `to`. */
 static rf_status rows_select(const rf__tensor *from, const rf__tensor *map, AtenTensorHandle to) {
     AtenTensorHandle views[2] = {NULL, NULL};
     rf_status status = rf__tensor_view(from->handle, 2, from->sizes, from->strides, 0, &views[0]);

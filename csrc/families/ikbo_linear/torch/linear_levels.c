@@ -40,19 +40,20 @@ static bool is_aligned(const rf__tensor *weight, int64_t bytes) {
 
 /* Returns a weight [m, k], or a copy whose rows are padded to a multiple of 8 elements. The padding is never
  * read. */
-static rf_status weight_operand(rf__call *call, const rf__tensor *weight, bool aligned, operand *found) {
+static rf_status weight_operand(rf__call *call, const rf__tensor *weight, bool aligned,
+                                operand *operand_of_weight) {
     const int64_t m = weight->sizes[0], k = weight->sizes[1];
-    *found = (operand){weight->handle, {m, k}, {weight->strides[0], weight->strides[1]}};
+    *operand_of_weight = (operand){weight->handle, {m, k}, {weight->strides[0], weight->strides[1]}};
     if (!aligned || m * k == 0 || rf__call_on_cpu(call) ||
         is_aligned(weight, (int64_t)aoti_torch_dtype_element_size(weight->dtype)))
         return RF_OK;
     const int64_t padded[2] = {m, (k + 7) / 8 * 8};
     AtenTensorHandle copy = NULL;
     void *data = NULL;
-    RF_CHECK(rf__call_temporary(call, 2, padded, weight->dtype, &found->of, &data));
-    found->strides[0] = padded[1];
-    found->strides[1] = 1;
-    RF_CHECK(view(found, 2, &copy));
+    RF_CHECK(rf__call_temporary(call, 2, padded, weight->dtype, &operand_of_weight->of, &data));
+    operand_of_weight->strides[0] = padded[1];
+    operand_of_weight->strides[1] = 1;
+    RF_CHECK(view(operand_of_weight, 2, &copy));
     const rf_status status =
         rf__torch_status(aoti_torch_copy_(copy, weight->handle, true), "aoti_torch_copy_");
     rf__tensor_free(copy);
