@@ -53,8 +53,8 @@ def parsing(subject: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
             raise
-        found = _short(f"{type(error).__name__}: {error}")
-        raise FileFormatError(f"{subject} is damaged or cut: {found}") from error
+        cause = _short(f"{type(error).__name__}: {error}")
+        raise FileFormatError(f"{subject} is damaged or cut: {cause}") from error
 
 
 def _short(text: str) -> str:

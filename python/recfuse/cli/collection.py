@@ -119,7 +119,7 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
 
 def _line(error: Exception) -> str:
     """Return the informative line of an error of torch.load."""
-    if found := _UNSUPPORTED.search(str(error)):
-        return f"it holds a {found[1]}; expected only tensors or collections of recfuse.nn"
+    if match := _UNSUPPORTED.search(str(error)):
+        return f"it holds a {match[1]}; expected only tensors or collections of recfuse.nn"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return next((line for line in lines if "WeightsUnpickler error" in line), lines[0])

@@ -135,18 +135,18 @@ def _gpus_of(arch: str, sizes: Sequence[str]) -> list[str]:
 
     Raises ValueError for a text that is no architecture, or an architecture without kernels of recfuse.
     """
-    known = _C.gpus()
+    gpus = _C.gpus()
     try:
         gpu = calls.gpu_of(arch)
     except ValueError as error:
-        archs = dict.fromkeys(one["arch"] for one in known)
+        archs = dict.fromkeys(one["arch"] for one in gpus)
         raise ValueError(
             f"--arch is {arch!r}; expected sm_80 or newer, such as {', '.join(archs)}, or one of "
-            f"{', '.join(one['name'] for one in known)}"
+            f"{', '.join(one['name'] for one in gpus)}"
         ) from error
     if sizes:
         return [f"{gpu['arch']}:{size}" for size in sizes]
-    return [one["name"] for one in known if one["arch"] == arch] or [arch]
+    return [one["name"] for one in gpus if one["arch"] == arch] or [arch]
 
 
 def _in_one_line(error: Exception) -> str:

@@ -113,18 +113,20 @@ def _of_collection_plan(
         Table(form.rows, form.dim, mode=form.mode, padding_idx=0 if form.padded else None, dtype=form.dtype)
         for form in (table.form for table in plan.feature_tables)
     ]
-    own = collection_of(path, tables, _integers(plan.form), plan.form.weighted, plan.rows(), plan.warps)
+    described_tables = collection_of(
+        path, tables, _integers(plan.form), plan.form.weighted, plan.rows(), plan.warps
+    )
     lengths = [max(0, expected) / SIXTEENTHS for expected in plan.expected]
     bags = max(1, round(plan.trace.bags))
     options = {"check": not arguments.unchecked}
-    yield from collection_calls(own, lengths, ANY_BAGS if any_batch else [bags], **options)
+    yield from collection_calls(described_tables, lengths, ANY_BAGS if any_batch else [bags], **options)
     if any_batch:
-        yield from mapped_calls(own, lengths, **options)
+        yield from mapped_calls(described_tables, lengths, **options)
     if any_batch and arguments.huge_batches:
-        yield from collection_calls(own, lengths, ANY_BAGS, huge=True, **options)
-        yield from mapped_calls(own, lengths, huge=True, **options)
+        yield from collection_calls(described_tables, lengths, ANY_BAGS, huge=True, **options)
+        yield from mapped_calls(described_tables, lengths, huge=True, **options)
     size = Size(bags, round(plan.trace.lookups))
-    yield from _trained(own, arguments, ANY_SIZE if any_batch else [size])
+    yield from _trained(described_tables, arguments, ANY_SIZE if any_batch else [size])
 
 
 def _of_collection(path: str, arguments: argparse.Namespace, any_batch: bool) -> Iterator[DescribedCall]:
@@ -144,14 +146,18 @@ def _of_collection(path: str, arguments: argparse.Namespace, any_batch: bool) ->
     for index in arguments.index:
         new = partial(collection_of, path, tables, (getattr(torch, index),) * 2, arguments.weighted)
         for pooling in arguments.pooling:
-            own, lengths = new(expecting(features, pooling)), [pooling] * features
-            yield from collection_calls(own, lengths, ANY_BAGS if any_batch else arguments.batch, **options)
+            described_tables, lengths = new(expecting(features, pooling)), [pooling] * features
+            yield from collection_calls(
+                described_tables, lengths, ANY_BAGS if any_batch else arguments.batch, **options
+            )
             if any_batch:
-                yield from mapped_calls(own, lengths, **options)
-        own = new()
+                yield from mapped_calls(described_tables, lengths, **options)
+        described_tables = new()
         if any_batch:  # before it has learned mean bag lengths, as in a CUDA graph
-            yield from collection_calls(own, [0] * features, [1], **options)
-        yield from _trained(own, arguments, ANY_SIZE if any_batch else _sizes(arguments, features))
+            yield from collection_calls(described_tables, [0] * features, [1], **options)
+        yield from _trained(
+            described_tables, arguments, ANY_SIZE if any_batch else _sizes(arguments, features)
+        )
 
 
 def _of_columns(arguments: argparse.Namespace, any_batch: bool) -> Iterator[DescribedCall]:
@@ -159,16 +165,16 @@ def _of_columns(arguments: argparse.Namespace, any_batch: bool) -> Iterator[Desc
         yield from _of_any_columns(arguments)
     columns = [(path, json.read(path)) for path in arguments.columns or ()]
     forms = (False, True) if any_batch else (False,)
-    for (path, own), batch, jagged in itertools.product(columns, arguments.batch, forms):
-        name, words = f"{path}: {len(own)} columns", f"{batch} {'jagged ' * jagged}samples"
-        given = described.columns_batch(own, batch, jagged)
-        module: Any = described.new_columns(own)
+    for (path, specifications), batch, jagged in itertools.product(columns, arguments.batch, forms):
+        name, words = f"{path}: {len(specifications)} columns", f"{batch} {'jagged ' * jagged}samples"
+        inputs = described.columns_batch(specifications, batch, jagged)
+        module: Any = described.new_columns(specifications)
         module.bounds_check = "off" if arguments.unchecked else "on"
-        yield described.DescribedCall(f"{name} of {words}", module, given)
-        new = partial(described.new_columns, own)
+        yield described.DescribedCall(f"{name} of {words}", module, inputs)
+        new = partial(described.new_columns, specifications)
         rounding = arguments.stochastic_rounding
         for kind in arguments.training:
-            yield from training_calls(name, new, [(words, given)], kind, stochastic_rounding=rounding)
+            yield from training_calls(name, new, [(words, inputs)], kind, stochastic_rounding=rounding)
 
 
 def _of_any_columns(arguments: argparse.Namespace) -> Iterator[DescribedCall]:

@@ -49,15 +49,15 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     for name, where in cuda["libraries"].items():
         version = f"{where['version']}, " if where.get("version") else ""
-        found = where["found"] and f"{version}{where['found']}"
-        rows.append((name, found or "missing; looked in\n" + "\n".join(where["looked_in"])))
+        path = where["found"] and f"{version}{where['found']}"
+        rows.append((name, path or "missing; looked in\n" + "\n".join(where["looked_in"])))
     cache = cuda["kernel_cache"]
-    kept = describe_cache(cache)
+    text = describe_cache(cache)
     if cache["folder"] and not cache["refused"]:
-        kept = f"{cache['entries']} kernels, {cache['bytes'] / 2**20:.1f} MiB in {kept}"
+        text = f"{cache['entries']} kernels, {cache['bytes'] / 2**20:.1f} MiB in {text}"
         if cache["ignored"]:
-            kept += f"; {cache['ignored']} ignored, which others may have written"
-    rows.append(("kernel cache", kept))
+            text += f"; {cache['ignored']} ignored, which others may have written"
+    rows.append(("kernel cache", text))
     compiling = "allowed" if cache["allowed"] else "forbidden by RECFUSE_JIT=off"
     rows.append(("compiling kernels", compiling))
     missing = ", ".join(cuda["missing"])
@@ -67,10 +67,10 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _print_unwrapped(rows: list[tuple[str, str]]) -> None:
     """Print to a file or a pipe, such as a bug report or grep: never folds a line, whatever its length."""
-    width = max(len(what) for what, _ in rows)
-    for what, found in rows:
-        for number, line in enumerate(found.split("\n")):
-            print(f"{'' if number else what:<{width}} {line}".rstrip())
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        for number, line in enumerate(value.split("\n")):
+            print(f"{'' if number else name:<{width}} {line}".rstrip())
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for what, found in _rows(record):
-        table.add_row(what, found)
+    for name, value in _rows(record):
+        table.add_row(name, value)
     Console(highlight=False, markup=False).print(table)
     return 0

@@ -69,13 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.plan:
         return _write_plan(arguments, tables)
-    found = place(
+    placement = place(
         tables, arguments.gpus, arguments.memory, batch=arguments.batch, gpu=arguments.gpu,
         training=arguments.training, calibration=arguments.calibration,
     )  # fmt: skip
-    print(found)
+    print(placement)
     if arguments.json:
-        write_json(arguments.json, found.to_json(), "recfuse place")
+        write_json(arguments.json, placement.to_json(), "recfuse place")
         print(f"written to {arguments.json}", file=sys.stderr)
     return 0
 

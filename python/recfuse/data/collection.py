@@ -85,10 +85,10 @@ def jagged_batches(
     return flat_batches
 
 
-def _jagged(given: Lookups, features: int, device: torch.device | None, prefix: str) -> Jagged:
-    tensors = moved(given, device, prefix)
-    on_host = given.offsets.detach().cpu().contiguous().numpy()
-    lookups = given.indices.numel()
+def _jagged(batch: Lookups, features: int, device: torch.device | None, prefix: str) -> Jagged:
+    tensors = moved(batch, device, prefix)
+    on_host = batch.offsets.detach().cpu().contiguous().numpy()
+    lookups = batch.indices.numel()
     if on_host[0] != 0 or on_host[-1] != lookups or (np.diff(on_host) < 0).any():
         raise ArgumentValueError(
             f"{prefix} has offsets from {on_host[0]} to {on_host[-1]}; expected offsets that rise from 0 to "

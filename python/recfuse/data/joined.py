@@ -56,28 +56,28 @@ def join_tables(
 def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor], prefix: str) -> None:
     """Raise an error that names the first tensor, and its table, that cannot be joined with the others."""
     order = ". Pass (offsets, indices) in this order."
-    for name, given in (("offsets", offsets), ("indices", indices)):
-        if not are_tensors(given):
+    for name, tensors in (("offsets", offsets), ("indices", indices)):
+        if not are_tensors(tensors):
             raise ArgumentTypeError(
-                f"{prefix}: {name} is {a_type(given)}; expected a tensor or a list with one tensor a table"
+                f"{prefix}: {name} is {a_type(tensors)}; expected a tensor or a list with one tensor a table"
             )
     if len(indices) != len(offsets):
         return
-    for name, given in (("offsets", offsets), ("indices", indices)):
-        if isinstance(given, Tensor) and given.dim() != 2:
+    for name, tensors in (("offsets", offsets), ("indices", indices)):
+        if isinstance(tensors, Tensor) and tensors.dim() != 2:
             raise ArgumentValueError(
-                f"{prefix}: {name} has {given.dim()} dimensions; expected 2, with a row a table{order}"
+                f"{prefix}: {name} has {tensors.dim()} dimensions; expected 2, with a row a table{order}"
             )
-        if isinstance(given, Tensor):
+        if isinstance(tensors, Tensor):
             continue
-        for table, one in enumerate(given):
+        for table, one in enumerate(tensors):
             if one.dim() != 1:
                 raise ArgumentValueError(
                     f"{prefix}: {name}[{table}] has {one.dim()} dimensions; expected 1{order}"
                 )
-            if one.device != given[0].device:
-                found = f"{name}[{table}] is on {one.device}, {name}[0] is on {given[0].device}"
-                raise ArgumentValueError(f"{prefix}: {found}; expected one device")
+            if one.device != tensors[0].device:
+                devices = f"{name}[{table}] is on {one.device}, {name}[0] is on {tensors[0].device}"
+                raise ArgumentValueError(f"{prefix}: {devices}; expected one device")
     counts = [one.shape[0] for one in offsets]
     for table, count in enumerate(counts):
         if count != counts[0]:
@@ -96,7 +96,7 @@ def _joined(offsets: Tensor, indices: Tensor | Sequence[Tensor], prefix: str) ->
         tables, each = indices.shape
         ends = torch.arange(tables + 1, device=offsets.device) * each
     else:
-        lengths = [own.shape[0] for own in indices]
+        lengths = [of_table.shape[0] for of_table in indices]
         ends = integers_on([0, *itertools.accumulate(lengths)], offsets.device)
     if offsets.is_cuda or (not torch.compiler.is_compiling() and _C.explain_lowers()):
         return _moved_on_gpu(offsets, ends)
@@ -178,8 +178,10 @@ def _sample_weights(
     first = next(weights for weights in row_weights if weights is not None)
     return torch.cat(
         [
-            first.new_ones(own.shape[0]) if weights is None else _gathered(weights, own.to(torch.int64))
-            for own, weights in zip(indices, row_weights, strict=True)
+            first.new_ones(of_table.shape[0])
+            if weights is None
+            else _gathered(weights, of_table.to(torch.int64))
+            for of_table, weights in zip(indices, row_weights, strict=True)
         ]
     )
 

@@ -226,8 +226,8 @@ def _of_buffers(array: Any, wide: bool, seed: int, threads: int) -> Integers:
         return np.zeros(0, np.int64)
     _, offsets, data = array.buffers()
     first = offsets.address + array.offset * (8 if wide else 4)
-    place, n_bytes = (0, 0) if data is None else (data.address, data.size)
-    return _C.hash_strings(place, n_bytes, first, _INT64 if wide else _INT32, len(array), seed, threads)
+    address, n_bytes = (0, 0) if data is None else (data.address, data.size)
+    return _C.hash_strings(address, n_bytes, first, _INT64 if wide else _INT32, len(array), seed, threads)
 
 
 def _joined(parts: list[_Found]) -> _Found:
@@ -245,5 +245,5 @@ def _joined(parts: list[_Found]) -> _Found:
     return _Found(hashes, present, _sums(lengths))
 
 
-def _wrong(found: str) -> ArgumentTypeError:
-    return ArgumentTypeError(f"hash_strings: strings is {found}; expected {_ALLOWED}")
+def _wrong(actual: str) -> ArgumentTypeError:
+    return ArgumentTypeError(f"hash_strings: strings is {actual}; expected {_ALLOWED}")

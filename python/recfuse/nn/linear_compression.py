@@ -90,11 +90,11 @@ class _SplitLinear(torch.nn.Module):
             )
         has_bias = linear.bias is not None
         layer = cls(in_features, linear.out_features, bias=has_bias, device="meta", **options)
-        found = sum(layer.in_features)
-        if found != linear.in_features:
+        in_features_sum = sum(layer.in_features)
+        if in_features_sum != linear.in_features:
             raise ArgumentValueError(
-                f"{cls.__name__}.from_linear: in_features is {layer.in_features}, {found} in all; expected "
-                f"the {linear.in_features} of linear"
+                f"{cls.__name__}.from_linear: in_features is {layer.in_features}, {in_features_sum} in all; "
+                f"expected the {linear.in_features} of linear"
             )
         layer.weight, layer.bias = linear.weight, linear.bias
         return layer.train(linear.training)

@@ -147,10 +147,10 @@ class TargetAttention(torch.nn.Module):
             _check("x_user_queries", x_user_queries, "users, queries", self.embed_dim)
             q_user = self.q_proj(x_user_queries).unflatten(-1, (self.num_heads, self.head_dim))
         if torch.is_grad_enabled():  # gradients of the projections are sums over all histories
-            given = None if q_user is not None and q_user.shape[1] else cand_to_user, kv_lengths, kv_offsets
+            groups = None if q_user is not None and q_user.shape[1] else cand_to_user, kv_lengths, kv_offsets
             same = x_values is x_user
-            x_user = read_histories(x_user, *given)
-            x_values = x_user if same else read_histories(x_values, *given)
+            x_user = read_histories(x_user, *groups)
+            x_values = x_user if same else read_histories(x_values, *groups)
         kv = self.kv_heads, self.head_dim
         attended = ikbo_attention(
             self.q_proj(x_cand).unflatten(-1, (self.num_heads, self.head_dim)),

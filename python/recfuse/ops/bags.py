@@ -143,11 +143,11 @@ class PooledBags(torch.autograd.Function):
                 output, winners = output
             else:
                 winners = winners_of(bag, weights, call)
-        kept: Sequence[Tensor] = ()
+        saved: Sequence[Tensor] = ()
         if updates is not None:
-            kept = *weights, output, *updates.states, *updates.numbers
+            saved = *weights, output, *updates.states, *updates.numbers
         elif ctx.needs_input_grad[_SAMPLE_WEIGHTS]:
-            kept = [weight.contiguous() for weight in weights]
+            saved = [weight.contiguous() for weight in weights]
         if bag is None:
             forms = []
             for group, weight in enumerate(weights):
@@ -155,9 +155,9 @@ class PooledBags(torch.autograd.Function):
                 if code is None:  # the compiler calls this before the operator checks its arguments
                     code = dtype_code(weight, "fused_embedding_bag", "weights")
                 forms.append((group, *weight.shape, code))
-            ctx.save_for_backward(*call[2:4], sample_weights, winners, call[1], *kept)
-        elif kept:
-            ctx.save_for_backward(*call[1:3], sample_weights, winners, None, *kept)
+            ctx.save_for_backward(*call[2:4], sample_weights, winners, call[1], *saved)
+        elif saved:
+            ctx.save_for_backward(*call[1:3], sample_weights, winners, None, *saved)
         else:
             ctx.save_for_backward(*call[1:3], sample_weights, winners)
         ctx.call = bag, forms, sinks, None if updates is None else updates.options
@@ -170,7 +170,7 @@ class PooledBags(torch.autograd.Function):
         bag, forms, sinks, options = ctx.call
         if bag is not None and len(rest) <= 2 and type(sinks[0]) is bool:
             return *(None,) * _TENSORS, _bag_grad(ctx, grad, sinks[0], indices, offsets, *rest)
-        sample_weights, winners, features, *kept = (*rest, None, None, None)[: max(len(rest), 3)]
+        sample_weights, winners, features, *saved = (*rest, None, None, None)[: max(len(rest), 3)]
         needed, count = ctx.needs_input_grad, len(sinks)
         grads: list[Tensor | None] = [None] * len(needed)
         of_factors = needed[_SAMPLE_WEIGHTS]
@@ -182,7 +182,7 @@ class PooledBags(torch.autograd.Function):
             forms, by_freq = [(0, *bag[:3])], bag[-1]
             lookups = _fused_lookups(bag, indices, offsets, of_factors)
         if of_factors:
-            grads[_SAMPLE_WEIGHTS] = sample_weights_grad(grad, kept[:count], lookups, sample_weights.dtype)
+            grads[_SAMPLE_WEIGHTS] = sample_weights_grad(grad, saved[:count], lookups, sample_weights.dtype)
         if used is not None:
             lookups = used.features, indices, offsets
         output = grad, *lookups, sample_weights, winners, by_freq
@@ -213,9 +213,11 @@ class PooledBags(torch.autograd.Function):
         if due:
             update_later(output, due, count)
         if traced:
-            after = [kept[count], grads[_SAMPLE_WEIGHTS]] if of_factors else kept[count : count + 1]
+            after = [saved[count], grads[_SAMPLE_WEIGHTS]] if of_factors else saved[count : count + 1]
             anchors = [node for node, _ in ctx.next_functions[_TENSORS - len(needed) : -count]]
-            tokens = update_in_graph(output, kept[:count], traced, kept[count + 1 :], options, after, anchors)
+            tokens = update_in_graph(
+                output, saved[:count], traced, saved[count + 1 :], options, after, anchors
+            )
             for anchor, token in tokens.items():
                 grads[_TENSORS + anchor] = token
         return tuple(grads)

@@ -164,9 +164,16 @@ def embedding_bag(
         if any(one is not None and one.is_meta for one in tensors):
             names = "input", "weight", "offsets", "per_sample_weights"
             check_devices("embedding_bag", zip(names, tensors, strict=True), follows="weight")
-        rest: tuple[Any, ...] = max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights
-        rest += include_last_offset, padding_idx
-        return torch_embedding_bag(input, weight, offsets, *rest)
+        torch_options: tuple[Any, ...] = (
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            mode,
+            sparse,
+            per_sample_weights,
+        )
+        torch_options += include_last_offset, padding_idx
+        return torch_embedding_bag(input, weight, offsets, *torch_options)
     check_arguments(input, weight, offsets, per_sample_weights, mode, scale_grad_by_freq, sparse)
     if input.dim() == 2:
         include_last_offset = False
@@ -198,8 +205,8 @@ def embedding_bag(
         check_finished((weight,), "a call of tables")
     if updates is not None or needs_derivatives((weight, per_sample_weights)):
         sinks = (sparse,) if updates is None else update_sinks((weight,), updates, sparse)
-        given = _bag_of(*arguments), mode == "max", sinks, None, per_sample_weights, weight
-        return pooled(_pool, arguments, *given)  # type: ignore[no-any-return]
+        context = _bag_of(*arguments), mode == "max", sinks, None, per_sample_weights, weight
+        return pooled(_pool, arguments, *context)  # type: ignore[no-any-return]
     with below_autograd():
         return _embedding_bag(*arguments)
 

@@ -131,8 +131,8 @@ def fused_embedding(
     try:
         if derivatives:
             sinks = (sparse,) * len(weights) if updates is None else update_sinks(weights, updates, sparse)
-            found: Tensor = looked_up(call, sinks, *weights)
-            return found
+            rows: Tensor = looked_up(call, sinks, *weights)
+            return rows
         with below_autograd():
             return _fused_embedding(*call)
     except TypeError:
@@ -148,8 +148,8 @@ def _outside_of_graphs(weights: Sequence[Tensor], *call: Any) -> Tensor:
         check_finished(weights, "a call of tables")
     sparse = call[SPARSE - 1]
     sinks = (sparse,) * len(weights) if updates is None else update_sinks(weights, updates, sparse)
-    found: Tensor = looked_up((weights, *call), sinks, *weights)
-    return found
+    rows: Tensor = looked_up((weights, *call), sinks, *weights)
+    return rows
 
 
 def history_mask(offsets: Tensor, length: int, features: int = 1) -> Tensor:
@@ -222,14 +222,14 @@ def _refuse_fill() -> NoReturn:
 
 def _differentiate(*call: Any) -> Tensor:
     """Call the operator for the compiler and torch.func."""
-    given = *call, *_defaults[len(call) :]
-    weights, fill = given[0], given[6]
+    arguments = *call, *_defaults[len(call) :]
+    weights, fill = arguments[0], arguments[6]
     if not needs_derivatives((*weights, fill)):
         with below_autograd():
             return _fused_embedding(*call)
     if fill is not None and fill.requires_grad:
         _refuse_fill()
-    return apply(LookedUp, given, [given[SPARSE]] * len(weights), *weights)  # type: ignore[no-any-return]
+    return apply(LookedUp, arguments, [arguments[SPARSE]] * len(weights), *weights)  # type: ignore[no-any-return]
 
 
 _defaults = tuple(argument.default_value for argument in _fused_embedding._schema.arguments)
@@ -255,7 +255,7 @@ def _shape(
     *_: Any,
 ) -> Tensor:
     check_1d("fused_embedding", indices, offsets)
-    own = DTYPES[dtype] if dtype >= 0 else fused_dtype([weight.dtype for weight in weights])
+    result_dtype = DTYPES[dtype] if dtype >= 0 else fused_dtype([weight.dtype for weight in weights])
     like = weights[0] if weights else indices
     shape: tuple[Any, ...] = indices.shape[0], output_dim
     if sizes:
@@ -264,7 +264,7 @@ def _shape(
         shape = indices.shape[0] // max(features.shape[0], 1), output_dim
     elif layout == PADDED:
         shape = bags_of(features, offsets), length, output_dim
-    return like.new_empty(shape, dtype=own)
+    return like.new_empty(shape, dtype=result_dtype)
 
 
 @register_fake("_fused_embedding_rows", follows="weights")

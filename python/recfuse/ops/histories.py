@@ -76,10 +76,12 @@ class LookedUp(torch.autograd.Function):
                     due[form[0]] = sink
             if sparse:
                 of_forms = [form for _, form in sparse]
-                for (at, form), found in zip(sparse, sparse_grads(output, of_forms), strict=True):
-                    grads[at] = coalesced(form, *found)
-                    if is_readable(found[1]):
-                        mark_later(ctx, *found, at)
+                for (at, form), indices_and_values in zip(
+                    sparse, sparse_grads(output, of_forms), strict=True
+                ):
+                    grads[at] = coalesced(form, *indices_and_values)
+                    if is_readable(indices_and_values[1]):
+                        mark_later(ctx, *indices_and_values, at)
             if due:
                 update_later(output, due, len(members))
         return tuple(grads)
@@ -100,11 +102,11 @@ def _problems(
     """Return the gradient as gradients of calls that pool bags of one lookup, each with its weights."""
     if layout != JAGGED:
         columns = grad.flatten(0, -2)
-        own = features.clone()  # whole weights, since `rows` are those of a weight
-        own[:, 1] = 0
-        own[:, 2] = torch.tensor([form[1] for form in forms])[features[:, 0]]
-        own[:, 5] = -1
-        yield _bags_of_one(columns, own, rows), list(enumerate(forms))
+        described = features.clone()  # whole weights, since `rows` are those of a weight
+        described[:, 1] = 0
+        described[:, 2] = torch.tensor([form[1] for form in forms])[features[:, 0]]
+        described[:, 5] = -1
+        yield _bags_of_one(columns, described, rows), list(enumerate(forms))
         return
     pieces = _pieces(grad, rows, features, forms, sizes) if sizes else None
     first_row = 0
@@ -137,14 +139,14 @@ def _pieces(
             own[-1][1], own[-1][3] = run[1], run[3]
         else:
             own.append(run)
-    found = []
+    pieces = []
     for own, (_, _, dim, _) in zip(runs, forms, strict=True):
         own = own or [[0, 0, 0, 0]]
         grads = [grad[first:last].view(-1, dim) if dim else grad.new_empty(at - begin, 0)
                  for first, last, begin, at in own]  # fmt: skip
         parts = [rows[begin:at] for _, _, begin, at in own]
-        found.append((grads[0], parts[0]) if len(own) == 1 else (torch.cat(grads), torch.cat(parts)))
-    return found
+        pieces.append((grads[0], parts[0]) if len(own) == 1 else (torch.cat(grads), torch.cat(parts)))
+    return pieces
 
 
 def _bags_of_one(grad: Tensor, features: Tensor, rows: Tensor) -> OutputGrad:

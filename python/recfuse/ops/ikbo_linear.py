@@ -172,8 +172,8 @@ def ikbo_linear_chain(
     options = _options(activation, path, bounds_check)
     if has_torch_function(tensors):
         return handle_torch_function(ikbo_linear_chain, tensors, weights, inputs, maps, bias=bias, **options)
-    names = [f"{name}[{at}]" for name, given in (("weights", weights), ("inputs", inputs), ("maps", maps))
-             for at in range(len(given))]  # fmt: skip
+    names = [f"{name}[{at}]" for name, tensors in (("weights", weights), ("inputs", inputs), ("maps", maps))
+             for at in range(len(tensors))]  # fmt: skip
     _check_tensors("ikbo_linear_chain", (*names, "bias"), tensors)
     if not weights:  # the dispatcher would find no device
         raise ArgumentValueError(
@@ -286,21 +286,21 @@ def _shape(weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[T
         ),
     )
     dims = inputs[0].dim()
-    for level, (weight, given) in enumerate(zip(weights, inputs, strict=True)):
+    for level, (weight, x) in enumerate(zip(weights, inputs, strict=True)):
         torch._check(
-            weight.dim() == 2 and given.dim() == dims and dims in (2, 3),
+            weight.dim() == 2 and x.dim() == dims and dims in (2, 3),
             lambda: (
                 "recfuse.ikbo_linear: the dimensions of a weight and its input are "
-                f"{weight.dim()} and {given.dim()}; "  # noqa: B023  (called at once)
+                f"{weight.dim()} and {x.dim()}; "  # noqa: B023  (called at once)
                 "expected 2 of the weight, and the same 2 or 3 of all inputs"
             ),
         )
         torch._check(weight.shape[0] == weights[0].shape[0])
-        torch._check(weight.shape[1] == given.shape[1])
-        torch._check(given.shape[2:] == inputs[0].shape[2:])
+        torch._check(weight.shape[1] == x.shape[1])
+        torch._check(x.shape[2:] == inputs[0].shape[2:])
         if level > 0:
             torch._check(maps[level - 1].dim() == 1)
-            torch._check(maps[level - 1].shape[0] == given.shape[0])
+            torch._check(maps[level - 1].shape[0] == x.shape[0])
     return inputs[-1].new_empty((inputs[-1].shape[0], weights[0].shape[0], *inputs[-1].shape[2:]))
 
 

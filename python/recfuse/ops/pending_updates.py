@@ -121,11 +121,11 @@ class _PendingUpdate(NamedTuple):
         if self.stream is None or self.stream == _stream_of(grad):
             return
         number, device, kind = self.stream
-        here = torch.cuda.current_stream(device)
-        here.wait_stream(torch.cuda.Stream(stream_id=number, device_index=device, device_type=kind))
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(torch.cuda.Stream(stream_id=number, device_index=device, device_type=kind))
         for tensor in (grad, *rest):
             if tensor is not None:
-                tensor.record_stream(here)
+                tensor.record_stream(current)
 
     def run(self, numbers: Sequence[int]) -> None:
         """Update some of the weights, which share an updater."""

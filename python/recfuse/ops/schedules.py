@@ -50,19 +50,19 @@ class ScheduleText:
         values: dict[str, Any] = {}
         names = [field.name for field in fields(cls)]
         least, end = cls._NUMBERS
-        whole = f"schedule {_short(text)}"
+        prefix = f"schedule {_short(text)}"
         for word in filter(None, text.split(" ")):  # as the C library splits it
             name, _, value = word.partition("=")
             if name not in names or name in values:
                 raise ValueError(
-                    f"{whole}: {_short(word)} is unknown or given twice; expected {', '.join(names)}"
+                    f"{prefix}: {_short(word)} is unknown or given twice; expected {', '.join(names)}"
                 )
             allowed = cls._WORDS.get(name)
             if allowed and value not in allowed:
-                raise ValueError(f"{whole}: {name} is {_short(value)}; expected {', '.join(allowed)}")
+                raise ValueError(f"{prefix}: {name} is {_short(value)}; expected {', '.join(allowed)}")
             if not allowed and not (_NUMBER.fullmatch(value) and least <= int(value) < end):
                 must = f"expected a whole number from {least} to {end - 1}"
-                raise ValueError(f"{whole}: {name} is {_short(value)}; {must}")
+                raise ValueError(f"{prefix}: {name} is {_short(value)}; {must}")
             values[name] = value if allowed else int(value)
         return cls(**values)
 

@@ -43,16 +43,19 @@ class OptimizerBridge:
         tables = {id(parameter) for parameter in parameters}
         groups = []
         for number, group in enumerate(optimizer.param_groups):
-            if own := [parameter for parameter in group["params"] if id(parameter) in tables]:
-                groups.append((number, own))
+            if embedded := [parameter for parameter in group["params"] if id(parameter) in tables]:
+                groups.append((number, embedded))
         self._numbers = [number for number, _ in groups]
-        self.parameters = [parameter for _, own in groups for parameter in own]
+        self.parameters = [parameter for _, parameters in groups for parameter in parameters]
         form = form_of(optimizer)
         assert form is not None
         self._form = form
         create: Any = form.fused
         self.fused: FusedOptimizer = create(
-            [{"params": own, **self._options(optimizer.param_groups[number])} for number, own in groups]
+            [
+                {"params": parameters, **self._options(optimizer.param_groups[number])}
+                for number, parameters in groups
+            ]
         )
         self.fused._bridge = weakref.ref(self)
         self.fused._prefix, self.fused._instead = prefix, _INSTEAD
@@ -188,23 +191,23 @@ class OptimizerBridge:
 
     def _hide(self) -> None:
         """Remove the gradients before torch's step; raise ValueError if the step would differ."""
-        found = []
+        hidden = []
         for parameter in self.parameters:
             update = self._update_of(parameter)
             check_gradient(self._prefix, parameter, update)
             if parameter.grad is None:
                 update.check_finished("setting the gradient of a table to None")
             elif update.updated:
-                found.append(parameter)
+                hidden.append(parameter)
             else:
                 raise ArgumentValueError(
                     f"{self._prefix}: a second step() came for the gradients of one backward(), without "
                     "zero_grad(), but a table's rows are updated inside backward(), once. "
                     f"{_INSTEAD}, or call zero_grad() after each step()."
                 )
-        for parameter in found:
+        for parameter in hidden:
             parameter.grad = None
-        self._applied = found
+        self._applied = hidden
 
     def _stepped(self) -> None:
         self.fused.step()

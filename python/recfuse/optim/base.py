@@ -284,9 +284,9 @@ class FusedOptimizer(Stepping):
         states = {parameter: dict(state) for _, parameter, _, state in self._own()}
         raw: dict[Any, Mapping[str, Any]] = {}
 
-        def check(_: Any, given: dict[str, Any]) -> None:
-            raw.update(states_by_parameter(given, self.param_groups, self._prefix))
-            for group in given.get("param_groups", ()):
+        def check(_: Any, arguments: dict[str, Any]) -> None:
+            raw.update(states_by_parameter(arguments, self.param_groups, self._prefix))
+            for group in arguments.get("param_groups", ()):
                 for key, value in group.items():
                     if key not in ("params", "param_names"):
                         self._check_option(key, value)

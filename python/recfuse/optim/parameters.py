@@ -70,15 +70,15 @@ def parameters_of(params: Any, prefix: str) -> Any:
         return params
     parameters = embedding_parameters(params)
     numbers = {id(parameter) for parameter in parameters}
-    others = [
+    remaining = [
         name for name, value in params.named_parameters() if value.requires_grad and id(value) not in numbers
     ]
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    if remaining:
+        more = f" and {len(remaining) - 1} more" if len(remaining) > 1 else ""
         raise ArgumentValueError(
             f"{prefix}: the module has Parameters that are no embedding tables of recfuse "
-            f"({others[0]}{more}) and would not be trained. Pass recfuse.optim.embedding_parameters(model), "
-            "and the others to an optimizer of torch."
+            f"({remaining[0]}{more}) and would not be trained. Pass "
+            "recfuse.optim.embedding_parameters(model), and the others to an optimizer of torch."
         )
     if not parameters:
         raise ArgumentValueError(

@@ -77,8 +77,8 @@ def deferred_step(optimizer: Any) -> None:
         for updater in updaters:
             updater.scale(getattr(optimizer, "grad_scale", None), found_inf)
     for parameter, update, grad in gradients:
-        whole = grad.coalesce()
-        rows_update(parameter, update, whole.indices()[0], whole.values())
+        coalesced = grad.coalesce()
+        rows_update(parameter, update, coalesced.indices()[0], coalesced.values())
     if scaled:
         for updater in updaters:
             updater.scale(None, None)

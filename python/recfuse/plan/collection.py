@@ -121,9 +121,9 @@ class CollectionPlan(BasePlan):
             ndarray: int32 ``[features, 5]``.
         """
         rows = np.array([FusedSchedule.parse(text).row() for text in self.schedules], np.int32)
-        found = rows.reshape(-1, FIELDS)[np.array(self.schedule_of, np.int64)]
-        found[:, EXPECTED] = self.expected
-        return found
+        schedules = rows.reshape(-1, FIELDS)[np.array(self.schedule_of, np.int64)]
+        schedules[:, EXPECTED] = self.expected
+        return schedules
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CollectionPlan:
@@ -304,7 +304,9 @@ class CollectionPlan(BasePlan):
         weighted = ", weights" if form.weighted else ""
         counts = self.by_class().items()
         chosen = [
-            f"{name}: {n} x {text or 'default'}" for name, own in counts for text, n in own.most_common()
+            f"{name}: {n} x {text or 'default'}"
+            for name, schedules in counts
+            for text, n in schedules.most_common()
         ]
         if len(chosen) > _MOST_LISTED:
             chosen[_MOST_LISTED:] = [f"and {len(chosen) - _MOST_LISTED} more"]

@@ -114,12 +114,12 @@ def _bars(axes: Axes, by_class: Mapping[str, Counter[str]]) -> None:
         by_class = {name: counts for name, counts in by_class.items() if name in most}
     named = [text for text, _ in total.most_common(_MOST_NAMED)]
     layers = {text or "default": [counts[text] for counts in by_class.values()] for text in named}
-    others = [sum(n for text, n in counts.items() if text not in named) for counts in by_class.values()]
-    if any(others):
-        layers["others"] = others
+    remaining = [sum(n for text, n in counts.items() if text not in named) for counts in by_class.values()]
+    if any(remaining):
+        layers["others"] = remaining
     below = [0] * len(by_class)
     for label, heights in layers.items():
-        color = "lightgray" if heights is others else None
+        color = "lightgray" if heights is remaining else None
         axes.bar(list(by_class), heights, bottom=below, label=label, color=color)
         below = [sum(pair) for pair in zip(below, heights, strict=True)]
     axes.set(ylabel="features", title=title)

@@ -95,18 +95,18 @@ class CalibratedEstimator(ShardEstimator):
         self, sharding_options: list[ShardingOption], *sharders: Any, **named: Any
     ) -> None:
         """Set the times of all shards of the options; other arguments are TorchRec's sharders by name."""
-        others: list[ShardingOption] = []
-        own: dict[States, list[ShardingOption]] = {}
+        unpooled: list[ShardingOption] = []
+        pooled: dict[States, list[ShardingOption]] = {}
         for option in sharding_options:
             if option.is_pooled and option.compute_kernel in _KERNELS:
-                own.setdefault(_states_of(option, (*sharders, *named.values())), []).append(option)
+                pooled.setdefault(_states_of(option, (*sharders, *named.values())), []).append(option)
             else:
-                others.append(option)
-        for states, members in own.items():
+                unpooled.append(option)
+        for states, members in pooled.items():
             config = KernelRates(self.calibration, states)
             EmbeddingPerfEstimatorV2(*self._arguments, config).estimate(members, *sharders, **named)
-        if others:
-            self._others.estimate(others, *sharders, **named)
+        if unpooled:
+            self._others.estimate(unpooled, *sharders, **named)
 
 
 class KernelRates(HardwarePerfConfig):
@@ -179,18 +179,18 @@ def _chosen(topology: Topology, calibration: Calibration | str | os.PathLike[str
         )
     try:
         chosen = choose(None if topology.compute_device == "cuda" else "cpu", calibration)
-        found = chosen.calibration
-        if topology.compute_device == "cuda" and found.is_cpu:
+        result = chosen.calibration
+        if topology.compute_device == "cuda" and result.is_cpu:
             raise ArgumentValueError(
                 'the calibration is of the CPU; expected a calibration of a GPU with compute_device "cuda"'
             )
-        _ = found.bags.forward_rates, found.bags.backward_rates
+        _ = result.bags.forward_rates, result.bags.backward_rates
     except ArgumentValueError as error:
         raise ArgumentValueError(f"{WHERE}.planner: {error}") from error
-    bytes_per_ms(found)  # raises for a calibration without its points
-    if found.source:
+    bytes_per_ms(result)  # raises for a calibration without its points
+    if result.source:
         warnings.warn(f"{WHERE}.planner: {'; '.join(chosen.notes)}", stacklevel=3)
-    return found
+    return result
 
 
 def _states_of(option: ShardingOption, sharders: Iterable[Any]) -> States:

@@ -49,11 +49,11 @@ class FusedKernel(BatchedFusedEmbeddingBag):
         """Create the tables of a rank's group, which :func:`check_kernels` has accepted."""
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
         on_gpu = device is not None and device.type == "cuda"
-        place = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
+        location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
         computes = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
         self._emb_module = TableBatchedEmbeddingBags(
             [
-                (rows, dim, place, computes)
+                (rows, dim, location, computes)
                 for rows, dim in zip(self._local_rows, self._local_cols, strict=True)
             ],
             feature_table_map=self._feature_table_map,

@@ -105,8 +105,8 @@ class Options:
 
     def _check(self, prefix: str) -> None:
         if self.optimizer not in OPTIMIZERS:
-            known = ", ".join(kind.name for kind in OPTIMIZERS)
-            raise _refused(prefix, "optimizer", self.optimizer, f"Use one of {known}")
+            names = ", ".join(kind.name for kind in OPTIMIZERS)
+            raise _refused(prefix, "optimizer", self.optimizer, f"Use one of {names}")
         for name in ("weights_precision", "output_dtype"):
             if getattr(self, name) not in DTYPES:
                 raise _refused(prefix, name, getattr(self, name), "Use FP32, FP16 or BF16")

@@ -115,8 +115,10 @@ class EmbeddingBagCollectionSharder(embeddingbag.EmbeddingBagCollectionSharder):
             sharding_type: TorchRec's sharding type.
             compute_device_type: "cpu" or "cuda".
         """
-        kept = {kernel.value for kernel in KERNELS}
-        return [name for name in super().compute_kernels(sharding_type, compute_device_type) if name in kept]
+        kernels = {kernel.value for kernel in KERNELS}
+        return [
+            name for name in super().compute_kernels(sharding_type, compute_device_type) if name in kernels
+        ]
 
 
 def enable() -> None:

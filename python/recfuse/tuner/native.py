@@ -42,9 +42,9 @@ def lookups(batch: BagLookups | Jagged) -> tuple[int, int, int, int, int, int]:
 
 def float_weights(batches: Iterable[BagLookups | Jagged]) -> list[Tensor | None]:
     """Return per-sample weights in float32, the type that kernels take."""
-    given = [batch.weights for batch in batches]
-    check_storages("recfuse.tune", "per_sample_weights", given)
-    return [None if weights is None else weights.float() for weights in given]
+    tensors = [batch.weights for batch in batches]
+    check_storages("recfuse.tune", "per_sample_weights", tensors)
+    return [None if weights is None else weights.float() for weights in tensors]
 
 
 def address(name: str, tensor: Tensor | None) -> int:

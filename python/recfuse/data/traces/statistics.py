@@ -155,8 +155,8 @@ class Statistics:
 
         def add(name: str, at: str, values: dict[str, float], form: str) -> None:
             points = " / ".join(f"{int(point):,}" for point in values)
-            found = " / ".join(format(value, form) for value in values.values())
-            table.add_row(name, at.format(points), found)
+            texts = " / ".join(format(value, form) for value in values.values())
+            table.add_row(name, at.format(points), texts)
 
         numbers = self.as_dict()
         table.add_row("rows in use", "", f"{self.unique:,} ({self.unique_percent:.4g} %)")

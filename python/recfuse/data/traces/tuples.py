@@ -296,8 +296,8 @@ def _array(
     needed, entry = tensor.storage.size * dtype.itemsize, contents.get(name)
     size = None if entry is None else entry.file_size
     if entry is None or size != needed:
-        found = "missing" if entry is None else f"of {size:,} bytes"
-        raise ArgumentValueError(f"{name!r:.60} is {found}; expected {needed:,} bytes")
+        actual = "missing" if entry is None else f"of {size:,} bytes"
+        raise ArgumentValueError(f"{name!r:.60} is {actual}; expected {needed:,} bytes")
     values = np.empty(tensor.storage.size, dtype)
     room, at = memoryview(values).cast("B"), 0
     with archive.open(entry) as file:

@@ -181,13 +181,13 @@ class Reader:
                 else widened(entry.weights)
                 for entry in jagged
             ]
-        kept = places if isinstance(places, tuple) else tuple(places)
-        if kept is not places and not torch.compiler.is_compiling():
-            kept = self._same(kept)
+        stored_places = places if isinstance(places, tuple) else tuple(places)
+        if stored_places is not places and not torch.compiler.is_compiling():
+            stored_places = self._same(stored_places)
         weights = [contiguous(one) for one in weights]
         values = [contiguous(widened(entry.values)) for entry in jagged]
         offsets = [contiguous(entry.offsets) for entry in jagged]
-        return Inputs(kept, batch, dense, values, offsets, weights)
+        return Inputs(stored_places, batch, dense, values, offsets, weights)
 
     def _check_sizes(
         self,
@@ -291,15 +291,15 @@ class Reader:
                 f"{self._where(use)}: its weights, {use.weights!r}, are not in the batch"
             )
         prefix = f"{self._where(use)}: its weights, {use.weights!r}"
-        found = entry_of(batch[use.weights], prefix)
-        if isinstance(found, Jagged):
-            _check_offsets(found.offsets, entry.offsets, prefix)
-            return entry._replace(weights=widened(found.values))
-        if found.dim() == 2 and found.shape != shape:
+        weights = entry_of(batch[use.weights], prefix)
+        if isinstance(weights, Jagged):
+            _check_offsets(weights.offsets, entry.offsets, prefix)
+            return entry._replace(weights=widened(weights.values))
+        if weights.dim() == 2 and weights.shape != shape:
             raise ArgumentValueError(
-                f"{prefix}, are {list(found.shape)}; expected the shape of the feature's values"
+                f"{prefix}, are {list(weights.shape)}; expected the shape of the feature's values"
             )
-        return entry._replace(weights=widened(found.reshape(-1)))
+        return entry._replace(weights=widened(weights.reshape(-1)))
 
     def _where(self, use: FeatureRef) -> str:
         return f"recfuse.nn.EmbeddingColumns: feature {use.feature!r} of column {self._users[use]!r}"

@@ -37,8 +37,8 @@ class ColumnGroup:
         """
         self.columns = tuple(columns)
         spec_of = {spec.name: spec for spec in tables}
-        own = [spec_of[one.table_name] for one in self.columns if isinstance(one, TableColumn)]
-        self.matrices = sorted({spec.matrix for spec in own})
+        read_specs = [spec_of[one.table_name] for one in self.columns if isinstance(one, TableColumn)]
+        self.matrices = sorted({spec.matrix for spec in read_specs})
         place_of = {
             spec.name: TableRef(
                 self.matrices.index(spec.matrix),
@@ -46,7 +46,7 @@ class ColumnGroup:
                 spec.num_embeddings,
                 spec.embedding_dim,
             )
-            for spec in own
+            for spec in read_specs
         }
         lowered = Lowered(self.columns, place_of, uses)
         self.programs = Programs([column.name for column in self.columns], lowered)
@@ -109,12 +109,12 @@ class InputSubset:
         both = list(zip(self._wanted, places, strict=True))
         numbers = sorted({place.input for is_wanted, place in both if is_wanted})
         new = {number: at for at, number in enumerate(numbers)}
-        found = tuple(
+        chosen = tuple(
             place._replace(input=new[place.input]) if is_wanted else InputRef(0, 0, 1)
             for is_wanted, place in both
         )
         dense = [number for number in numbers if number < n_dense]
         jagged = [number - n_dense for number in numbers if number >= n_dense]
         return _Chosen(
-            found, None if len(dense) == n_dense else dense, None if len(jagged) == n_jagged else jagged
+            chosen, None if len(dense) == n_dense else dense, None if len(jagged) == n_jagged else jagged
         )

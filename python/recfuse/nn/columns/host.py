@@ -99,11 +99,13 @@ class HostSplit:
         self._packer, self._matrices = packer, list(matrices)
         self.device, self.host = (ColumnGroup(kind, tables, packer.uses) if kind else None for kind in kinds)
         self._near = InputSubset(packer.uses, self.host.used() if self.host is not None else set())
-        seen = [_Pooled(one.name, one.output_dim) if host else one for one, host in both]
-        seen = [one for one in seen if not isinstance(one, _Pooled) or one.width > 0]
-        self._widths = [one.width for one in seen if isinstance(one, _Pooled)]
+        columns_of_device = [_Pooled(one.name, one.output_dim) if host else one for one, host in both]
+        columns_of_device = [
+            one for one in columns_of_device if not isinstance(one, _Pooled) or one.width > 0
+        ]
+        self._widths = [one.width for one in columns_of_device if isinstance(one, _Pooled)]
         # The GPU's columns, and the pooled columns of the host.
-        self._merging = ColumnGroup(seen, tables, packer.uses)
+        self._merging = ColumnGroup(columns_of_device, tables, packer.uses)
         self._waits = True  # the GPU's streams can wait for the host
         self._readers = PinnedReaders()
         self._counts = LastResult(self._count_reads)
@@ -214,26 +216,26 @@ class HostSplit:
         return self._fits(*[weight.dtype for weight in weights])
 
     def _compare_dtypes(self, *dtypes: torch.dtype) -> tuple[bool, bool]:
-        whole = fused_dtype(dtypes)
-        merges = fused_dtype([dtypes[number] for number in self._merging.matrices]) == whole
-        is_exact = fused_dtype([dtypes[number] for number in self._matrices]) in (torch.float32, whole)
+        common = fused_dtype(dtypes)
+        merges = fused_dtype([dtypes[number] for number in self._merging.matrices]) == common
+        is_exact = fused_dtype([dtypes[number] for number in self._matrices]) in (torch.float32, common)
         return merges, is_exact
 
     def _merged(
-        self, weights: Sequence[Tensor], given: Inputs, near: Inputs, device: torch.device, bounds_check: str
+        self, weights: Sequence[Tensor], batch: Inputs, near: Inputs, device: torch.device, bounds_check: str
     ) -> Tensor:
         """Compute all columns on the device; the host pools its columns while the batch is copied.
 
         The pooled columns are a further input of the device's call.
         """
-        given = inputs_to_device(given, self._packer, device, len(weights), 1)
-        dense = list(given.dense)
+        batch = inputs_to_device(batch, self._packer, device, len(weights), 1)
+        dense = list(batch.dense)
         if self.host is not None:
             pooled = self.host(weights, self._near(near, _CPU), False, bounds_check)
             if self._widths:
                 dense.append(pooled.to(torch.float32))
         matrices = [weights[number] for number in self._merging.matrices]
-        inputs = given._replace(places=self._merged_places(given.places, len(given.dense)), dense=dense)
+        inputs = batch._replace(places=self._merged_places(batch.places, len(batch.dense)), dense=dense)
         return self._merging.programs.compute(matrices, inputs, bounds_check, device)
 
     def deferred(

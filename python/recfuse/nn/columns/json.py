@@ -159,8 +159,8 @@ def _value(value: Any) -> Any:
 
 def _given_fields(spec: Any) -> dict[str, Any]:
     """Return the fields of a specification or step that differ from the defaults, by name."""
-    found = {}
+    changed = {}
     for one in fields(spec):
         if one.init and getattr(spec, one.name) != one.default:
-            found[one.name] = getattr(spec, one.name)
-    return found
+            changed[one.name] = getattr(spec, one.name)
+    return changed

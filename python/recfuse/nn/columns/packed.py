@@ -101,17 +101,17 @@ class PackedColumns:
             device: the device.
             non_blocking: do not wait for a copy from page-locked memory.
         """
-        target, given = torch.empty(0, device=device).device, self._inputs  # with an explicit number
-        if target == given.device:
+        target, source = torch.empty(0, device=device).device, self._inputs  # with an explicit number
+        if target == source.device:
             return self
         if self._buffer is None:
-            lists = [[one.to(target, non_blocking=non_blocking) for one in each] for each in given[2:]]
-            inputs = Inputs(given.places, given.batch, *lists)
+            lists = [[one.to(target, non_blocking=non_blocking) for one in each] for each in source[2:]]
+            inputs = Inputs(source.places, source.batch, *lists)
             packed = PackedColumns(self._uses, inputs, form=self._form)
         else:
             buffer = self._buffer.to(target, non_blocking=non_blocking)
-            packed = of_buffer(self._uses, given.places, given.batch, buffer, self._parts, self._form)
-        packed.on_host = given if given.device.type == "cpu" else self.on_host
+            packed = of_buffer(self._uses, source.places, source.batch, buffer, self._parts, self._form)
+        packed.on_host = source if source.device.type == "cpu" else self.on_host
         return packed
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -119,12 +119,19 @@ class PackedColumns:
 
         torch.save refuses views of one storage with several types.
         """
-        given = self._inputs
+        packed_inputs = self._inputs
         if self._buffer is None:
-            lists = [[own_storage(one) for one in each] for each in given[2:]]
-            inputs = Inputs(given.places, given.batch, *lists)
+            lists = [[own_storage(one) for one in each] for each in packed_inputs[2:]]
+            inputs = Inputs(packed_inputs.places, packed_inputs.batch, *lists)
             return PackedColumns, (self._uses, inputs, None, (), self._form)
-        return of_buffer, (self._uses, given.places, given.batch, self._buffer, self._parts, self._form)
+        return of_buffer, (
+            self._uses,
+            packed_inputs.places,
+            packed_inputs.batch,
+            self._buffer,
+            self._parts,
+            self._form,
+        )
 
     def __repr__(self) -> str:
         """Return sizes and device."""

@@ -75,24 +75,24 @@ class Packer:
         form = inputs.owner, plan.group_of, len(plan.groups)
         size, _ = _C.embedding_columns_pack(*form, 0, 0)
         buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin)
-        _, found = _C.embedding_columns_pack(*form, buffer.data_ptr(), size)
+        _, fields = _C.embedding_columns_pack(*form, buffer.data_ptr(), size)
         parts = [
             BufferPart(field, TYPES[kind], (rows,) if columns < 0 else (rows, columns), first)
-            for field, kind, rows, columns, first in found
+            for field, kind, rows, columns, first in fields
         ]
         return of_buffer(self.uses, plan.places, inputs.batch, buffer, parts, plan.text)
 
-    def _joined(self, given: Inputs) -> PackedColumns:
+    def _joined(self, batch: Inputs) -> PackedColumns:
         """Return the packed inputs as separate tensors, computed by torch: in the compiler or on a GPU."""
-        jagged = [given.jagged(number) for number in range(len(given.values))]
-        kinds: list[Kind] = [(one.dtype, width_of(one), 0, False) for one in given.dense]
-        for one, features in zip(jagged, _features(given, jagged), strict=True):
+        jagged = [batch.jagged(number) for number in range(len(batch.values))]
+        kinds: list[Kind] = [(one.dtype, width_of(one), 0, False) for one in batch.dense]
+        for one, features in zip(jagged, _features(batch, jagged), strict=True):
             kinds.append((one.values.dtype, 0, features, one.weights is not None))
-        plan = self._plan(given.places, kinds)
-        n_dense, dense, bags = len(given.dense), [], []
+        plan = self._plan(batch.places, kinds)
+        n_dense, dense, bags = len(batch.dense), [], []
         for numbers in plan.groups:
             if numbers[0] < n_dense:
-                dense.append(_side_by_side([given.dense[number] for number in numbers], given.batch))
+                dense.append(_side_by_side([batch.dense[number] for number in numbers], batch.batch))
             else:
                 bags.append(_one_after_the_other([jagged[number - n_dense] for number in numbers]))
         weights = []
@@ -100,7 +100,7 @@ class Packer:
             none = bags[0].offsets.new_empty(0, dtype=torch.float32)
             weights = [none if one.weights is None else one.weights for one in bags]
         values, offsets = [one.values for one in bags], [one.offsets for one in bags]
-        inputs = Inputs(plan.places, given.batch, dense, values, offsets, weights)
+        inputs = Inputs(plan.places, batch.batch, dense, values, offsets, weights)
         return PackedColumns(self.uses, inputs, form=plan.text or None)
 
 
@@ -129,13 +129,13 @@ def _plan_of(places: tuple[InputRef, ...], kinds: Sequence[Kind]) -> _Plan:
         slots[key] = first[-1] + (width or features)
     numbers = list(groups.values())
     group_of = {number: at for at, group in enumerate(numbers) for number in group}
-    found = tuple(
+    packed_places = tuple(
         InputRef(group_of[place.input], first[place.input] + place.slot, place.width) for place in places
     )
     if torch.compiler.is_compiling():
-        return _Plan(numbers, found, "", None)
+        return _Plan(numbers, packed_places, "", None)
     array = np.array([group_of[number] for number in range(len(kinds))], np.int32)
-    return _Plan(numbers, found, encoded(found), array)
+    return _Plan(numbers, packed_places, encoded(packed_places), array)
 
 
 def _least_features(places: Sequence[InputRef], n_dense: int, count: int) -> list[int]:
@@ -200,5 +200,5 @@ def _joined_offsets(bags: Tensor, lengths: Sequence[int], narrow: bool) -> Tenso
     bags = bags.to(torch.int64)
     right = (bags[:, 0] == 0) & (bags[:, -1] == ends.diff())
     starts = torch.where(right, ends[:-1], -ends[-1] - 1)
-    found = torch.cat([ends[:1], (bags[:, 1:] + starts[:, None]).flatten()])
-    return found.to(torch.int32) if narrow and bases[-1] < 2**31 else found
+    offsets = torch.cat([ends[:1], (bags[:, 1:] + starts[:, None]).flatten()])
+    return offsets.to(torch.int32) if narrow and bases[-1] < 2**31 else offsets

@@ -128,8 +128,8 @@ class PinnedReaders:
             if not is_readable(table):
                 continue
             memory = table.data_ptr(), table.untyped_storage()._cdata
-            known, streams = self._streams.get(number, (None, set()))
-            if known != memory:
+            known_memory, streams = self._streams.get(number, (None, set()))
+            if known_memory != memory:
                 streams = set()
             if stream not in streams and table.numel() > 0:
                 first = table[:1, :1]
@@ -188,7 +188,7 @@ class HostTables(PackedTables):
         """
         weights = self.packed_weights()
         host_weights = [weights[number] for number in self._host_matrices]
-        kept = {
+        unmoved = {
             id(one)
             for weight in host_weights
             if weight.is_cpu
@@ -197,7 +197,7 @@ class HostTables(PackedTables):
         }
 
         def moved_or_kept(tensor: Tensor) -> Tensor:
-            if id(tensor) not in kept:
+            if id(tensor) not in unmoved:
                 return fn(tensor)
             probe = fn(torch.empty(0, dtype=tensor.dtype))
             if not probe.is_cuda:
@@ -205,5 +205,5 @@ class HostTables(PackedTables):
             cast = tensor.to(probe.dtype)
             return page_locked(cast) if any(tensor is weight for weight in host_weights) else cast
 
-        super()._apply(moved_or_kept if kept else fn, recurse)
+        super()._apply(moved_or_kept if unmoved else fn, recurse)
         return self

@@ -169,12 +169,12 @@ class Programs:
 
         def feature(match: re.Match[str]) -> str:
             number = int(match[2]) + (0 if match[1] == "dense" else len(inputs.dense))  # type: ignore[union-attr]
-            whole = match[0][: match.start(2) - match.start() - len("(tensor ")]
+            prefix = match[0][: match.start(2) - match.start() - len("(tensor ")]
             for use, place in enumerate(inputs.places):  # type: ignore[union-attr]
                 if place.input == number:
                     column = self._lowered.reader_of(use)
                     of = "" if column is None else f" of column {self._names[column]!r}"
-                    return f"{whole}(feature {self.uses[use].feature!r}{of})"
+                    return f"{prefix}(feature {self.uses[use].feature!r}{of})"
             return match[0]
 
         if inputs is not None:

@@ -146,17 +146,17 @@ def evaluate(
             )
     number_of = {use: number for number, use in enumerate(uses)}
     read: dict[FeatureRef, Bags] = {}
-    found: dict[Source, Bags] = {}
+    bags_by_source: dict[Source, Bags] = {}
 
     def bags_of(source: Source) -> Bags:
-        if source not in found:
+        if source not in bags_by_source:
             if source.use not in read:
                 read[source.use] = _bags(inputs, number_of[source.use])
             bags = read[source.use]
             for step in source.steps:
                 bags = bags._replace(values=stepped(step, bags.values))
-            found[source] = bags
-        return found[source]
+            bags_by_source[source] = bags
+        return bags_by_source[source]
 
     dtypes = {weight.dtype for weight in weights.values()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32

@@ -45,13 +45,13 @@ def _rotated(bits: Tensor, by: int) -> Tensor:
 def hash_integers(words: Sequence[Tensor], seed: int) -> Tensor:
     """Return XXH64 of the bytes of 1 to 3 int64, low byte first, as the bits of an int64."""
     start = (seed + _PRIMES[4] + 8 * len(words)) % 2**64
-    found = torch.full_like(words[0], start - 2**64 if start >= 2**63 else start)
+    hashed = torch.full_like(words[0], start - 2**64 if start >= 2**63 else start)
     for word in words:
-        found = found ^ (_rotated(word * _PRIMES[1], 31) * _PRIMES[0])
-        found = _rotated(found, 27) * _PRIMES[0] + _PRIMES[3]
-    found = (found ^ _shifted(found, 33)) * _PRIMES[1]
-    found = (found ^ _shifted(found, 29)) * _PRIMES[2]
-    return found ^ _shifted(found, 32)
+        hashed = hashed ^ (_rotated(word * _PRIMES[1], 31) * _PRIMES[0])
+        hashed = _rotated(hashed, 27) * _PRIMES[0] + _PRIMES[3]
+    hashed = (hashed ^ _shifted(hashed, 33)) * _PRIMES[1]
+    hashed = (hashed ^ _shifted(hashed, 29)) * _PRIMES[2]
+    return hashed ^ _shifted(hashed, 32)
 
 
 def scaled(bits: Tensor, buckets: int) -> Tensor:

@@ -204,18 +204,18 @@ class ToBucket(Step):
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError unless the boundaries are numbers that never decrease."""
-        found = np.atleast_1d(_array("boundaries", self.boundaries))
-        if found.ndim != 1 or (found.size and found.dtype.kind not in "iuf"):
+        array = np.atleast_1d(_array("boundaries", self.boundaries))
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):
             raise ArgumentTypeError("boundaries has another form; expected a sequence of numbers")
-        values = found.astype(np.float32)
+        values = array.astype(np.float32)
         rises = values[1:] >= values[:-1]
         if np.isnan(values).any() or not rises.all():
             at = int(np.isnan(values).argmax() if np.isnan(values).any() else rises.argmin() + 1)
             raise ArgumentValueError(
-                f"boundaries[{at}] is {found[at]}; expected a number not less than the number before it"
+                f"boundaries[{at}] is {array[at]}; expected a number not less than the number before it"
             )
         _flag("right", self.right)
-        object.__setattr__(self, "boundaries", tuple(found.tolist()))
+        object.__setattr__(self, "boundaries", tuple(array.tolist()))
         object.__setattr__(self, "float32", values)
 
 
@@ -268,14 +268,14 @@ class ToWord(Step):
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError unless the words are different int64 numbers."""
-        found = np.atleast_1d(_array("vocabulary", self.vocabulary))
-        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        array = np.atleast_1d(_array("vocabulary", self.vocabulary))
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise ArgumentTypeError(
                 "vocabulary has other values; expected a sequence of integers. Hash strings first."
             )
-        if found.dtype == np.uint64 and found.size and int(found.max()) > MOST:
-            raise ArgumentValueError(f"vocabulary has {int(found.max())}; expected int64")
-        values = found.astype(np.int64)
+        if array.dtype == np.uint64 and array.size and int(array.max()) > MOST:
+            raise ArgumentValueError(f"vocabulary has {int(array.max())}; expected int64")
+        values = array.astype(np.int64)
         words, counts = np.unique(values, return_counts=True)
         if len(words) < len(values):
             raise ArgumentValueError(

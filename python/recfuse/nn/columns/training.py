@@ -112,7 +112,9 @@ class Training:
         if constants.scale is not None:
             output = output * constants.scale
         if constants.fill is not None and constants.bags is not None:
-            empty = torch.cat([(own.diff() == 0).view(count, batch) for own, count in ends])
+            empty = torch.cat(
+                [(ends_of_input.diff() == 0).view(count, batch) for ends_of_input, count in ends]
+            )
             empty = empty.t().index_select(1, constants.bags)
             output = torch.where(empty & (constants.fill != 0), constants.fill, output)
         return output

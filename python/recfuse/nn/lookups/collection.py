@@ -121,11 +121,11 @@ class FusedEmbeddingCollection(PackedLookups):
             values = "an iterable of tables. Pass its values(), and its keys() as names."
             needed = values if hasattr(embeddings, "values") else "an iterable of tables"
             raise wrong_type(f"{_WHERE}: embeddings", embeddings, needed)
-        given = list(embeddings)
-        own_names = names_of(len(given), names, _WHERE)
+        tables = list(embeddings)
+        own_names = names_of(len(tables), names, _WHERE)
         collection = cls.__new__(cls)
         torch.nn.Module.__init__(collection)
-        collection._pack_embeddings(own_names, given, range(len(given)), optimizers)
+        collection._pack_embeddings(own_names, tables, range(len(tables)), optimizers)
         collection.feature_names = own_names
         collection.feature_dims = list(collection.layout.dims)
         return collection
@@ -192,10 +192,10 @@ class FusedEmbeddingCollection(PackedLookups):
                 )
             sizes = sizes_of(offsets, count, indices.numel(), _WHERE)
         elif sizes is not None and not (isinstance(sizes, (list, tuple)) and len(sizes) == count):
-            given = (
+            actual = (
                 f"has {len(sizes)} elements" if isinstance(sizes, (list, tuple)) else f"is {a_type(sizes)}"
             )
-            raise ArgumentValueError(f"{_WHERE}: sizes {given}; expected a list of {count} integers")
+            raise ArgumentValueError(f"{_WHERE}: sizes {actual}; expected a list of {count} integers")
         return self._look_up(indices, offsets, sizes, layout=layout, length=length, fill=fill, dtype=dtype)
 
     def extra_repr(self) -> str:

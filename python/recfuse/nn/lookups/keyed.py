@@ -110,20 +110,22 @@ def _is_plain() -> bool:
     lengths, which those of a KeyedJaggedTensor have passed.
     """
     values, weights, lengths = torch.zeros(1), torch.zeros(1), torch.ones(1, dtype=torch.int64)
-    theirs = vars(JaggedTensor(values, weights, lengths))
-    ours = vars(_created([("", values, weights, lengths)])[""])
-    return theirs.keys() == ours.keys() and all(theirs[name] is ours[name] for name in ours)
+    constructed = vars(JaggedTensor(values, weights, lengths))
+    created = vars(_created([("", values, weights, lengths)])[""])
+    return constructed.keys() == created.keys() and all(
+        constructed[name] is created[name] for name in created
+    )
 
 
 def _created(
     of_feature: Iterable[tuple[str, Tensor, Tensor | None, Tensor]],
 ) -> dict[str, JaggedTensor]:
     """Create a JaggedTensor of values, weights and lengths for each name, as copies are: by attributes."""
-    new, found = object.__new__, {}
+    new, by_name = object.__new__, {}
     for name, values, weights, lengths in of_feature:
-        found[name] = jagged = new(JaggedTensor)
+        by_name[name] = jagged = new(JaggedTensor)
         jagged._values = values
         jagged._weights = weights
         jagged._lengths = lengths
         jagged._offsets = None
-    return found
+    return by_name

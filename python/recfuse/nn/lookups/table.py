@@ -44,15 +44,15 @@ class PackedEmbedding(PackedTable):
         if memo:
             return super().__deepcopy__(memo)
         weight = table_rows(self.spec, self.matrix).detach().clone()
-        found = torch.nn.Embedding(
+        copied = torch.nn.Embedding(
             self.num_embeddings,
             self.embedding_dim,
             padding_idx=self.padding_idx,
             sparse=self.sparse,
             _weight=weight,
         )
-        found.weight.requires_grad_(self.matrix.requires_grad)
-        return found.train(self.training)
+        copied.weight.requires_grad_(self.matrix.requires_grad)
+        return copied.train(self.training)
 
 
 def why_not_packable(tables: Iterable[Any]) -> str | None:

@@ -113,8 +113,8 @@ def _parameter(store: PackedStore, name: str, number: int) -> Parameter:
         reason = f"its packed matrix {name} is computed (parametrized or pruned)"
     elif is_sharded(store.parameters[name]):
         reason = f"fully_shard has cut its packed matrix {name} over processes"
-    elif own := store.owners[0]._why_not_movable():
-        reason = own
+    elif why_not := store.owners[0]._why_not_movable():
+        reason = why_not
     if reason is not None:
         raise ArgumentValueError(
             f"recfuse: packed table {store.layout.tables[number].name!r} cannot be trained, frozen or "

@@ -234,8 +234,8 @@ class Move:
         first = next(at for at, entry in enumerate(old) if self._is_old(entry))
 
         def exchange(values: list[Any], replacements: list[Any]) -> None:
-            kept = [value for value, entry in zip(values, old, strict=True) if not self._is_old(entry)]
-            values[:] = [*kept[:first], *replacements, *kept[first:]]
+            remaining = [value for value, entry in zip(values, old, strict=True) if not self._is_old(entry)]
+            values[:] = [*remaining[:first], *replacements, *remaining[first:]]
 
         exchange(group["params"], [target.parameter for target in new])
         if names is not None:

@@ -42,11 +42,11 @@ def is_row_wise(optimizer: Optimizer) -> bool:
 @functools.lru_cache(maxsize=256)
 def _known(kind: type) -> Known | None:
     """Return the facts of a known class, also for a subclass that overrides only ``__init__``."""
-    for at, own in enumerate(kind.__mro__):
-        if (known := KNOWN.get(name_of(own))) is not None:
+    for at, member in enumerate(kind.__mro__):
+        if (known := KNOWN.get(name_of(member))) is not None:
             return known
         bases = kind.__mro__[at + 1 : -1]
-        for name, value in vars(own).items():
+        for name, value in vars(member).items():
             inherited = next((vars(base)[name] for base in bases if name in vars(base)), None)
             is_method = callable(value) and callable(inherited) and name != "__init__"
             if is_method and _unhooked(value) is not _unhooked(inherited):

@@ -86,11 +86,11 @@ def copy_rows(spec: TableSpec, matrix: Tensor, value: Any) -> None:
     (rows, columns), (row, column) = compute_local_shape_and_global_offset(
         matrix.shape, matrix.device_mesh, matrix.placements
     )
-    whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+    full = value.full_tensor() if hasattr(value, "full_tensor") else value
     first, end = max(spec.first_row, row), min(spec.first_row + spec.num_embeddings, row + rows)
     if first < end:
-        own = whole[first - spec.first_row : end - spec.first_row, column : column + columns]
-        matrix.to_local()[first - row : end - row].copy_(own)
+        local_rows = full[first - spec.first_row : end - spec.first_row, column : column + columns]
+        matrix.to_local()[first - row : end - row].copy_(local_rows)
 
 
 def _why_not(key: str, value: Any, shape: tuple[int, int]) -> str | None:
@@ -110,7 +110,7 @@ def _of_new_forms(
     module: Any, keys: list[str], state_dict: dict[str, Any], error_msgs: list[str]
 ) -> dict[str, Parameter]:
     """Return new packed matrices, without values, for tables with another device or dtype."""
-    found = {}
+    new_matrices = {}
     for number, name in enumerate(module.layout.parameter_names):
         table_keys = [
             key for key, spec in zip(keys, module.layout.tables, strict=True) if spec.matrix == number
@@ -130,5 +130,5 @@ def _of_new_forms(
             continue
         ((dtype, device),) = forms
         data = torch.zeros(old.shape, dtype=dtype, device=device)
-        found[name] = Parameter(data, requires_grad=old.requires_grad)
-    return found
+        new_matrices[name] = Parameter(data, requires_grad=old.requires_grad)
+    return new_matrices

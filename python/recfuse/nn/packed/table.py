@@ -156,12 +156,12 @@ class PackedTable(torch.nn.EmbeddingBag):
         first, rows = self.spec.first_row, self.num_embeddings
         if grad.layout is torch.strided:
             return grad.narrow(0, first, rows)
-        whole = grad.coalesce()
-        row = whole.indices()[0]
-        own = (row >= first) & (row < first + rows)
+        coalesced = grad.coalesce()
+        row = coalesced.indices()[0]
+        in_table = (row >= first) & (row < first + rows)
         return torch.sparse_coo_tensor(
-            row[own][None] - first,
-            whole.values()[own],
+            row[in_table][None] - first,
+            coalesced.values()[in_table],
             (rows, self.embedding_dim),
             check_invariants=False,
             is_coalesced=True,

@@ -42,7 +42,9 @@ def _rows(name: str, packed: Any, bits: int) -> Rows:
             f"expected contiguous rows of codes and {size} bytes of parameters"
         )
     width = packed.shape[1] - size
-    codes, behind = packed[:, :width], packed[:, width:]
-    is_aligned = not (behind.storage_offset() % dtype.itemsize or behind.stride(0) % dtype.itemsize)
-    parameters = (behind if is_aligned else behind.contiguous()).view(dtype)
+    codes, parameter_bytes = packed[:, :width], packed[:, width:]
+    is_aligned = not (
+        parameter_bytes.storage_offset() % dtype.itemsize or parameter_bytes.stride(0) % dtype.itemsize
+    )
+    parameters = (parameter_bytes if is_aligned else parameter_bytes.contiguous()).view(dtype)
     return Rows(kind, width * 8 // bits, codes, parameters)

@@ -66,17 +66,17 @@ def why_not_readable(tbe: Any) -> str | None:
 def tables_of(tbe: Any, number: int) -> list[StoredTable]:
     """Return the tables of a module whose memory has this number."""
     memory: Tensor = getattr(tbe, memory_name(tbe))
-    found = []
+    tables = []
     splits = tbe.split_embedding_weights_with_scale_bias(split_scale_bias_mode=0)
-    for (_, rows, dim, kind, _), (whole, _, _) in zip(tbe.embedding_specs, splits, strict=True):
-        first = whole.storage_offset() - memory.storage_offset()
-        table = StoredTable(number, first, _KINDS[kind.value], rows, dim, whole.shape[1])
+    for (_, rows, dim, kind, _), (view, _, _) in zip(tbe.embedding_specs, splits, strict=True):
+        first = view.storage_offset() - memory.storage_offset()
+        table = StoredTable(number, first, _KINDS[kind.value], rows, dim, view.shape[1])
         if table.kind in CODES:
-            behind = tbe.reverse_qparam
+            parameters_follow = tbe.reverse_qparam
             table = table._replace(
-                first=first if behind else first + _PARAMETERS,
-                parameters=first + table.width if behind else first,
+                first=first if parameters_follow else first + _PARAMETERS,
+                parameters=first + table.width if parameters_follow else first,
                 parameters_kind="float16",
             )
-        found.append(table)
-    return found
+        tables.append(table)
+    return tables

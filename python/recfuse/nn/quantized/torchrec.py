@@ -47,15 +47,15 @@ class FusedQuantEmbeddingBagCollection(EmbeddingBagCollection):
         for number, (tbe, (pooling, _)) in enumerate(
             zip(self._emb_modules, self._key_to_tables, strict=True)
         ):
-            own = tables_of(tbe, number)
+            tables_of_module = tables_of(tbe, number)
             mode = pooling.value.lower()
             for table in tbe.feature_table_map:
-                count, dim = own[table].rows, own[table].dim
+                count, dim = tables_of_module[table].rows, tables_of_module[table].dim
                 at = len(tables) + table
                 values = (at, 0, count, dim, MODES.index(mode), -1, column)
                 rows.append(FEATURE.row(**dict(zip(FEATURE.fields, values, strict=True))))
                 column += dim
-            tables += own
+            tables += tables_of_module
         attributes = vars(self)
         with torch.inference_mode(False):
             attributes["_features"] = torch.tensor(rows, dtype=torch.int64, device="cpu")
@@ -93,10 +93,10 @@ class FusedQuantEmbeddingBagCollection(EmbeddingBagCollection):
     @property
     def tbes(self) -> Any:
         """The TBEs of a collection that registers them."""
-        own = vars(self).get("_own_tbes")
-        if own is None:
+        registered = vars(self).get("_own_tbes")
+        if registered is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'tbes'")
-        return own
+        return registered
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool every feature.
@@ -157,10 +157,10 @@ class FusedQuantEmbeddingBagCollection(EmbeddingBagCollection):
             self.memories(), self._emb_modules, self._key_to_tables.values(), strict=True
         ):
             setattr(tbe, memory_name(tbe), memory)
-            own = [self.embedding_bags[config.name].entries for config in configs]
-            is_split = any(entries.get(_PARTS[1]) is not None for entries in own)
+            entries_of_tables = [self.embedding_bags[config.name].entries for config in configs]
+            is_split = any(entries.get(_PARTS[1]) is not None for entries in entries_of_tables)
             splits = tbe.split_embedding_weights_with_scale_bias(split_scale_bias_mode=2 if is_split else 0)
-            for entries, views in zip(own, splits, strict=True):
+            for entries, views in zip(entries_of_tables, splits, strict=True):
                 for part, view in zip(_PARTS, views, strict=True):
                     if (before := entries.get(part)) is not None:
                         entries[part] = UInt4Tensor(view) if isinstance(before, UInt4Tensor) else view
@@ -210,27 +210,27 @@ class TableRows(torch.nn.Module):
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
         """Copy entries into the memory, and quantise floats; entries of another format are errors."""
-        own = {prefix + name: entry for name, entry in self.entries.items() if entry is not None}
+        entries = {prefix + name: entry for name, entry in self.entries.items() if entry is not None}
         if strict:
-            unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in own]
+            unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in entries]
         weight, table = state_dict.get(f"{prefix}weight"), self._table
         is_floats = isinstance(weight, Tensor) and weight.is_floating_point()
         if is_floats and weight.shape == (table.rows, table.dim):
             if reason := self._quantise(weight):
                 error_msgs.append(f"recfuse: {prefix}weight cannot be quantised: {reason}")
             return
-        for key, entry in own.items():
-            found = state_dict.get(key)
-            if found is None:
+        for key, entry in entries.items():
+            value = state_dict.get(key)
+            if value is None:
                 missing_keys.append(key)
-            elif _form(found) != _form(entry):
+            elif _form(value) != _form(entry):
                 error_msgs.append(
-                    f"recfuse: {key} is {_form(found)}; expected {_form(entry)} for rows of {table.kind}, or "
+                    f"recfuse: {key} is {_form(value)}; expected {_form(entry)} for rows of {table.kind}, or "
                     f"floats of {table.dim} columns"
                 )
             else:
                 with torch.no_grad():
-                    entry.copy_(found)
+                    entry.copy_(value)
 
     def _quantise(self, weight: Tensor) -> str | None:
         """Write floats into the rows; returns why that is impossible, and then nothing has changed."""
@@ -256,7 +256,7 @@ def _form(entry: Any) -> str:
 
 def _buffers_of(tbe: torch.nn.Module) -> torch.nn.Module:
     """Return a module with the buffers of a TBE, and with nothing else."""
-    found = torch.nn.Module()
-    vars(found)["_buffers"] = tbe._buffers
-    vars(found)["_non_persistent_buffers_set"] = tbe._non_persistent_buffers_set
-    return found.train(tbe.training)
+    holder = torch.nn.Module()
+    vars(holder)["_buffers"] = tbe._buffers
+    vars(holder)["_non_persistent_buffers_set"] = tbe._non_persistent_buffers_set
+    return holder.train(tbe.training)

@@ -98,17 +98,17 @@ def _on_cuda(call: BackwardCall) -> _Gradients:
     flash = q.dtype != torch.float32 and width <= _MOST_FLASH
     flash = flash and torch.cuda.get_device_capability(q.device) >= (8, 0)
     run, most_users = (_flash, _MOST_SEQUENCES // 2) if flash else (_efficient, packed.most_users())
-    found = [torch.zeros_like(one) for one in (packed.q, packed.k, packed.v)]
+    totals = [torch.zeros_like(one) for one in (packed.q, packed.k, packed.v)]
     for first in range(0, users, most_users):
         chosen = slice(first, min(first + most_users, users))
         part = begins[chosen], ends[chosen], row_ends[chosen.start : chosen.stop + 1]
         for total, new, valid in zip(
-            found, run(packed, *_sequences(*part)), _written(packed, *part), strict=True
+            totals, run(packed, *_sequences(*part)), _written(packed, *part), strict=True
         ):
             torch.where(valid[:, None, None], new, total, out=total)
-    of_rows = found[0].unflatten(0, (-1, share)).transpose(1, 2).flatten(1, 2)[..., :dim]
+    of_rows = totals[0].unflatten(0, (-1, share)).transpose(1, 2).flatten(1, 2)[..., :dim]
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device).index_copy_(0, order, of_rows)
-    dk, dv = (one[..., :dim].reshape(k.shape) for one in found[1:])
+    dk, dv = (one[..., :dim].reshape(k.shape) for one in totals[1:])
     return dq, dk, dv
 
 
@@ -182,21 +182,21 @@ def _flash(packed: _Packed, of_rows: Tensor, of_keys: Tensor) -> _Gradients:
 def _efficient(packed: _Packed, of_rows: Tensor, of_keys: Tensor) -> _Gradients:
     grad, q, k, v, out, lse, longest, scale = packed
     rows = q.shape[0]
-    place = of_rows[:-1, None].long() + torch.arange((rows + 31) // 32 * 32, device=q.device)
-    own = torch.where(
-        (place < of_rows[1:, None])[..., None], lse[place.clamp(max=rows - 1)], torch.inf
+    positions = of_rows[:-1, None].long() + torch.arange((rows + 31) // 32 * 32, device=q.device)
+    padded_lse = torch.where(
+        (positions < of_rows[1:, None])[..., None], lse[positions.clamp(max=rows - 1)], torch.inf
     )  # [sequences, rows, heads]
     none = torch.zeros((), dtype=torch.int64)
-    found = torch.ops.aten._efficient_attention_backward(
+    gradients = torch.ops.aten._efficient_attention_backward(
         grad[None], q[None], k[None], v[None], None, out[None], of_rows, of_keys, rows, longest,
-        own.transpose(1, 2).contiguous(), 0.0, none, none, 0, False, scale=scale,
+        padded_lse.transpose(1, 2).contiguous(), 0.0, none, none, 0, False, scale=scale,
     )  # fmt: skip
-    dq, dk, dv = (one[0] for one in found[:3])
+    dq, dk, dv = (one[0] for one in gradients[:3])
     return dq, dk, dv
 
 
-def _refuse(what: str) -> NoReturn:
-    raise NotImplementedError(f"recfuse.ikbo_attention: {what}")
+def _refuse(reason: str) -> NoReturn:
+    raise NotImplementedError(f"recfuse.ikbo_attention: {reason}")
 
 
 implement("_ikbo_attention_backward", _on_cpu, "CPU")

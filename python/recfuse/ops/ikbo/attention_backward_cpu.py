@@ -37,10 +37,10 @@ class BackwardCall(NamedTuple):
         rows = self.q.shape
         shapes = {"grad": rows, "out": rows, "grad_lse": rows[:2], "lse": rows[:2], "row_to_user": rows[:1]}
         for name, shape in shapes.items():
-            found = getattr(self, name)
-            if found is not None and found.shape != shape:
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape != shape:
                 raise ValueError(
-                    f"recfuse._ikbo_attention_backward: {name} has shape {list(found.shape)}; "
+                    f"recfuse._ikbo_attention_backward: {name} has shape {list(tensor.shape)}; "
                     f"expected {list(shape)}"
                 )
 
@@ -140,8 +140,8 @@ def _taken(of: Tensor, places: Tensor, marks: Tensor | None, dtype: torch.dtype)
     """Return the rows at the positions, [users, most, ...]; marked rows are zeros."""
     if marks is None and (lying := _lying(of, places)) is not None:
         return lying.to(dtype)
-    found = of.index_select(0, places.flatten()).to(dtype).view(*places.shape, *of.shape[1:])
-    return found if marks is None else found.masked_fill_(marks[..., None, None], 0)
+    rows = of.index_select(0, places.flatten()).to(dtype).view(*places.shape, *of.shape[1:])
+    return rows if marks is None else rows.masked_fill_(marks[..., None, None], 0)
 
 
 def _put(of: Tensor, places: Tensor, marks: Tensor | None, rows: Tensor) -> Tensor:

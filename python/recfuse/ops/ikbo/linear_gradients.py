@@ -31,20 +31,20 @@ class IKBOLinear(torch.autograd.Function):
         ctx: Any, chain: bool, levels: int, options: dict[str, str], *tensors: Tensor | None
     ) -> Tensor:
         """Call the operator, and save the factors of the required gradients."""
-        *rest, bias = tensors
-        lists = rest[:levels], rest[levels : 2 * levels], rest[2 * levels :]
-        operator, given = (_chain, lists) if chain else (_linear, rest)
-        output = call_below_autograd(operator, *given, bias, **options)
+        *operands, bias = tensors
+        lists = operands[:levels], operands[levels : 2 * levels], operands[2 * levels :]
+        operator, call = (_chain, lists) if chain else (_linear, operands)
+        output = call_below_autograd(operator, *call, bias, **options)
         needs = ctx.needs_input_grad[3:]
-        kept: list[Tensor | None] = list(tensors[:-1])
+        saved: list[Tensor | None] = list(tensors[:-1])
         for level in range(levels):
             if not needs[levels + level]:
-                kept[level] = None
+                saved[level] = None
             if not needs[level]:
-                kept[levels + level] = None
-        ctx.save_for_backward(*kept)
+                saved[levels + level] = None
+        ctx.save_for_backward(*saved)
         ctx.levels, ctx.checked = levels, options.get("bounds_check", "on") == "on"
-        ctx.items = [given.shape[0] for given in lists[1]]
+        ctx.items = [item.shape[0] for item in lists[1]]
         return output
 
     @staticmethod

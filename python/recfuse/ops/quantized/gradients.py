@@ -39,8 +39,8 @@ class PooledRows(torch.autograd.Function):
         """Return the gradient of the per-sample weights."""
         features, indices, offsets, stored, *tables = ctx.saved_tensors
         weights, parameters = tables[: len(tables) // 2], tables[len(tables) // 2 :]
-        found = call_gradient(_gradient, grad, weights, parameters, features, indices, offsets, stored)
-        return None, None, found.to(ctx.dtype)
+        gradient = call_gradient(_gradient, grad, weights, parameters, features, indices, offsets, stored)
+        return None, None, gradient.to(ctx.dtype)
 
     jvp = refused_jvp(_NAME)
 

@@ -88,13 +88,13 @@ def refine(state: State, best: Contestant, groups: list[Group], deadline: float)
     round_number = 0
     while queue and time.monotonic() < deadline:
         now: dict[str, tuple[Group, list[int]]] = {}
-        left = []
+        failed = []
         for group, row in queue:
             if len(now) < _TRIES and all(group is not other for other, _ in now.values()):
                 now[f"{group.name}: {str(FusedSchedule.of_row(row)) or 'default'}"] = group, row
             else:
-                left.append((group, row))
-        queue = left
+                failed.append((group, row))
+        queue = failed
         best = _try(state, f"refine {round_number}", best, now)
         round_number += 1
     if queue:

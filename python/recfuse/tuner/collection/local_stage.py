@@ -120,18 +120,18 @@ class LocalStage:
             for member, choice in enumerate(choices):
                 spent = weights.get((name, choice), 0.0) + np.nan_to_num(costs[name][member, choice])
                 weights[name, choice] = float(spent)
-        kept = set(sorted(weights, key=lambda pair: -weights[pair])[:_MOST_CHOSEN])
-        if len(kept) == len(weights):
+        chosen_pairs = set(sorted(weights, key=lambda pair: -weights[pair])[:_MOST_CHOSEN])
+        if len(chosen_pairs) == len(weights):
             return
         for feature_class in self._classes:
             if feature_class.name not in chosen:
                 continue
-            left = [choice for name, choice in kept if name == feature_class.name] or [0]
+            remaining = [choice for name, choice in chosen_pairs if name == feature_class.name] or [0]
             for member, choice in enumerate(chosen[feature_class.name]):
-                if (feature_class.name, choice) in kept:
+                if (feature_class.name, choice) in chosen_pairs:
                     continue
-                cost = costs[feature_class.name][member, left]
-                best = 0 if np.isnan(cost).all() else left[int(np.nanargmin(cost))]
+                cost = costs[feature_class.name][member, remaining]
+                best = 0 if np.isnan(cost).all() else remaining[int(np.nanargmin(cost))]
                 local.schedules[feature_class.features[member], CHOSEN] = feature_class.candidates[
                     best, CHOSEN
                 ]

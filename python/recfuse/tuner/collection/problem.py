@@ -96,9 +96,9 @@ class FusedProblem:
         """Return the alignments of a feature's rows and of its columns in the output: powers of
         two up to 16, in bytes.
         """
-        own = self.features[feature]
-        buffer = self.buffers[own[_BUFFER]]
-        begin, size, column = (int(own[field]) for field in (_WEIGHT_OFFSET, _DIM, _COLUMN))
+        described = self.features[feature]
+        buffer = self.buffers[described[_BUFFER]]
+        begin, size, column = (int(described[field]) for field in (_WEIGHT_OFFSET, _DIM, _COLUMN))
         row = address("weights", buffer), *(row_bytes(each, buffer.dtype) for each in (begin, size))
         out = (row_bytes(each, self.output_dtype) for each in (column, self.output_dim))
         return alignment(*row), alignment(*out)
@@ -156,8 +156,8 @@ class FusedBench:
 
     def candidates(self, feature: int) -> NDArray[np.int32]:
         """Return the schedules that a feature can run, `[schedules, 5]`."""
-        found = _C.fused_embedding_bag_candidates(self.call, feature)
-        return np.array(found, np.int32).reshape(-1, FIELDS)
+        rows = _C.fused_embedding_bag_candidates(self.call, feature)
+        return np.array(rows, np.int32).reshape(-1, FIELDS)
 
     def staged(self) -> list[int]:
         """Return the features whose tables are staged by default, in the batch with the most lookups."""

@@ -119,15 +119,15 @@ def _occupancies(state: State, result: dict[str, Any]) -> dict[int, float]:
     us = global_stage.in_turns(state, step, {"": defaults, **ready}, turns=3)
     why = f"schedules without a plan, {result['registers']} registers, {result['spill_bytes']} bytes spilled"
     state.note(step, "", us[""], True, why)
-    least, kept = min(us.values()), {0: us[""]}
+    least, times = min(us.values()), {0: us[""]}
     for name in sorted(ready, key=lambda name: us.get(name, np.inf)):
         if name in us:
             near = us[name] <= _FAR_OFF * least
             why = f"{us[''] / us[name]:.2f}x as fast as the defaults" + ("" if near else ": not tuned")
             state.note(step, name, us[name], near, why)
             if near:
-                kept[ready[name].warps] = us[name]
-    return kept
+                times[ready[name].warps] = us[name]
+    return times
 
 
 def _local_stage(state: State, finished: Finished, with_default: dict[int, float]) -> dict[int, Local]:

@@ -73,17 +73,17 @@ class Finished:
         if self._path is None or not Path(self._path).exists():
             return
         try:
-            found = read_json(self._path, "recfuse.tune: resume", MOST_BYTES, MOST_VALUES)
+            record = read_json(self._path, "recfuse.tune: resume", MOST_BYTES, MOST_VALUES)
         except FileFormatError:
-            found = None
-        if not isinstance(found, dict) or not isinstance(found.get("recfuse_tuning"), int):
+            record = None
+        if not isinstance(record, dict) or not isinstance(record.get("recfuse_tuning"), int):
             raise FileFormatError(
                 f"recfuse.tune: resume is {str(path)!r}, which is there and holds no finished measurements. "
                 "Name another file, or remove it."
             )
-        self.stale = found["recfuse_tuning"] != _FORMAT or found.get("identity") != identity
-        if not self.stale and isinstance(found.get("occupancies"), dict):
-            self._records = found["occupancies"]
+        self.stale = record["recfuse_tuning"] != _FORMAT or record.get("identity") != identity
+        if not self.stale and isinstance(record.get("occupancies"), dict):
+            self._records = record["occupancies"]
 
     def get(self, warps: int) -> Any:
         """Return the record of an occupancy; None: no record."""

@@ -68,10 +68,10 @@ class Search(Log):
         self._random.shuffle(candidates)
         bags = sum(batch.bags for batch in self.problem.batches) // len(self.problem.batches)
         device = Device.of(self.problem.weight.device)
-        found = first_third(candidates, device, bags, Schedule.parse(self._default))
-        why = f"not measured: the model ranks {len(found)} before them"
-        self.note(name, f"{len(candidates) - len(found)} candidates", None, False, why)
-        return found
+        ranked = first_third(candidates, device, bags, Schedule.parse(self._default))
+        why = f"not measured: the model ranks {len(ranked)} before them"
+        self.note(name, f"{len(candidates) - len(ranked)} candidates", None, False, why)
+        return ranked
 
     def step(self, name: str, candidates: Iterable[Schedule], keep: int = 1) -> list[Schedule]:
         """Time candidates and the best schedule so far in turns. Returns the `keep` fastest of
@@ -95,8 +95,8 @@ class Search(Log):
         elif fresh:
             self.note(name, f"{len(fresh)} candidates", None, False, "not timed: the budget is spent")
         tried = {self._complete.get(text) for text in texts} - {None, self.best}
-        others = sorted((text for text in tried if text in self.us), key=self.us.__getitem__)
-        return [Schedule.parse(text or self._default) for text in [self.best, *others][:keep]]
+        by_time = sorted((text for text in tried if text in self.us), key=self.us.__getitem__)
+        return [Schedule.parse(text or self._default) for text in [self.best, *by_time][:keep]]
 
     def _job(self, text: str) -> Job:
         return partial(self.problem.compile, self._arch, text)
@@ -109,8 +109,8 @@ class Search(Log):
         jobs = {text: self._job(text) for text in new}
         results = compile_all(jobs, deadline=self._deadline, progress=self._progress, label=step)
         if len(results) < len(new):
-            left = f"{len(new) - len(results)} candidates"
-            self.note(step, left, None, False, "not compiled: the budget is spent")
+            uncompiled = f"{len(new) - len(results)} candidates"
+            self.note(step, uncompiled, None, False, "not compiled: the budget is spent")
         for text, result in results.items():
             why = missing(result) or (spilled(result) and f"spills {spilled(result)}")
             if why:

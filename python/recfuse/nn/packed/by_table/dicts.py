@@ -88,14 +88,16 @@ def to_tables(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any
 
 def _names(slots: list[Slot], group: Mapping[str, Any], names: list[str]) -> list[str]:
     name_of = dict(zip(map(id, group["params"]), names, strict=True))
-    found = []
+    table_names = []
     for slot in slots:
         name = name_of[id(slot.parameter)]
         if slot.store is not None:
-            own = next(own for own, p in slot.store.parameters.items() if p is slot.parameter)
-            name = f"{name.removesuffix(own)}{slot.store.layout.tables[slot.table].name}.weight"
-        found.append(name)
-    return found
+            parameter_name = next(
+                parameter_name for parameter_name, p in slot.store.parameters.items() if p is slot.parameter
+            )
+            name = f"{name.removesuffix(parameter_name)}{slot.store.layout.tables[slot.table].name}.weight"
+        table_names.append(name)
+    return table_names
 
 
 def to_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

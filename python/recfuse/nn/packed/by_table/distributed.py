@@ -39,8 +39,8 @@ def follow_checkpoints() -> None:
 
     @functools.wraps(get)
     def get_by_table(model: torch.nn.Module, optimizers: tuple[Optimizer, ...], info: Any) -> Any:
-        found = get(model, optimizers, info)
-        return found if _is_loading.get() else _Names(tool, model, optimizers).to_tables(found)
+        by_parameter = get(model, optimizers, info)
+        return by_parameter if _is_loading.get() else _Names(tool, model, optimizers).to_tables(by_parameter)
 
     @functools.wraps(load)
     def load_by_table(
@@ -83,8 +83,8 @@ class _Names:
             for p in group["params"]
         }
 
-        def name_of(path: str, own: str) -> str:
-            (name,) = tool._get_fqns(model, f"{path}.{own}" if path else own)
+        def name_of(path: str, parameter_name: str) -> str:
+            (name,) = tool._get_fqns(model, f"{path}.{parameter_name}" if path else parameter_name)
             return str(name)
 
         self.packed: dict[str, _Packed] = {}
@@ -95,15 +95,17 @@ class _Names:
             if store is None or module is not store.holder:
                 continue
             slots = slots_of_store(store, store.layout.parameter_names)
-            for own, parameter in store.parameters.items():
-                if id(parameter) in groups and own in store.layout.parameter_names:
+            for parameter_name, parameter in store.parameters.items():
+                if id(parameter) in groups and parameter_name in store.layout.parameter_names:
                     tables = {
                         name_of(path, f"{store.layout.tables[slot.table].name}.weight"): slot
                         for slot in slots
                         if slot.parameter is parameter
                     }
                     optimizer, group = groups[id(parameter)]
-                    self.packed[name_of(path, own)] = _Packed(store, parameter, optimizer, group, tables)
+                    self.packed[name_of(path, parameter_name)] = _Packed(
+                        store, parameter, optimizer, group, tables
+                    )
                     if store.sharding is not None:
                         self._add_tables(store, group, name_of, path)
 
@@ -123,37 +125,37 @@ class _Names:
 
     def to_tables(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a dictionary by table, in the form of the tool, nested or flat."""
-        found = form_of(state_dict)
+        form = form_of(state_dict)
         renamed: dict[tuple[int, int], tuple[list[str], dict[str, Slot]]] = {}
         for name, packed in self.packed.items():
-            state = found.pop_state(name)
+            state = form.pop_state(name)
             if packed.is_sharded() and not (state and _is_whole(state)):
                 if state is not None:
-                    found.set_state(name, state)
+                    form.set_state(name, state)
                 continue
             for table, slot in packed.slots.items():
-                if state is not None and (own := split(packed.optimizer, slot, state)) is not None:
+                if state is not None and (table_state := split(packed.optimizer, slot, state)) is not None:
                     if packed.store.sharding is not None:
-                        own = packed.store.sharding.state_to_entries(slot.table, own)
-                    found.set_state(table, own)
+                        table_state = packed.store.sharding.state_to_entries(slot.table, table_state)
+                    form.set_state(table, table_state)
             olds, slots = renamed.setdefault((id(packed.store), id(packed.group)), ([], {}))
             olds.append(name)
             slots.update(packed.slots)
         for (store, _), (olds, slots) in renamed.items():
             names = sorted(slots, key=lambda table: slots[table].table)
-            found.rename(olds, self.all_tables.get(store, names))
-        return found.whole()
+            form.rename(olds, self.all_tables.get(store, names))
+        return form.whole()
 
     def to_parameters(self, state_dict: dict[str, Any], is_whole: bool) -> dict[str, Any]:
         """Convert a dictionary by table to a dictionary by Parameter; keep a dictionary by Parameter."""
         if not state_dict:
             return state_dict
-        found = form_of(state_dict)
+        form = form_of(state_dict)
         renamed: dict[tuple[int, int], tuple[list[str], list[str]]] = {}
         for name, packed in self.packed.items():
-            if name in found.names() or not (found.names() & set(packed.slots) or not packed.slots):
+            if name in form.names() or not (form.names() & set(packed.slots) or not packed.slots):
                 continue
-            states = [found.pop_state(table) for table in packed.slots]
+            states = [form.pop_state(table) for table in packed.slots]
             if packed.store.sharding is not None:
                 states = [
                     state and packed.store.sharding.state_from_entries(slot.table, table, state)
@@ -168,13 +170,13 @@ class _Names:
                 )
             state = joined(packed.optimizer, packed.group, list(packed.slots.values()), states)
             if state is not None:
-                found.set_state(name, state)
+                form.set_state(name, state)
             olds, names = renamed.setdefault((id(packed.store), id(packed.group)), ([], []))
             olds.extend(self.all_tables.get(id(packed.store), packed.slots))
             names.append(name)
         for olds, names in renamed.values():
-            found.rename(olds, names)
-        return found.whole()
+            form.rename(olds, names)
+        return form.whole()
 
 
 def _is_whole(state: Mapping[str, Any]) -> bool:

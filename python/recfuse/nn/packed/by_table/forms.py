@@ -45,13 +45,13 @@ class Nested:
 
     def rename(self, old: Sequence[str], new: Sequence[str]) -> None:
         """Replace ``old`` by ``new`` at the first of ``old``; raise if several groups have them."""
-        own = [group for group in self._groups if any(name in old for name in group["params"])]
-        if len(own) > 1:
+        groups = [group for group in self._groups if any(name in old for name in group["params"])]
+        if len(groups) > 1:
             raise _refuse_groups(old)
-        for group in own:
+        for group in groups:
             first = next(at for at, name in enumerate(group["params"]) if name in old)
-            rest = [name for name in group["params"] if name not in old]
-            group["params"] = [*rest[:first], *new, *rest[first:]]
+            remaining = [name for name in group["params"] if name not in old]
+            group["params"] = [*remaining[:first], *new, *remaining[first:]]
 
     def whole(self) -> dict[str, Any]:
         """Return the dictionary."""
@@ -80,7 +80,7 @@ class Flat:
 
     def rename(self, old: Sequence[str], new: Sequence[str]) -> None:
         """Give ``new`` the options of ``old``; raise if these differ."""
-        options = [found for name in old if (found := self._pop(f"param_groups.{name}."))]
+        options = [values for name in old if (values := self._pop(f"param_groups.{name}."))]
         if any(other != options[0] for other in options):
             raise _refuse_groups(old)
         for name in new if options else ():

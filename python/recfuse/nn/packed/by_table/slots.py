@@ -49,15 +49,15 @@ def stores() -> Iterator[PackedStore]:
 
 def slots_of_store(store: PackedStore, names: Iterable[str]) -> list[Slot]:
     """Return the tables that an optimizer of the Parameters ``names`` steps, in order, tied tables once."""
-    own_names, found, places = set(names), [], set()
+    own_names, slots, places = set(names), [], set()
     for number, spec in enumerate(store.layout.tables):
         origin = store.layout.parameter_names[spec.matrix], spec.first_row
         name, first_row = store.origins.get(number, origin)
         place = name, first_row, spec.num_embeddings
         if name in own_names and (place not in places or not spec.num_embeddings):
             places.add(place)
-            found.append(Slot(store.parameters[name], store, number, first_row, spec.num_embeddings))
-    return found
+            slots.append(Slot(store.parameters[name], store, number, first_row, spec.num_embeddings))
+    return slots
 
 
 def names_of(store: PackedStore) -> dict[str, Any]:

@@ -102,9 +102,11 @@ def _gathered(
     states: Sequence[State | None],
     slot_states: Sequence[tuple[Slot, State]],
 ) -> State:
-    whole = [(slot, state) for slot, state in zip(slots, states, strict=True) if not slot.is_frozen_alone]
+    slots_and_states = [
+        (slot, state) for slot, state in zip(slots, states, strict=True) if not slot.is_frozen_alone
+    ]
     first_slot, first = next((pair for pair in slot_states if not pair[0].is_frozen_alone), slot_states[0])
-    for slot, state in whole:
+    for slot, state in slots_and_states:
         if not state or set(state) != set(first):
             raise ArgumentValueError(
                 f"{prefix}: {slot.said} has the state {sorted(state or {})}, {first_slot.said} has "
@@ -136,14 +138,14 @@ def _entries(prefix: str, key: str, slot_states: Sequence[tuple[Slot, State]]) -
             )
         kinds = possible if kinds is None else [kind for kind in kinds if kind in possible]
     kind = kinds[0] if kinds else "scalar"
-    found = {at: Entry(state.get(key), kind) for at, (_, state) in enumerate(slot_states)}
-    if not kinds or (kind != "scalar" and len({entry.tag() for entry in found.values()}) > 1):
+    entries = {at: Entry(state.get(key), kind) for at, (_, state) in enumerate(slot_states)}
+    if not kinds or (kind != "scalar" and len({entry.tag() for entry in entries.values()}) > 1):
         values = ", ".join(f"{slot.said}: {described(state.get(key))}" for slot, state in slot_states)
         raise ArgumentValueError(
             f"{prefix}: state entry {key!r} has {values} for tables that lie in one packed Parameter; "
             "expected one kind, dtype and device"
         )
-    return found
+    return entries
 
 
 def _number(prefix: str, counted: bool, key: str, parts: Sequence[Entry]) -> Any:
