@@ -15,6 +15,7 @@ from torch.nn.utils import prune
 
 import recfuse
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagList
+from recfuse.nn.packed import holders
 from support.dlrm import DLRM_Net, batch_of, train
 
 
@@ -390,6 +391,18 @@ def test_huge_pages_are_requested_once_a_matrix(monkeypatch):
     report = recfuse.swap(model)
     assert len(report.fused) == 1
     assert asked == [model.emb_l.packed_weights()[0].numel(), 11 * 8]
+
+
+def test_the_heap_is_searched_once(monkeypatch):
+    walks, search = [], holders._first_holder
+    monkeypatch.setattr(holders, "_first_holder", lambda *given: walks.append(1) or search(*given))
+    model = nn.ModuleList([DLRM_Net((20, 30), 8) for _ in range(3)])
+    recfuse.swap(model)
+    assert all(isinstance(net.emb_l, FusedEmbeddingBagList) for net in model) and len(walks) == 1
+    holder = torch.optim.SGD(model[0].emb_l.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="an optimizer, SGD, holds"):
+        recfuse.unswap(model)
+    assert holder.param_groups and len(walks) == 3  # the heap is searched again after a garbage collection
 
 
 def test_wrong_argument():

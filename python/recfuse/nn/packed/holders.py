@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -75,8 +77,27 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [group for group in groups if isinstance(group, dict) and "params" in group]
 
 
+class _Checked(threading.local):
+    ids: frozenset[int] = frozenset()
+
+
+_checked = _Checked()
+
+
+@contextlib.contextmanager
+def holders_checked(weights: Sequence[Tensor]) -> Iterator[None]:
+    """Skip the check of these weights inside, since it walks over the heap and was just made."""
+    _checked.ids = frozenset(map(id, weights))
+    try:
+        yield
+    finally:
+        _checked.ids = frozenset()
+
+
 def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], prefix: str) -> None:
     """Raise ValueError if a parallel wrapper, or an optimizer not in ``optimizers``, holds a weight."""
+    if _checked.ids.issuperset(map(id, weights)):
+        return
     if (found := holder_of(weights, optimizers)) is None:
         return
     holder, number = found
