@@ -11,10 +11,11 @@ from torch.nn import Parameter
 
 from recfuse.distributed.agreement import Description
 from recfuse.distributed.creation import broadcast_copies, copy_parts, draw_parts
+from recfuse.distributed.exchanges.choices import Chooser
 from recfuse.distributed.exchanges.collectives import CollectiveExchange
 from recfuse.distributed.exchanges.header import Names
 from recfuse.distributed.exchanges.routes import route_of
-from recfuse.distributed.local import LocalTables, arranged, local_numbers, parts_of
+from recfuse.distributed.local import LocalTables, arranged, parts_of
 from recfuse.distributed.modules import sharded_class
 from recfuse.distributed.placements import Placed
 from recfuse.distributed.sharding import Sharding
@@ -97,18 +98,14 @@ class Prepared:
             for table, form in zip(self.placed, self.forms, strict=True)
         )
         pooled = torch.float32 if is_split or len(set(dtypes)) > 1 else result
-        tables = LocalTables(
-            sharding.store,
-            local_numbers(self.parts, route.exchanged[self.rank], layout.table_of_feature),
-            local_numbers(self.parts, route.copies, layout.table_of_feature),
-            modes,
-            pooled,
-            self.device,
-        )
-        rows = [layout.tables[table].num_embeddings for table in layout.table_of_feature]
-        names = Names(self.name, self._feature_names(), rows)
+        table_of_feature = layout.table_of_feature
+        tables = LocalTables(sharding.store, self.parts, table_of_feature, modes, pooled, self.device)
+        specs = [layout.tables[table] for table in table_of_feature]
+        names = Names(self.name, self._feature_names(), [spec.num_embeddings for spec in specs])
+        can_add = pooled == torch.float32
+        chooser = Chooser(route, table_of_feature, layout.tables, self.forms, self.placed, can_add)
         sharding.exchange = CollectiveExchange(
-            number, route, tables, names, sharding.group, average, exchange_dtype
+            number, route, tables, chooser, specs, names, sharding.group, average, exchange_dtype
         )
         return sharding.exchange  # type: ignore[no-any-return]
 

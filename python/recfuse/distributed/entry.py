@@ -85,9 +85,9 @@ def shard(
     Note:
         Ranks exchange lookups and rows by collectives: NCCL on GPUs, gloo on the CPU. A result is
         bit-identical to that of one process with the batches of all ranks, except that the sums of a table
-        that is cut by rows have another order, and that equal maxima of its parts give their gradient to the
-        first part. A rank that stops, or raises inside ``backward()``, makes the others raise within the
-        timeout of the group.
+        that is cut by rows, and the added gradients of a copied table, have another order, and that equal
+        maxima of parts give their gradient to the first part. A rank that stops, or raises inside
+        ``backward()``, makes the others raise within the timeout of the group.
 
     Source: Naumov et al., "Deep Learning Training in Facebook Data Centers", 2020 (tables on ranks, exchanges
     of indices and of pooled rows).

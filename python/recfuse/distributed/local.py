@@ -8,9 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recfuse.distributed.exchanges.routes import Local
 from recfuse.distributed.placements import Part, Placed
-from recfuse.nn.packed.layout import Layout, Matrix, TableSpec, WeightForm, arrange, feature_tensor
+from recfuse.nn.packed.layout import (
+    Layout,
+    Matrix,
+    TableSpec,
+    WeightForm,
+    arrange,
+    feature_tensor,
+    table_rows,
+)
 from recfuse.nn.packed.pooling import is_planned
 from recfuse.nn.packed.store import PackedStore
 from recfuse.nn.tuning import Tuning
@@ -79,39 +86,46 @@ def with_features(layout: Layout, tables: Sequence[int]) -> Layout:
 
 
 class LocalTables:
-    """The fused calls over a rank's parts; they read the packed Parameters of the store at each call."""
+    """The fused calls over a rank's parts; they read the packed Parameters of the store at each call.
+
+    ``modes_of_features`` are those of the whole tables. A feature stands for the part of its table.
+    """
 
     def __init__(
         self,
         store: PackedStore,
-        exchanged: Sequence[int],
-        copies: Sequence[int],
+        parts: Sequence[LocalPart],
+        table_of_feature: Sequence[int],
         modes_of_features: Sequence[str],
         pooled_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Create the calls of the features whose tables ``exchanged`` and ``copies`` number."""
+        """Create the calls of a module's features; ``parts`` are those of this rank."""
         self._store, self.device, self.pooled_dtype = store, device, pooled_dtype
         self.modes_of_features = tuple(modes_of_features)
         self.modes = set(modes_of_features)
+        number_of = {part.table: number for number, part in enumerate(parts)}
+        self._number = {
+            feature: number_of[table] for feature, table in enumerate(table_of_feature) if table in number_of
+        }
         with torch.inference_mode(False):
             # A fused call of matrices of different dtypes returns float32.
             self._marker = torch.empty((0, 4), dtype=torch.float32, device=device)
             self._anchor = torch.empty(0, device=device, requires_grad=True)
-        layout = store.layout
-        self._calls = {
-            name: self._call(layout, tables)
-            for name, tables in (
-                ("all", (*exchanged, *copies)),
-                ("exchanged", tuple(exchanged)),
-                ("copies", tuple(copies)),
-            )
-        }
+        self._calls: dict[tuple[int, ...], _Call] = {}
 
-    @staticmethod
-    def _call(layout: Layout, tables: Sequence[int]) -> _Call:
-        found = with_features(layout, tables)
-        return _Call(found.features, found.output_dim, found.any_max, Tuning(len(tables)))
+    def _call(self, features: tuple[int, ...]) -> _Call:
+        if features not in self._calls:
+            tables = [self._number[feature] for feature in features]
+            found = with_features(self._store.layout, tables)
+            tuning = Tuning(len(tables))
+            self._calls[features] = _Call(found.features, found.output_dim, found.any_max, tuning)
+        return self._calls[features]
+
+    def rows(self, feature: int) -> Tensor:
+        """Return this rank's rows of a feature's table, a view without gradients."""
+        spec = self._store.layout.tables[self._number[feature]]
+        return table_rows(spec, self._store.matrix(self._number[feature]).detach())
 
     def anchor(self) -> Tensor:
         """Return an empty tensor that requires a gradient."""
@@ -125,9 +139,11 @@ class LocalTables:
             weights.append(self._marker)
         return weights
 
-    def pool(self, call: str, indices: Tensor, offsets: Tensor, weights: Tensor | None, bags: int) -> Tensor:
-        """Pool the features of a call, "all", "exchanged" or "copies": ``[bags, columns]``."""
-        features, output_dim, any_max, tuning = self._calls[call]
+    def pool(
+        self, own: tuple[int, ...], indices: Tensor, offsets: Tensor, weights: Tensor | None, bags: int
+    ) -> Tensor:
+        """Pool some features: ``[bags, columns]``."""
+        features, output_dim, any_max, tuning = self._call(own)
         if not len(features):
             empty = torch.zeros((bags, 0), dtype=self.pooled_dtype, device=self.device)
             # The backward pass exchanges gradients of weights on every rank, also on one without tables.
@@ -150,10 +166,18 @@ class LocalTables:
             **options,
         )
 
-
-def local_numbers(
-    parts: Sequence[LocalPart], locals_: Sequence[Local], table_of_feature: Sequence[int]
-) -> list[int]:
-    """Return the number, among this rank's parts, of the table of each local feature."""
-    number_of = {part.table: number for number, part in enumerate(parts)}
-    return [number_of[table_of_feature[local.feature]] for local in locals_]
+    def pool_rows(
+        self, tables: Sequence[Tensor], specs: Sequence[TableSpec], indices: Tensor, offsets: Tensor,
+        weights: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Pool tables of the caller, one a feature, whose specs name them: ``[bags, columns]``."""
+        matrices = [*tables, self._marker] if self.pooled_dtype == torch.float32 else list(tables)
+        return fused_embedding_bag(
+            matrices,
+            feature_tensor(specs),
+            indices,
+            offsets,
+            sum(spec.embedding_dim for spec in specs),
+            weights,
+            any_max=any(spec.mode == "max" for spec in specs),
+        )

@@ -30,6 +30,15 @@ class Batch(NamedTuple):
     host_sizes: list[int]
     counts: dict[int, Tensor]  # by feature of a row cut, lookups without padding: [parts, bags]
 
+    def first_lookup(self, feature: int) -> int:
+        """Return the position of a feature's first lookup in the batch."""
+        return sum(self.host_sizes[:feature])
+
+    def of_feature(self, feature: int) -> Tensor:
+        """Return the indices of a feature's lookups."""
+        begin = self.first_lookup(feature)
+        return self.values[begin : begin + self.host_sizes[feature]]
+
 
 def check_arguments(
     indices: Tensor, offsets: Tensor, weights: Tensor | None, features: int, device: torch.device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,20 +12,20 @@ from recfuse.distributed.exchanges.routes import Route
 
 
 def columns_of(
-    route: Route, batch: Batch, arrived: Sequence[Tensor], copied: Tensor, modes: Sequence[str]
+    route: Route, batch: Batch, arrived: Sequence[Tensor], given: Mapping[int, Tensor], modes: Sequence[str]
 ) -> list[Tensor]:
     """Return the columns of each feature; ``arrived`` are the columns of each rank, ``[bags, columns]``.
+
+    ``given`` has the columns of features that no exchange of pooled rows has served.
 
     Parts of a cut by columns are side by side. Parts of a cut by rows are added in the order of ranks, and
     divided once by the lookups of the bag for a mean; a maximum is that of the parts with lookups.
     """
     cuts = {cut.feature: cut for cut in route.row_cuts}
-    found, column = [], 0
-    copied_width = {local.feature: local.part.columns for local in route.copies}
+    found = []
     for feature, sources in enumerate(route.sources):
-        if not sources:
-            found.append(copied[:, column : column + copied_width[feature]])
-            column += copied_width[feature]
+        if feature in given:
+            found.append(given[feature])
             continue
         parts = [
             arrived[source.rank][:, source.column : source.column + source.columns] for source in sources

@@ -6,6 +6,7 @@ rank is an error of every rank, and no rank waits for another.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,6 +15,9 @@ import torch.distributed as dist
 
 from recfuse.errors import ArgumentValueError, IndexRangeError, OffsetError
 
+# The largest number of counts of a module by group: headers of a group have one size, so that ranks that call
+# different modules can say so. Every rank of a group shards the same modules, so that it has the same number.
+_counts_of_groups: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 # The states of a header.
 GOOD = 0
 RAISED = 1
@@ -42,12 +46,11 @@ class Header(NamedTuple):
     weights: int = 0  # position in WEIGHT_DTYPES
     trains_weights: int = 0  # 1 if the weights require a gradient
     bad: Bad = Bad()
-    lookups: tuple[int, ...] = ()  # by rank: lookups that go there
+    counts: tuple[int, ...] = ()  # of lookups, as of `Counts`
 
-    def flat(self, ranks: int) -> list[int]:
-        """Return the numbers of the header."""
-        lookups = self.lookups or (0,) * ranks
-        return [*self[:6], *self.bad, *lookups]
+    def flat(self, counts: int) -> list[int]:
+        """Return the numbers of the header, with room for a number of counts."""
+        return [*self[:6], *self.bad, *self.counts, *(0,) * (counts - len(self.counts))]
 
     @staticmethod
     def of(numbers: Sequence[int]) -> Header:
@@ -63,10 +66,15 @@ class Names(NamedTuple):
     rows: Sequence[int]  # of each feature's table
 
 
+def enlarge_headers(counts: int, group: Any) -> None:
+    """Make room for a number of counts in the headers of a group."""
+    _counts_of_groups[group] = max(counts, _counts_of_groups.get(group, 0))
+
+
 def exchange_headers(own: Header, group: Any, device: torch.device) -> list[Header]:
     """Return the headers of all ranks. Waits for all ranks, and for the device."""
     ranks = dist.get_world_size(group)
-    numbers = torch.tensor(own.flat(ranks), dtype=torch.int64, device=device)
+    numbers = torch.tensor(own.flat(_counts_of_groups[group]), dtype=torch.int64, device=device)
     gathered = torch.empty(ranks * len(numbers), dtype=torch.int64, device=device)
     _all_gather(gathered, numbers, group=group)
     return [Header.of(row) for row in gathered.view(ranks, -1).tolist()]

@@ -6,7 +6,7 @@ rows take the same lookups, so the feature is one segment. A table that is cut b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from recfuse.distributed.placements import Part, Placed
@@ -17,6 +17,7 @@ class RowCut(NamedTuple):
 
     feature: int
     begins: tuple[int, ...]  # the first row of each part
+    ranks: tuple[int, ...]  # the holder of each part
     first_segment: int
     padding_idx: int | None
     mode: str
@@ -50,10 +51,40 @@ class Route(NamedTuple):
     widths: tuple[int, ...]  # by rank: columns of the exchanged features
     copied_width: int
 
-    def segments_to(self, rank: int, with_copies: bool) -> list[int]:
+    def segments_to(self, rank: int) -> list[int]:
         """Return the segments that a rank pools, in the order of its call."""
-        copies = self.copies if with_copies else ()
-        return [local.segment for local in (*self.exchanged[rank], *copies)]
+        return [local.segment for local in (*self.exchanged[rank], *self.copies)]
+
+    def without(self, features: Collection[int]) -> Route:
+        """Return the route without some features, which then have no sources."""
+        exchanged = tuple(
+            tuple(local for local in own if local.feature not in features) for own in self.exchanged
+        )
+        copies = tuple(local for local in self.copies if local.feature not in features)
+        columns: dict[tuple[int, int], int] = {}
+        widths = []
+        for rank, own in enumerate(exchanged):
+            width = 0
+            for local in own:
+                columns[local.feature, rank] = width
+                width += local.part.columns
+            widths.append(width)
+        sources = tuple(
+            tuple(
+                source._replace(column=columns[feature, source.rank])
+                for source in own
+                if (feature, source.rank) in columns
+            )
+            for feature, own in enumerate(self.sources)
+        )
+        copied_width = sum(local.part.columns for local in copies)
+        return self._replace(
+            exchanged=exchanged,
+            copies=copies,
+            sources=sources,
+            widths=tuple(widths),
+            copied_width=copied_width,
+        )
 
 
 def route_of(
@@ -78,7 +109,8 @@ def route_of(
             continue
         if table.kind == "rows":
             begins = tuple(part.row for part in table.parts)
-            row_cuts.append(RowCut(feature, begins, segments, padding[number], modes[number]))
+            holders = tuple(part.rank for part in table.parts)
+            row_cuts.append(RowCut(feature, begins, holders, segments, padding[number], modes[number]))
         own = []
         for part in table.parts:
             segment = feature

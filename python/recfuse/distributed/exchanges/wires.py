@@ -89,42 +89,82 @@ class RowsExchange(NamedTuple):
     widths: Sequence[int]  # columns that each rank sends
     dtype: torch.dtype  # on the wire
     scale: float  # of gradients
+    copied: int  # columns of copied tables, whose gradients go to every rank
+    dense: Sequence[tuple[int, int]]  # rows and columns of copied tables, whose gradients are added
 
 
 class SendRows(torch.autograd.Function):
     """Send pooled rows to the ranks with their samples; the backward pass sends gradients to the holders.
 
     ``pooled`` is ``[bags of all ranks, columns]``: columns that are sent, then those of copied tables, of
-    which a rank takes its own bags. The gradient of copied columns goes to every rank, because each must make
-    the same step. ``anchor`` requires a gradient, so that each rank takes part in the backward pass.
+    which a rank takes its own bags, then those of dense tables, whose first bags are rows. The gradient of
+    copied columns goes to every rank, because each must make the same step; that of dense tables is added.
+    ``anchor`` requires a gradient, so that each rank takes part in the backward pass.
     """
 
     @staticmethod
-    def forward(ctx: Any, pooled: Tensor, anchor: Tensor, exchange: RowsExchange) -> tuple[Tensor, Tensor]:
-        """Return the received columns, flat and rank by rank, and the copied columns ``[bags, columns]``."""
+    def forward(ctx: Any, pooled: Tensor, anchor: Tensor, exchange: RowsExchange) -> tuple[Tensor, ...]:
+        """Return the received columns, flat and rank by rank, the copied columns ``[bags, columns]``, and the
+        dense tables ``[rows, columns]``.
+        """
         ctx.exchange, ctx.dtype = exchange, pooled.dtype
         width, own = exchange.widths[exchange.rank], exchange.bags[exchange.rank]
-        ctx.copied_width = pooled.shape[1] - width
         send = pooled[:, :width].to(exchange.dtype).reshape(-1)
         sent = [bags * width for bags in exchange.bags]
         received = [own * other for other in exchange.widths]
         found = all_to_all(send, sent, received, exchange.group).to(pooled.dtype)
         first = sum(exchange.bags[: exchange.rank])
-        return found, pooled[first : first + own, width:].clone()
+        end = width + exchange.copied
+        copied = pooled[first : first + own, width:end].clone()
+        tables = []
+        for rows, columns in exchange.dense:
+            tables.append(pooled[:rows, end : end + columns].clone(memory_format=torch.contiguous_format))
+            end += columns
+        return (found, copied, *tables)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, copied: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, copied: Tensor, *tables: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of all bags of all ranks."""
         exchange: RowsExchange = ctx.exchange
         own = exchange.bags[exchange.rank]
         parts = grad.split([own * width for width in exchange.widths])
         send = grad
-        if ctx.copied_width:
+        if exchange.copied:
             rows = [part.view(own, width) for part, width in zip(parts, exchange.widths, strict=True)]
             send = torch.cat([torch.cat((part, copied), dim=1).flatten() for part in rows])
-        sent = [own * (width + ctx.copied_width) for width in exchange.widths]
-        width = exchange.widths[exchange.rank] + ctx.copied_width
+        sent = [own * (width + exchange.copied) for width in exchange.widths]
+        width = exchange.widths[exchange.rank] + exchange.copied
         received = [bags * width for bags in exchange.bags]
         found = all_to_all(send.to(exchange.dtype), sent, received, exchange.group).to(ctx.dtype)
-        return found.view(sum(exchange.bags), width) * exchange.scale, None, None
+        found = found.view(sum(exchange.bags), width)
+        if tables:
+            found = torch.cat((found, _added_columns(tables, len(found), exchange.group)), dim=1)
+        return found * exchange.scale, None, None
+
+
+def _added_columns(grads: Sequence[Tensor], bags: int, group: Any) -> Tensor:
+    """Return the sums over ranks of gradients of tables, side by side, in columns of ``bags`` rows."""
+    total = added(torch.cat([grad.reshape(-1) for grad in grads]), group)
+    columns = []
+    for grad, own in zip(grads, total.split([grad.numel() for grad in grads]), strict=True):
+        padding = own.new_zeros((bags - len(grad), grad.shape[1]))
+        columns.append(torch.cat((own.view_as(grad), padding)))
+    return torch.cat(columns, dim=1)
+
+
+def added(values: Tensor, group: Any) -> Tensor:
+    """Return the sum of a flat tensor over ranks, added in the order of ranks; a collective call.
+
+    A rank adds its share of the elements, so that all ranks have the same result.
+    """
+    ranks = dist.get_world_size(group)
+    share = -(-len(values) // ranks)
+    padded = torch.cat((values, values.new_zeros(share * ranks - len(values))))
+    parts = all_to_all(padded, [share] * ranks, [share] * ranks, group).view(ranks, share)
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    found = [torch.empty_like(total) for _ in range(ranks)]
+    dist.all_gather(found, total, group=group)
+    return torch.cat(found)[: len(values)]
