@@ -18,6 +18,8 @@ NAMES = (
     "options",
     "planned",
     "accumulated",
+    "scaled",
+    "raw_states",
     "clipped",
     "wrong_wrapper",
     "swapped_dlrm",

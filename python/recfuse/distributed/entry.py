@@ -22,6 +22,7 @@ from recfuse.distributed.preparing import facts_of, prepare, shardable, why_left
 from recfuse.distributed.reports import ShardEntry, ShardReport
 from recfuse.distributed.restoring import restore
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn.packed.by_table.raw_states import PART, refuse_raw_states, watch_steps
 from recfuse.nn.packed.holders import check_optimizers
 from recfuse.nn.packed.optimizers import Move
 from recfuse.perf.placing.plan import ShardPlan
@@ -96,6 +97,7 @@ def shard(
         raise wrong_type(f"{WHERE}: module", module, "a torch.nn.Module")
     mesh = _mesh(mesh)
     group, error, prepared, description = mesh.get_group(), None, [], []
+    own_optimizers: tuple[torch.optim.Optimizer, ...] = ()
     try:
         own_optimizers = check_optimizers(optimizers, WHERE)
         prepared, description = _prepare(module, mesh, plan, own_optimizers, average, exchange_dtype)
@@ -116,6 +118,8 @@ def shard(
         (name, why) for name, found in module.named_modules() if (why := why_left(module, name, found))
     ]
     _ignore_in_parallel(module, prepared)
+    refuse_raw_states(own_optimizers)
+    watch_steps()
     return report
 
 
@@ -221,7 +225,7 @@ def _ignore_in_parallel(module: torch.nn.Module, prepared: list[Prepared]) -> No
     for one in prepared:
         for matrix in one.sharding.matrices():
             matrix._ddp_ignored = True  # type: ignore[attr-defined]
-            matrix._recfuse_is_part = True  # type: ignore[attr-defined]
+            setattr(matrix, PART, True)
     for parent in module.modules():
         names = [name for name, parameter in parent.named_parameters() if id(parameter) in own]
         if names:

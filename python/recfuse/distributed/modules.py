@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from recfuse.distributed.sharding import Sharding
 from recfuse.distributed.tables import ShardedHolder
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn.packed.by_table.raw_states import PART
 from recfuse.nn.packed.layout import Layout
 
 _OF_CLASSES = ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__qualname__")
@@ -174,7 +175,7 @@ def sharded_class(kind: type, is_holder: bool) -> type:
 def check_holders(sharding: Sharding) -> None:
     """Raise ValueError if a wrapper averages, copies or cuts this rank's Parameters, which differ by rank."""
     matrices = sharding.matrices()
-    if any(not getattr(matrix, "_recfuse_is_part", False) for matrix in matrices):
+    if any(not getattr(matrix, PART, False) for matrix in matrices):
         raise ArgumentValueError(
             f"recfuse.distributed: a packed Parameter of module {sharding.name!r} was replaced, for example "
             "by fully_shard; expected that of this rank. Pass it to fully_shard as "

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
+from recfuse.nn.packed.by_table.raw_states import PART
 from recfuse.nn.packed.moving import own_parameters
 from recfuse.nn.packed.table import PackedTable
 from recfuse.nn.packed.table_dict import TableHolder
@@ -131,7 +132,7 @@ def check_parameter(parameter: Tensor, prefix: str) -> None:
 def check_has_gradients(parameters: Iterable[Tensor], prefix: str) -> None:
     """Raise ValueError for Parameters that are updated inside ``backward()``, which never have a gradient."""
     for parameter in parameters:
-        if getattr(parameter, "_recfuse_is_part", False):
+        if getattr(parameter, PART, False):
             raise ArgumentValueError(
                 f"{prefix}: a Parameter of shape {list(parameter.shape)} has the rows of this rank alone, of "
                 "tables that recfuse.distributed has sharded. Leave it out, or call "

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from recfuse.errors import ArgumentValueError
+from recfuse.nn.packed.by_table.raw_states import PART
 from recfuse.ops.pending_updates import check_hooks
 from recfuse.ops.training.compilers import with_old_compiler
 from recfuse.ops.updates import Update, rows_update, unfinished
@@ -74,8 +75,14 @@ def deferred_step(optimizer: Any) -> None:
     found_inf = found_inf if isinstance(found_inf, Tensor) else None
     updaters = {id(update.updater): update.updater for _, update, _ in gradients}.values()
     if scaled:
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is not None and any(getattr(parameter, PART, False) for parameter, _, _ in gradients):
+            raise ArgumentValueError(
+                f"{prefix}: a GradScaler steps sharded tables whose gradients are scaled; expected gradients "
+                "that ShardedGradScaler has unscaled on every rank. Call scaler.unscale_(optimizer) before."
+            )
         for updater in updaters:
-            updater.scale(getattr(optimizer, "grad_scale", None), found_inf)
+            updater.scale(scale, found_inf)
     for parameter, update, grad in gradients:
         coalesced = grad.coalesce()
         rows_update(parameter, update, coalesced.indices()[0], coalesced.values())

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -168,6 +170,58 @@ def planned() -> None:
     more = {name: [1] * (world + 1) for name in ("pooling_us", "exchange_us", "bytes")}
     other = from_json({**record, **more, "ranks": world + 1, "tables": []}, "a plan")
     assert f"the mesh has {world}" in raises(ValueError, lambda: shard(collection(), plan=other))
+
+
+def scaled() -> None:
+    """Gradients that are infinite on a rank make all ranks skip the step and lower the scale."""
+    rank, world = _ranks()
+    for name in ("torch SGD", "deferred Adam"):
+        whole, model = collection(), collection()
+        shard(model, plan=plans(world)["mixed"])
+        optimizers = [OPTIMIZERS[name][0](tables) for tables in (whole, model)]
+        scaler = ShardedGradScaler(DEVICE, init_scale=1024.0, process_group=dist.group.WORLD)
+        for step in range(3):
+            loss = loss_of(model(*samples(step, rank, world)[:2])) / (SAMPLES // world)
+            scaler.scale(loss * (torch.inf if step == 1 and rank == 0 else 1)).backward()
+            scaler.unscale_(optimizers[1])
+            scaler.step(optimizers[1])
+            scaler.update()
+            assert scaler.get_scale() == (512.0 if step else 1024.0)
+            optimizers[1].zero_grad()
+        for step in (0, 2):
+            (loss_of(whole(*samples(step, 0, 1)[:2])) / SAMPLES).backward()
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+        if name == "deferred Adam":
+            scaler.scale(loss_of(model(*samples(3, rank, world)[:2]))).backward()
+            text = raises(ValueError, partial(scaler.step, optimizers[1]))
+            assert "Call scaler.unscale_(optimizer)" in text
+        del optimizers, scaler
+        recfuse.distributed.unshard(model)
+        for key, value in whole.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[key], value, rtol=2e-5, atol=2e-6)
+
+
+def raw_states() -> None:
+    """state_dict() of an optimizer raises once it has states; a dictionary by table has no packed names."""
+    rank, world = _ranks()
+    for name in ("torch Adagrad", "deferred Adam", "Adagrad"):
+        model = collection()
+        shard(model, plan=plans(world)["rows"])
+        optimizer = OPTIMIZERS[name][0](model)
+        _train(model, [optimizer], rank, world, 1)
+        assert "Call torch.distributed.checkpoint.state_dict.get_optimizer_state_dict" in raises(
+            ValueError, optimizer.state_dict
+        )
+        found = get_optimizer_state_dict(model, optimizer)
+        names = {f"embedding_bags.{table}.weight" for table in SIZES}
+        assert names >= set(found["state"]) and found["param_groups"][0]["params"] == sorted(names)
+        fresh = collection()
+        shard(fresh, plan=plans(world)["rows"])
+        resumed = OPTIMIZERS[name][0](fresh)
+        set_optimizer_state_dict(fresh, resumed, found)
+        assert "get_optimizer_state_dict" in raises(ValueError, resumed.state_dict)
+        del optimizer, resumed
 
 
 def clipped() -> None:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.packed.by_table.forms import form_of
+from recfuse.nn.packed.by_table.raw_states import by_table, refuse_raw_states
 from recfuse.nn.packed.by_table.slots import Slot, slots_of_store
 from recfuse.nn.packed.by_table.states import joined, split
 from recfuse.nn.packed.layout import is_sharded
@@ -39,7 +40,9 @@ def follow_checkpoints() -> None:
 
     @functools.wraps(get)
     def get_by_table(model: torch.nn.Module, optimizers: tuple[Optimizer, ...], info: Any) -> Any:
-        by_parameter = get(model, optimizers, info)
+        with by_table():
+            by_parameter = get(model, optimizers, info)
+        refuse_raw_states(optimizers)
         return by_parameter if _is_loading.get() else _Names(tool, model, optimizers).to_tables(by_parameter)
 
     @functools.wraps(load)
@@ -50,9 +53,11 @@ def follow_checkpoints() -> None:
         state_dict = _Names(tool, model, optimizers).to_parameters(state_dict, is_whole)
         token = _is_loading.set(True)
         try:
-            load(model, optimizers, state_dict, info)
+            with by_table():
+                load(model, optimizers, state_dict, info)
         finally:
             _is_loading.reset(token)
+        refuse_raw_states(optimizers)
 
     tool._get_optim_state_dict, tool._load_optim_state_dict = get_by_table, load_by_table
     setattr(tool, _ATTRIBUTE, True)
