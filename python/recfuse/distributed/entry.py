@@ -23,7 +23,7 @@ from recfuse.distributed.reports import ShardEntry, ShardReport
 from recfuse.distributed.restoring import restore
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.packed.by_table.raw_states import PART, refuse_raw_states, watch_steps
-from recfuse.nn.packed.holders import check_optimizers
+from recfuse.nn.packed.holders import check_optimizers, shared_search
 from recfuse.nn.packed.optimizers import Move
 from recfuse.perf.placing.plan import ShardPlan
 
@@ -193,18 +193,19 @@ def _prepare(
     device = torch.device(mesh.device_type)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    prepared = [
-        prepare(
-            name,
-            one,
-            [placed[fact.name] for fact in own],
-            [fact.name for fact in own],
-            mesh,
-            device,
-            optimizers,
-        )
-        for (name, one), own in zip(modules, facts, strict=True)
-    ]
+    with shared_search():
+        prepared = [
+            prepare(
+                name,
+                one,
+                [placed[fact.name] for fact in own],
+                [fact.name for fact in own],
+                mesh,
+                device,
+                optimizers,
+            )
+            for (name, one), own in zip(modules, facts, strict=True)
+        ]
     described: Description = [
         ("recfuse", VERSION),
         ("torch", torch.__version__),

@@ -14,7 +14,7 @@ from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.collection import FusedEmbeddingBagCollection
 from recfuse.nn.descriptions import Table
-from recfuse.nn.packed.holders import holder_of
+from recfuse.nn.packed.holders import holder_of, shared_search
 from recfuse.nn.packed.layout import table_rows
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.quantized.bag import QuantizedEmbeddingBag
@@ -182,9 +182,10 @@ def dequantize(model: torch.nn.Module) -> None:
     if not quantized:
         raise ArgumentValueError("recfuse.dequantize: the model has no quantised collection or table")
     shared: dict[int, Any] = {}
-    for module in quantized:
-        is_bag = isinstance(module, QuantizedEmbeddingBag)
-        _become(module, float_bag(module, shared) if is_bag else _floats(module))
+    with shared_search():
+        for module in quantized:
+            is_bag = isinstance(module, QuantizedEmbeddingBag)
+            _become(module, float_bag(module, shared) if is_bag else _floats(module))
 
 
 def _check_model(model: Any, function: str) -> None:

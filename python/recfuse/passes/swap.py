@@ -16,7 +16,7 @@ from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.lookups.module import PackedLookups
 from recfuse.nn.memory import advise_huge_pages
 from recfuse.nn.packed.fusable import gradient_hooks, has_hooks, is_fake_parameter
-from recfuse.nn.packed.holders import check_optimizers, holders_checked
+from recfuse.nn.packed.holders import check_optimizers, shared_search
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizers import Move
 from recfuse.nn.packed.table import PackedTable
@@ -205,8 +205,8 @@ def _swap_modules(
         _check_optimizers(model, patterns, optimizers)
     if fuse:
         weights = [table.weight for pattern in patterns for table in pattern.tables]
-        Move(optimizers, weights, "recfuse.swap")  # raises before anything has changed
-        with holders_checked(weights):
+        with shared_search():
+            Move(optimizers, weights, "recfuse.swap")  # raises before anything has changed
             for pattern in patterns:
                 _fuse(pattern, optimizers, report)
         swap_quantized(model, report)

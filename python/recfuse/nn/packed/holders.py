@@ -77,27 +77,28 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [group for group in groups if isinstance(group, dict) and "params" in group]
 
 
-class _Checked(threading.local):
-    ids: frozenset[int] = frozenset()
+class _Search(threading.local):
+    is_shared = False
+    candidates: list[Any] | None = None  # optimizers and wrappers
 
 
-_checked = _Checked()
+_search = _Search()
 
 
 @contextlib.contextmanager
-def holders_checked(weights: Sequence[Tensor]) -> Iterator[None]:
-    """Skip the check of these weights inside, since it walks over the heap and was just made."""
-    _checked.ids = frozenset(map(id, weights))
+def shared_search() -> Iterator[None]:
+    """Walk over the heap once for all checks inside, which create no optimizer and no wrapper."""
+    outer, _search.is_shared = _search.is_shared, True
     try:
         yield
     finally:
-        _checked.ids = frozenset()
+        _search.is_shared = outer
+        if not outer:
+            _search.candidates = None
 
 
 def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], prefix: str) -> None:
     """Raise ValueError if a parallel wrapper, or an optimizer not in ``optimizers``, holds a weight."""
-    if _checked.ids.issuperset(map(id, weights)):
-        return
     if (found := holder_of(weights, optimizers)) is None:
         return
     holder, number = found
@@ -121,24 +122,40 @@ def holder_of(weights: Sequence[Tensor], optimizers: Iterable[Optimizer] = ()) -
     handed_over = {id(group["params"]) for optimizer in optimizers for group in groups_of(optimizer)}
     if _first_holder(numbers, handed_over) is None:
         return None
+    _search.candidates = None
     gc.collect()  # unreachable objects are no holders
     return _first_holder(numbers, handed_over)
 
 
 def _first_holder(numbers: Mapping[int, int], handed_over: set[int]) -> tuple[Any, int] | None:
     """Return the first optimizer or wrapper that holds a weight, with the weight's number, or None."""
-    parallel = torch.nn.parallel.DistributedDataParallel
-    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", parallel)
-    for candidate in gc.get_objects():
-        kind = type(candidate)  # not isinstance, which reads __class__ of proxies
-        if issubclass(kind, Optimizer):
+    for candidate in _candidates() if numbers else ():
+        if issubclass(type(candidate), Optimizer):
             groups = (group["params"] for group in groups_of(candidate))
             entries = [entry for group in groups if id(group) not in handed_over for entry in group]
-        elif issubclass(kind, (parallel, sharded)):
-            entries = list(candidate.parameters())
         else:
-            continue
+            entries = list(candidate.parameters())
         for entry in entries:
             if id(entry) in numbers:
                 return candidate, numbers[id(entry)]
     return None
+
+
+def _candidates() -> list[Any]:
+    """Return all optimizers and parallel wrappers of the process."""
+    if _search.candidates is not None:
+        return _search.candidates
+    parallel = torch.nn.parallel.DistributedDataParallel
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", parallel)
+    kinds = (Optimizer, parallel, sharded)
+    is_candidate: dict[type, bool] = {}
+    candidates = []
+    for value in gc.get_objects():
+        kind = type(value)  # not isinstance, which reads __class__ of proxies
+        if kind not in is_candidate:
+            is_candidate[kind] = issubclass(kind, kinds)
+        if is_candidate[kind]:
+            candidates.append(value)
+    if _search.is_shared:
+        _search.candidates = candidates
+    return candidates
