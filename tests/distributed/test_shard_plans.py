@@ -14,6 +14,7 @@ from recfuse.cli import main
 from recfuse.distributed import Cuts, ShardPlan, plan
 from recfuse.distributed.plans import TableFacts, placements_of
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList, Table
+from recfuse.perf.choosing import choose
 from recfuse.perf.models.exchanges import dense_bytes, gathered_bytes
 from recfuse.perf.placing import plan as planning
 from recfuse.perf.placing import tables as placing
@@ -39,8 +40,8 @@ def sizes(draw: random.Random) -> list[placing.Table]:
 
 
 def planned(tables: list[placing.Table], ranks: int, **options: Any) -> ShardPlan:
-    given = dict(memory=70 * GB, batch=2048, optimizer=None, gpu="H100", calibration=None) | options
-    return planning.make_plan(tables, ranks, where="test", **given)
+    given = dict(memory=70 * GB, batch=2048, optimizer=None) | options
+    return planning.make_plan(tables, ranks, chosen=choose("H100"), where="test", **given)
 
 
 def collection(device: str = "meta") -> FusedEmbeddingBagCollection:

@@ -82,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write_plan(arguments: argparse.Namespace, records: list[dict[str, Any]]) -> int:
     """Writes a plan for sharding and prints its report."""
+    from recfuse.perf.choosing import choose
     from recfuse.perf.placing.plan import make_plan
     from recfuse.perf.placing.tables import check_names, table_of
 
@@ -89,10 +90,8 @@ def _write_plan(arguments: argparse.Namespace, records: list[dict[str, Any]]) ->
     tables = [table_of(record, where) for record in records]
     check_names(tables, where)
     optimizer = arguments.optimizer or ("SGD" if arguments.training else None)
-    plan = make_plan(
-        tables, arguments.gpus, arguments.memory, arguments.batch, optimizer, arguments.gpu,
-        arguments.calibration, where,
-    )  # fmt: skip
+    chosen = choose(arguments.gpu, arguments.calibration)
+    plan = make_plan(tables, arguments.gpus, arguments.memory, arguments.batch, optimizer, chosen, where)
     print(plan.report())
     plan.save(arguments.plan)
     print(f"written to {arguments.plan}", file=sys.stderr)

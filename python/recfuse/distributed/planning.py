@@ -18,6 +18,7 @@ from recfuse.distributed.plans import TableFacts
 from recfuse.distributed.preparing import facts_of, shardable
 from recfuse.errors import ArgumentValueError, IndexRangeError, OffsetError
 from recfuse.perf.calibration import Calibration
+from recfuse.perf.choosing import choose
 from recfuse.perf.placing.plan import MOST_RANKS, ShardPlan, make_plan
 from recfuse.perf.placing.tables import Table
 
@@ -75,7 +76,7 @@ def plan(
         samples, found = _tables_of(name, module.get_submodule(name), own, ranks)
         tables += found
         most = max(most, samples)
-    return make_plan(tables, ranks, memory, most, optimizer, gpu, calibration, WHERE)
+    return make_plan(tables, ranks, memory, most, optimizer, choose(gpu, calibration), WHERE)
 
 
 def _by_module(batches: Any, names: list[str]) -> dict[str, Any]:

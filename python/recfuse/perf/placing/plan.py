@@ -11,8 +11,7 @@ from recfuse._arguments import integer, path_of, real, wrong_type
 from recfuse._files import parsing, read_json, write_json
 from recfuse.errors import ArgumentValueError, FileFormatError
 from recfuse.ops.training.optimizers import KINDS, kind_of
-from recfuse.perf.calibration import Calibration
-from recfuse.perf.choosing import choose
+from recfuse.perf.choosing import Chosen
 from recfuse.perf.models.bags import States
 from recfuse.perf.placing.costs import Costs
 from recfuse.perf.placing.search import Arranged, Found, Search
@@ -156,21 +155,19 @@ def make_plan(
     memory: float | None,
     batch: int,
     optimizer: str | None,
-    gpu: str | None,
-    calibration: Calibration | str | os.PathLike[str] | None,
+    chosen: Chosen,
     where: str,
 ) -> ShardPlan:
     """Return a plan of tables with different names.
 
     Raises:
-        ValueError: too little memory, an unknown optimizer or GPU.
+        ValueError: too little memory, an unknown optimizer.
     """
     integer(f"{where}: ranks", ranks, 1, MOST_RANKS)
     integer(f"{where}: batch", batch, 1, MOST_BATCH)
     if optimizer is not None and optimizer not in [kind.name for kind in KINDS]:
         names = ", ".join(kind.name for kind in KINDS)
         raise ArgumentValueError(f"{where}: optimizer is {optimizer!r}; expected {names} or None")
-    chosen = choose(gpu, calibration)
     if memory is None:
         memory = _SHARE_OF_MEMORY * float(chosen.calibration.facts.get("memory_bytes", 80e9))
     if (room := real(f"{where}: memory", memory)) <= 0:
