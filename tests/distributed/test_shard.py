@@ -1,6 +1,6 @@
 """Sharded tables on several ranks give the results of one process with the batches of all ranks.
 
-SHARD_PRODUCT=all in the environment runs every plan, dtype and optimizer.
+SHARD_PRODUCT=all in the environment runs every plan, dtype and optimizer, also on four ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from support.processes.ranks import check, run_cases
 from support.shards.models import DTYPES, OPTIMIZERS, compare, plans
 from support.shards.ranks import MANY
 
+ALL = os.environ.get("SHARD_PRODUCT") == "all"
 PLANS = tuple(plans(2))
 # Row-wise Adagrad needs whole rows; eps of torch's Adagrad is 0 in float16.
 PRODUCT = [
@@ -34,7 +35,7 @@ def _few(world: int) -> dict[str, Any]:
 
 
 def _more() -> dict[str, Any]:
-    step = 1 if os.environ.get("SHARD_PRODUCT") == "all" else 3
+    step = 1 if ALL else 3
     return {str(case): functools.partial(compare, *case) for case in PRODUCT[1::step]}
 
 
@@ -53,7 +54,8 @@ def test_the_pairs_have_everything():
 
 
 @pytest.mark.long
-def test_more_of_the_product():
-    results = run_cases(MANY, _more)
+@pytest.mark.parametrize("world", [MANY, 4] if ALL else [MANY])
+def test_more_of_the_product(world):
+    results = run_cases(world, _more)
     for name in _more():
         check(results, name)

@@ -21,7 +21,7 @@ NAMES = (
     "scaled",
     "raw_states",
     "clipped",
-    "wrong_wrapper",
+    "parts_of_wrapped",
     "swapped_dlrm",
     "several_modules",
 )

@@ -17,6 +17,7 @@ from recfuse._library import VERSION
 from recfuse.distributed.agreement import Description, agree, generator_state
 from recfuse.distributed.applying import Prepared
 from recfuse.distributed.modules import ShardedPooling
+from recfuse.distributed.parallel import ignore_parts
 from recfuse.distributed.plans import placements_of
 from recfuse.distributed.preparing import facts_of, prepare, shardable, why_left
 from recfuse.distributed.reports import ShardEntry, ShardReport
@@ -117,7 +118,7 @@ def shard(
     report.left = [
         (name, why) for name, found in module.named_modules() if (why := why_left(module, name, found))
     ]
-    _ignore_in_parallel(module, prepared)
+    _mark_parts(prepared)
     refuse_raw_states(own_optimizers)
     watch_steps()
     return report
@@ -220,15 +221,10 @@ def _prepare(
     return prepared, described
 
 
-def _ignore_in_parallel(module: torch.nn.Module, prepared: list[Prepared]) -> None:
-    """Add this rank's Parameters to the names that DistributedDataParallel ignores, in each parent module."""
-    own = {id(matrix) for one in prepared for matrix in one.sharding.matrices()}
+def _mark_parts(prepared: list[Prepared]) -> None:
+    """Mark this rank's Parameters, so that no tool takes them for those of all ranks."""
     for one in prepared:
         for matrix in one.sharding.matrices():
             matrix._ddp_ignored = True  # type: ignore[attr-defined]
             setattr(matrix, PART, True)
-    for parent in module.modules():
-        names = [name for name, parameter in parent.named_parameters() if id(parameter) in own]
-        if names:
-            ignored = set(getattr(parent, "_ddp_params_and_buffers_to_ignore", ()))
-            parent._ddp_params_and_buffers_to_ignore = ignored | set(names)  # type: ignore[assignment]
+    ignore_parts()

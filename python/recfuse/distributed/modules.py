@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from recfuse.distributed.sharding import Sharding
 from recfuse.distributed.tables import ShardedHolder
@@ -173,23 +172,13 @@ def sharded_class(kind: type, is_holder: bool) -> type:
 
 
 def check_holders(sharding: Sharding) -> None:
-    """Raise ValueError if a wrapper averages, copies or cuts this rank's Parameters, which differ by rank."""
+    """Raise ValueError if a wrapper has replaced this rank's Parameters, which differ by rank."""
     matrices = sharding.matrices()
     if any(not getattr(matrix, PART, False) for matrix in matrices):
         raise ArgumentValueError(
             f"recfuse.distributed: a packed Parameter of module {sharding.name!r} was replaced, for example "
             "by fully_shard; expected that of this rank. Pass it to fully_shard as "
             "ignored_params."
-        )
-    parallel = DistributedDataParallel._active_ddp_module
-    if parallel is None:
-        return
-    held = {id(parameter) for parameter in parallel._module_parameters}
-    if any(id(matrix) in held for matrix in matrices):
-        raise ArgumentValueError(
-            f"recfuse.distributed: a DistributedDataParallel holds the tables of module {sharding.name!r}, "
-            "and has copied rank 0's rows to all ranks. Call shard() of the model that is wrapped, and load "
-            "the tables again."
         )
 
 

@@ -36,16 +36,11 @@ def restore(module: Any) -> None:
                 values.copy_(local)
             dist.broadcast(values, group=sharding.group, group_src=part.rank)
             rectangle.copy_(values)
-    ignored = {f"{module._below(name)}" for name in sharding.store.layout.parameter_names}
     training = [table.training for table in module.tables.values()]
     if not module._tables_name:
         module._modules.clear()
         for name in sharding.store.layout.parameter_names:
             del module._parameters[name]
-    for parent in (module, sharding.store.holder):
-        names = vars(parent).get("_ddp_params_and_buffers_to_ignore")
-        if names is not None:
-            vars(parent)["_ddp_params_and_buffers_to_ignore"] = set(names) - ignored
     module.__class__ = sharding.original
     del vars(module)["_sharding"]
     module._publish(layout, parameters, training)

@@ -20,7 +20,7 @@ SIZES = {"a": (40, 8), "b": (30, 8), "c": (20, 4), "d": (50, 8), "e": (9, 3)}
 MODES = {"a": "sum", "b": "sum", "c": "mean", "d": "max", "e": "mean"}
 PADDING = {"b": 3, "c": 2}
 FEATURES = {"a": ("x", "y")}
-BAGS = (3, 0, 5)  # by rank
+BAGS = (3, 0, 5, 2)  # by rank
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 

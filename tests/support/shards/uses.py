@@ -262,13 +262,24 @@ def clipped() -> None:
     )
 
 
-def wrong_wrapper() -> None:
-    """A wrapper around a model whose part was sharded holds the tables, which a call refuses."""
-    model = Model()
-    shard(model.tables)
-    wrapped = DistributedDataParallel(model)
-    batch = samples(0, *_ranks())[:2]
-    assert "Call shard() of the model that is wrapped" in raises(ValueError, lambda: wrapped(*batch))
+def parts_of_wrapped() -> None:
+    """DistributedDataParallel of a parent of a sharded module ignores its tables; after unshard() no more."""
+    rank, world = _ranks()
+    whole, model = Model(), Model()
+    expected = _train(whole, _optimizers(whole, "SGD"), 0, 1)
+    shard(model.tables, plan={**dict.fromkeys("abcd", Shard(0)), "e": world - 1})
+    outer = nn.Sequential()
+    outer.append(model)
+    outer._ddp_params_and_buffers_to_ignore = {"another"}
+    wrapped = DistributedDataParallel(module=nn.ModuleDict({"model": outer}))
+    assert wrapped.parameters_to_ignore and not hasattr(wrapped.module, "_ddp_params_and_buffers_to_ignore")
+    wrapped = DistributedDataParallel(outer[0])
+    losses = _train(wrapped, _optimizers(model, "SGD"), rank, world)
+    torch.testing.assert_close(_mean(losses).tolist(), expected, rtol=1e-6, atol=1e-6)
+    del wrapped
+    recfuse.distributed.unshard(model)
+    assert not DistributedDataParallel(model).parameters_to_ignore
+    assert DistributedDataParallel(outer).parameters_to_ignore == {"another"}
 
 
 def compiled() -> None:
