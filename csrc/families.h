@@ -25,8 +25,8 @@
 #define RF__CHECKED_OPERATOR(name)
 #endif
 #ifndef RF__CHECKED_ARGUMENT
-/* RF_ARGUMENT_<name>: an argument whose contents kernels check. Its name in messages; RF_RULE_<rule>; RF_OWNER_<owner>; what the
- * limit of an index counts or what a range ends with; what a limit of 0 means. */
+/* RF_ARGUMENT_<name>: an argument whose contents kernels check. Its name in messages; RF_RULE_<rule>; RF_OWNER_<owner>; the
+ * noun that the limit of an index counts, or the end of a range; the meaning of a limit of 0. */
 #define RF__CHECKED_ARGUMENT(name, text, rule, owner, counted, none)
 #endif
 

@@ -3,7 +3,7 @@
  * C99, independent of torch and of Python: raw pointers in, a status code out. No function prints, exits, or
  * keeps a pointer after it returns, unless stated otherwise. Every function is thread-safe. A family of
  * operators has a header of its name in recfuse/, which documents shapes, types, units, alignment and
- * ownership; a function that may block states for what.
+ * ownership; a function that may block states the reason.
  *
  *   rf_   public names       rf__  internal names (no promise)
  */

@@ -125,7 +125,7 @@ RF__PY_METHOD(explain_gpu, "explain_gpu() -> dict | None: the GPU that they are 
 
 RF__PY_METHOD(kernel_compile,
               "kernel_compile(arch: str, file: str, kernel: str, defines: str, cached_only: bool = False) -> "
-              "dict: what the compiler says about it; None where it is not in the cache") {
+              "dict: the compiler's report; None if the kernel is not in the cache") {
     rf__kernel_source source;
     rf__kernel_options options = {0};
     const char *arch, *defines;

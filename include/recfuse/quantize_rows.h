@@ -26,7 +26,7 @@ typedef struct rf_float_rows {
 
 /* Quantises each row of `from` to `to`, whose parameters are halves. The bias is the least value, rounded down to a half; the
  * scale is the least half for which the largest code reaches the largest value. So |x - (scale * code + bias)| is at
- * most scale / 2 for every value x. *largest_error: the largest distance of all rows; may be NULL. Needs no memory beside the
+ * most scale / 2 for every value x. *largest_error: the largest distance of all rows; may be NULL. Needs no memory except the
  * result. RF_ERR_VALUE names the first value that is not finite or beyond the range of halves; the result is then
  * incomplete. */
 RF_API rf_status rf_quantize_rows_cpu(const rf_float_rows *from, const rf_quantized_rows *to,

@@ -17,7 +17,7 @@ _Static_assert(RF_COLUMN_TENSOR_BYTES == RF_COLUMNS_MOST_UNITS * RF_COLUMNS_UNIT
                    RF_COLUMN_DENSE_BYTES == sizeof(rf_columns_dense) &&
                    RF_COLUMN_INPUT_BYTES == sizeof(rf_columns_tensor) &&
                    RF_COLUMN_BUFFER_BYTES == sizeof(rf_columns_buffer),
-               "what the public header says");
+               "the sizes in the public header");
 
 /* Returns true if an input takes one unit. */
 static bool is_short(const rf_column_input *input) {

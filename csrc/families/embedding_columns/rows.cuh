@@ -75,7 +75,7 @@ struct rf_column_copy {
                             (rf_i64)(column.output_column + e) * OUTPUT_BYTES;
             asm volatile("" : "+l"(output)); /* keeps the address in one register pair instead of a sum */
             const bool is_whole = rf_column_is_whole<V>(args, column);
-            const int behind = e * of::BYTES, last = work.samples - 1;
+            const int row_offset = e * of::BYTES, last = work.samples - 1;
 #pragma unroll 1
             for (int base = warp; base <= last; base += WARPS * ROWS_IN_FLIGHT) {
                 bool there[ROWS_IN_FLIGHT];
@@ -84,7 +84,7 @@ struct rf_column_copy {
                 for (int i = 0; i < ROWS_IN_FLIGHT; i++) {
                     const rf_u8 *from = addresses[min(base + i * WARPS, last)];
                     there[i] = from != nullptr;
-                    row[i] = rf_load_first((const vector *)rf_column_readable(args, from, behind));
+                    row[i] = rf_load_first((const vector *)rf_column_readable(args, from, row_offset));
                 }
                 /* Reads the scale after the rows are requested. Otherwise the compiler waits for the first
                  * row and scales it before it requests the last ones. */

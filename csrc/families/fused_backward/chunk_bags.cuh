@@ -15,7 +15,7 @@ struct shared_t {
 };
 
 /* A slot is a bag of a feature, with the number feature * bags + bag. Returns the last slot of [first,
- * behind) that begins at or before `position`. Called by a warp, which compares 32 offsets at once. */
+ * limit) that begins at or before `position`. Called by a warp, which compares 32 offsets at once. */
 RF_INLINE rf_u32 slot_search(const rf_backward_keys_args &args, rf_u32 first, rf_u32 limit, rf_i64 position) {
     const rf_u32 lane = threadIdx.x % 32;
     rf_u32 count = limit - first;

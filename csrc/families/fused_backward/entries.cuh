@@ -10,7 +10,7 @@
 #endif
 enum { CHUNK_ENTRIES = RF_BACKWARD_SORT_BLOCK * RF_ITEMS };
 
-/* Returns the first entry of [first, behind) whose key is at least `key`. */
+/* Returns the first entry of [first, end) whose key is at least `key`. */
 RF_INLINE rf_i64 entries_before(const rf_backward_entry *entries, rf_i64 first, rf_i64 end, rf_i64 key) {
     while (first < end) {
         const rf_i64 middle = first + (end - first) / 2;

@@ -34,7 +34,7 @@ RF_INLINE bool continues(const rf_backward_rows_args &args, rf_i64 count, rf_i64
     return at < count && (rf_i64)key_at(args, at) == key;
 }
 
-/* Adds the first sums of the chunks [first, behind). */
+/* Adds the first sums of the chunks [first, end). */
 RF_INLINE void partials_add(const rf_backward_rows_args &args, const lane_t &lane, rf_i64 first, rf_i64 end,
                             four_t *sums) {
     for (rf_i64 chunk = first; chunk < end; chunk += CHUNKS_AT_ONCE) {

@@ -159,7 +159,7 @@ RF_INLINE void sums_store(const inputs_t &share, int which, const four_t *sums) 
         part_store(part_of(share.chunk, share.groups, which, share.groups.group, v), sums[v]);
 }
 
-/* Pools a group's share: the entries [first, behind) of one matrix, possibly empty. Returns the sums that it
+/* Pools a group's share: the entries [first, limit) of one matrix, possibly empty. Returns the sums that it
  * left, a bit each. */
 RF_INLINE int group_pool(const inputs_t &share, int first, int limit) {
     const rows_chunk_t &chunk = share.chunk;

@@ -10,7 +10,7 @@
 
 enum { DIGIT_BITS = 10 /* of a pass; more if that saves a pass */ };
 
-/* Rows [first, behind) of all, and the first bag. */
+/* Rows [first, end) of all, and the first bag. */
 typedef struct segment_t {
     int64_t first, end, slot;
 } segment_t;

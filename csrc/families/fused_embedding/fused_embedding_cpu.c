@@ -165,7 +165,7 @@ static bool padded_copy(const history_call *call, int64_t number, int64_t slot, 
     return true;
 }
 
-/* Sets the lookups of slots [slot, end) of a feature, and perhaps lookups beside them. */
+/* Sets the lookups of slots [slot, end) of a feature, and perhaps adjacent lookups. */
 static void lookups_of(const history_call *call, int64_t number, int64_t slot, int64_t end, int64_t *first,
                        int64_t *last) {
     const rf_fused_embedding_params *params = call->params;

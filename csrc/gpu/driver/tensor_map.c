@@ -7,8 +7,8 @@
 
 enum { GRAIN = 16, MOST_BOX = 256, CACHED_MAPS = 16 };
 
-/* This thread's last maps. A map is a function of its params only, and stays valid whatever happens to the
- * memory. So a cached map is never stale, and layers called again with the same memory avoid the driver's
+/* This thread's last maps. A map is a function of its params only, and stays valid if the memory is
+ * freed or written. So a cached map is never stale, and layers called again with the same memory avoid the driver's
  * work. */
 static _Thread_local struct {
     rf__tensor_map_params params; /* data NULL: empty; without padding, so compared bytewise */

@@ -53,11 +53,9 @@ bool rf__cache_folder_trusted(const char *folder, char *reason) {
         const bool ours = about.st_uid == geteuid() || about.st_uid == 0;
         snprintf(
             reason, RF__CACHE_REASON_BYTES,
-            ours
-                ? "others may write there (mode %03o, user %ld): chmod go-w it, so that nobody can plant code"
-                : "it belongs to another user (mode %03o, user %ld), who could plant code there: use a "
-                  "folder of "
-                  "your own",
+            ours ? "others may write there (mode %03o, user %ld), and could plant code: run chmod go-w on it"
+                 : "it belongs to another user (mode %03o, user %ld), and its owner could plant code: use a "
+                   "folder of your own",
             (unsigned)about.st_mode & 0777u, (long)about.st_uid);
     }
     return reason[0] == '\0';

@@ -7,7 +7,7 @@
 
 #include "core/file.h"
 
-/* The folder beside this library that has a file of kernels: its public headers, or kernels/. */
+/* The folder, next to this library, of a file of kernels: its public headers, or kernels/. */
 static bool folder_of(const char *name, char *folder) {
     static const char public[] = "recfuse/";
     const char *library = rf__library_file(), *slash = strrchr(library, '/');

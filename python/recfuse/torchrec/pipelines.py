@@ -16,7 +16,7 @@ from recfuse.torchrec.options import KERNELS, WHERE
 from recfuse.torchrec.sharder import kernels_of
 
 
-def _check(model: nn.Module, what: str) -> None:
+def _check(model: nn.Module, pipeline: str) -> None:
     """Raise ValueError if recfuse updates tables of a model and no other table of the model has a cache."""
     kernels = list(kernels_of(model))
     cached = any(
@@ -24,12 +24,12 @@ def _check(model: nn.Module, what: str) -> None:
     )
     if not cached and any(isinstance(kernel, FusedKernel) for kernel in kernels):
         raise ArgumentValueError(
-            f"{WHERE}: {what} has nothing to prefetch, since no table of the model has a cache. Use "
+            f"{WHERE}: {pipeline} has nothing to prefetch, since no table of the model has a cache. Use "
             "TrainPipelineSparseDist, or StagedTrainPipeline without prefetch_stream."
         )
 
 
-def _check_model(kind: type[Any], what: str, argument: str | None = None) -> None:
+def _check_model(kind: type[Any], pipeline: str, argument: str | None = None) -> None:
     """Wrap a constructor so that it checks its model; with ``argument`` only if this argument is passed."""
     begin = kind.__init__
     signature = inspect.signature(begin)
@@ -38,7 +38,7 @@ def _check_model(kind: type[Any], what: str, argument: str | None = None) -> Non
     def checked(self: Any, *arguments: Any, **named: Any) -> None:
         arguments_by_name = signature.bind(self, *arguments, **named).arguments
         if argument is None or arguments_by_name.get(argument) is not None:
-            _check(arguments_by_name["model"], what)
+            _check(arguments_by_name["model"], pipeline)
         begin(self, *arguments, **named)
 
     kind.__init__ = checked

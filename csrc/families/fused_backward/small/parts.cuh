@@ -166,7 +166,7 @@ RF_INLINE span_t span_of(const layout_t &layout, rf_u32 first, rf_u32 rows, rf_u
     if (total > MOST_SPANS * layout.window_size) return span;
     span.fits_window = total - span.from <= layout.window_size;
     if (span.fits_window) return span;
-    rf_u32 limit = rows; /* the first row that does not fit is in (first, behind) */
+    rf_u32 limit = rows; /* the first row that does not fit is in (span.last, limit] */
     span.last = first;
     while (limit - span.last > 1) {
         const rf_u32 middle = span.last + (limit - span.last) / 2;

@@ -10,8 +10,9 @@ static const char described_name[] = "recfuse.described";
 static void described_free(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, described_name)); }
 
 RF__PY_METHOD(fused_embedding_bag_describe,
-              "fused_embedding_bag_describe(call, schedules: int32 [features, 5], warps: int) -> what "
-              "fused_embedding_bag_map wants; call: (buffers: list[(address, numel, dtype)], features: int64 "
+              "fused_embedding_bag_describe(call, schedules: int32 [features, 5], warps: int) -> the "
+              "description that fused_embedding_bag_map takes; call: (buffers: list[(address, numel, "
+              "dtype)], features: int64 "
               "[features, 7], output_dtype: int, output_stride: int)") {
     static const char function[] = "fused_embedding_bag_describe";
     rf__py_fused_call call = {0};

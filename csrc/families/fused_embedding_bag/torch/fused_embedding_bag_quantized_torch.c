@@ -4,7 +4,7 @@
 
 enum {
     WEIGHTS,
-    PARAMETERS, /* behind WEIGHTS: rf__fused_quantized_weights_read */
+    PARAMETERS, /* follows WEIGHTS: rf__fused_quantized_weights_read */
     FEATURES,
     INDICES,
     OFFSETS,
@@ -14,7 +14,7 @@ enum {
     PREFETCH_DISTANCE,
     BOUNDS_CHECK,
     SCHEDULES,
-    WARPS, /* behind SCHEDULES, as the next: rf__fused_pool */
+    WARPS, /* follows SCHEDULES, and MAPPING follows it: rf__fused_pool */
     MAPPING,
     STORED
 };

@@ -93,12 +93,12 @@ class Bound:
     whole: int
     used: int = 0
 
-    def check(self, needed: int, what: str) -> None:
+    def check(self, needed: int, contents: str) -> None:
         """Raise ArgumentValueError if `needed` more bytes exceed the bound."""
         if self.used + needed > self.whole:
             raise ArgumentValueError(
-                f"{what} need {self.used + needed:,} bytes of memory; expected {self.whole:,} at most. Pass "
-                "most_bytes."
+                f"{contents} need {self.used + needed:,} bytes of memory; expected {self.whole:,} at most. "
+                "Pass most_bytes."
             )
 
     def less(self, used: int) -> Bound:

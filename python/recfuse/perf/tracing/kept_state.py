@@ -70,7 +70,7 @@ class KeptState:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Save within the context what the step changes, and restore it at the end."""
+        """Save the state that the step changes within the context, and restore it at the end."""
         zero_optimizer, zero_module = torch.optim.Optimizer.zero_grad, nn.Module.zero_grad
 
         def of_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:

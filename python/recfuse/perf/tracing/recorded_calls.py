@@ -139,7 +139,7 @@ def _last_offset(of: dict[str, Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _facts_of_bags(names: list[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Return what the forward pass of bags saves for the backward pass: all facts but the pooled rows."""
+    """Return the tensors that the forward pass of bags saves for the backward pass, without pooled rows."""
     of = {**dict(zip(names, args, strict=False)), **kwargs}
     grad, indices = of["grad"], of["indices"]
     row = torch.zeros((1, grad.shape[1]), dtype=grad.dtype, device=grad.device)
