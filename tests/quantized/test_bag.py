@@ -136,6 +136,15 @@ def test_modules_of_one_parameter_share_their_codes():
     assert model[0].weight is model[1].weight
 
 
+def test_a_swap_after_quantize_leaves_the_codes():
+    model = torch.nn.ModuleDict({
+        "bag": bag(), "collection": recfuse.nn.FusedEmbeddingBagCollection([(9, 4)]),
+    })  # fmt: skip
+    recfuse.quantize(model)
+    report = recfuse.swap(model)
+    assert {entry.name for entry in report.already} == {"bag", "collection"} and not report.left
+
+
 def test_hooks_stay():
     module, calls = bag(), []
     module.register_forward_hook(lambda own, arguments, output: 2 * output)

@@ -51,7 +51,8 @@ Bag: TypeAlias = tuple[int, int, int, int, int, bool, bool]
 scale_grad_by_freq."""
 
 
-def _new_feature(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
+def new_feature(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
+    """Return the argument ``features`` of a call of a single table."""
     row = FEATURE.row(
         buffer=0, weight_offset=0, rows=rows, dim=dim, pooling=pooling, padding_idx=padding_idx,
         output_column=0,
@@ -59,9 +60,9 @@ def _new_feature(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
     return torch.tensor([row], dtype=torch.int64, device="cpu")
 
 
-_cached_feature = lru_cache(maxsize=1024)(_new_feature)
+_cached_feature = lru_cache(maxsize=1024)(new_feature)
 library.define("_feature(SymInt rows, SymInt dim, int pooling, int padding_idx) -> Tensor")
-library.impl("_feature", _new_feature, "CompositeExplicitAutograd")
+library.impl("_feature", new_feature, "CompositeExplicitAutograd")
 
 
 @register_fake("_feature")

@@ -21,6 +21,8 @@ from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizers import Move
 from recfuse.nn.packed.table import PackedTable
 from recfuse.nn.packed.table_dict import TableHolder
+from recfuse.nn.quantized.bag import QuantizedEmbeddingBag
+from recfuse.nn.quantized.collection import QuantizedEmbeddingBagCollection
 from recfuse.optim.adoptable import check_adoptable
 from recfuse.optim.adoption import adopt
 from recfuse.optim.parameters import dense_tables, embedding_parameters
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["SwapEntry", "SwapReport", "swap", "unswap"]
 
 _PATTERNS: tuple[type[Pattern], ...] = (TorchRecCollection, TorchRecEmbeddings, ApplyEmb)
-_SWAPPED = EmbeddingBag, PackedModule, PackedLookups
+_QUANTIZED = QuantizedEmbeddingBag, QuantizedEmbeddingBagCollection
+_SWAPPED = EmbeddingBag, PackedModule, PackedLookups, *_QUANTIZED
 _Owners = dict[int, list[tuple[str, torch.nn.Module]]]
 
 
@@ -61,7 +64,8 @@ def swap(
     - With ``fuse``, every unsharded ``torchrec.EmbeddingBagCollection`` pools all its tables in one call, and
       every unsharded ``torchrec.EmbeddingCollection`` looks all its tables up in one call.
     - With ``fuse``, every ``EmbeddingBagCollection`` that TorchRec has quantised pools all its tables in one
-      call, and reads their int8 and int4 rows where they lie.
+      call, and reads their int8 and int4 rows where they lie. So does FBGEMM's module of quantised tables,
+      ``IntNBitTableBatchedEmbeddingBagsCodegen``, in a model without TorchRec.
     - With ``fuse``, a model like facebookresearch/dlrm's ``DLRM_Net`` pools all its tables in one call. Such
       a model has ``emb_l``, a ModuleList of EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l,
       v_W_l)``. ``swap`` reads the code of the method, and replaces it only if the code proves that one call

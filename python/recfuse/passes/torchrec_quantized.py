@@ -1,4 +1,4 @@
-"""``swap`` and ``unswap`` of TorchRec's quantised ``EmbeddingBagCollection``."""
+"""``swap`` and ``unswap`` of TorchRec's quantised collections, and of FBGEMM's module without TorchRec."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import torch
 
 from recfuse._codes import DTYPES
 from recfuse.nn.packed.fusable import has_hooks
-from recfuse.nn.quantized.tbe import memory_name, why_not_readable
+from recfuse.nn.quantized.tbe import OUTPUTS, POOLINGS, memory_name, why_not_readable
 from recfuse.passes.report import SwapReport
 from recfuse.passes.torchrec_collection import class_of
 
 _FILE = "torchrec.quant.embedding_modules"
 _SWAPPED = "recfuse.nn.quantized.torchrec", "FusedQuantEmbeddingBagCollection"
+_INFERENCE = "fbgemm_gpu.split_table_batched_embeddings_ops_inference"
+_TABLES = "IntNBitTableBatchedEmbeddingBagsCodegen"
+_SWAPPED_TABLES = "recfuse.nn.quantized.nbit", "FusedIntNBitTables"
 
 
 def swap_quantized(model: torch.nn.Module, report: SwapReport) -> None:
-    """Swap the collections of a model that TorchRec has quantised. No table moves."""
+    """Swap the collections of a model that TorchRec has quantised, and FBGEMM's modules. No table moves."""
+    _swap_tables(model, report)
     kind = class_of(_FILE, "EmbeddingBagCollection")
     if kind is None:
         return
@@ -39,17 +43,56 @@ def swap_quantized(model: torch.nn.Module, report: SwapReport) -> None:
             report.add(name, "EmbeddingBagCollection", "fused", detail)
 
 
+def _swap_tables(model: torch.nn.Module, report: SwapReport) -> None:
+    """Swap FBGEMM's modules, except for those that a module of TorchRec calls."""
+    kind = class_of(_INFERENCE, _TABLES)
+    if kind is None:
+        return
+    modules = list(model.named_modules())
+    callers = [
+        f"{name}." if name else "" for name, module in modules if "torchrec" in type(module).__module__
+    ]
+    for name, module in modules:
+        if type(module) is not kind or any(name.startswith(caller) for caller in callers):
+            continue
+        if reason := _why_no_tables(module):
+            report.add(name, _TABLES, "left", reason)
+            continue
+        from recfuse.nn.quantized.nbit import FusedIntNBitTables
+
+        module.__class__ = FusedIntNBitTables
+        try:
+            module.take_tables()
+        except BaseException:
+            module.__class__ = kind
+            raise
+        counts = len(module.embedding_specs), len(module.feature_table_map)
+        report.add(name, _TABLES, "fused", f"{counts[0]} quantised tables, {counts[1]} features in one call")
+
+
+def _why_no_tables(module: Any) -> str | None:
+    """Return why recfuse cannot serve the calls of FBGEMM's module, or None."""
+    if "forward" in vars(module):
+        return "forward was replaced on the object"
+    if int(module.pooling_mode) not in POOLINGS:
+        return f"pooling_mode is {module.pooling_mode.name}; expected SUM or MEAN"
+    if module.output_dtype not in OUTPUTS:
+        return f"output_dtype is SparseType {module.output_dtype}; expected fp32 (0), fp16 (1) or bf16 (5)"
+    return why_not_readable(module)
+
+
 def is_swapped(module: torch.nn.Module) -> bool:
     """Return whether ``swap_quantized`` has swapped a module."""
-    return type(module) is class_of(*_SWAPPED)
+    return type(module) in (class_of(*_SWAPPED), class_of(*_SWAPPED_TABLES))
 
 
 def unswap_quantized(model: torch.nn.Module, report: SwapReport) -> None:
-    """Restore TorchRec's class."""
+    """Restore the classes of TorchRec and FBGEMM."""
     for name, module in list(model.named_modules()):
         if not is_swapped(module):
             continue
-        moved = [tbe for tbe in module._emb_modules if getattr(tbe, memory_name(tbe)).device.type
+        tbes = [module] if type(module) is class_of(*_SWAPPED_TABLES) else module._emb_modules
+        moved = [tbe for tbe in tbes if getattr(tbe, memory_name(tbe)).device.type
                  != torch.device(tbe.current_device).type]  # fmt: skip
         if moved:
             actual, expected = getattr(moved[0], memory_name(moved[0])).device, moved[0].current_device
@@ -57,10 +100,11 @@ def unswap_quantized(model: torch.nn.Module, report: SwapReport) -> None:
             report.add(name, type(module).__name__, "left", reason)
             continue
         module.leave_tables()  # type: ignore[operator]
-        module.__class__ = type(module).__mro__[1]
-        report.add(
-            name, "FusedQuantEmbeddingBagCollection", "restored", "torchrec.quant.EmbeddingBagCollection"
-        )
+        swapped = type(module)
+        module.__class__ = swapped.__mro__[1]
+        package = module.__class__.__module__.partition(".")[0]
+        origin = "torchrec.quant" if package == "torchrec" else package
+        report.add(name, swapped.__name__, "restored", f"{origin}.{module.__class__.__name__}")
 
 
 def _why_not(module: Any) -> str | None:

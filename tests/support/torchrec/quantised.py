@@ -112,18 +112,22 @@ def batch(
 
 def values_of(module: Any) -> dict[str, Tensor]:
     """Returns each table in float64, from the bytes of its rows."""
+    return {name: table for tbe in module._emb_modules for name, table in values_of_tbe(tbe).items()}
+
+
+def values_of_tbe(tbe: Any) -> dict[str, Tensor]:
+    """Returns each table of a module of FBGEMM in float64, from the bytes of its rows."""
     found = {}
-    for tbe in module._emb_modules:
-        whole = tbe.split_embedding_weights_with_scale_bias(split_scale_bias_mode=0)
-        for (name, _, dim, kind, _), (rows, _, _) in zip(tbe.embedding_specs, whole, strict=True):
-            rows = rows.contiguous()
-            if kind.value in ("fp16", "fp32"):
-                dtype = torch.float16 if kind.value == "fp16" else torch.float32
-                found[name] = rows[:, : dim * dtype.itemsize].contiguous().view(dtype).double()
-                continue
-            width = dim if kind.value == "int8" else dim // 2
-            parameters = rows[:, :4].contiguous().view(torch.float16)
-            found[name] = exact_values(rows[:, 4 : 4 + width], parameters, dim)
+    whole = tbe.split_embedding_weights_with_scale_bias(split_scale_bias_mode=0)
+    for (name, _, dim, kind, _), (rows, _, _) in zip(tbe.embedding_specs, whole, strict=True):
+        rows = rows.contiguous()
+        if kind.value in ("fp16", "fp32"):
+            dtype = torch.float16 if kind.value == "fp16" else torch.float32
+            found[name] = rows[:, : dim * dtype.itemsize].contiguous().view(dtype).double()
+            continue
+        width = dim if kind.value == "int8" else dim // 2
+        parameters = rows[:, :4].contiguous().view(torch.float16)
+        found[name] = exact_values(rows[:, 4 : 4 + width], parameters, dim)
     return found
 
 

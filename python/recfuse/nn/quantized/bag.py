@@ -8,12 +8,13 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from recfuse._codes import FEATURE, MODES
+from recfuse._codes import MODES
 from recfuse.errors import ArgumentValueError, refuse_scripting
 from recfuse.nn.quantized.buffers import ENTRIES, load_rows, move_buffers, save_rows
 from recfuse.nn.quantized.rows import Rows, floats_of, new_rows
 from recfuse.nn.quantized.stored import pool_quantized
 from recfuse.nn.tuning import Tuning
+from recfuse.ops.bags import new_feature
 from recfuse.ops.embedding_bag_arguments import padding_row
 from recfuse.ops.quantized.embedding_bag_quantized import bag_lookups
 from recfuse.ops.quantized.fused_embedding_bag_quantized import code_bytes, dtype_name
@@ -110,12 +111,8 @@ class QuantizedEmbeddingBag(torch.nn.Module):
         self.dtype, self.output_dtype = rows.kind, output_dtype
         self.register_buffer("codes", rows.data, persistent=False)
         self.register_buffer("scale_bias", rows.parameters, persistent=False)
-        feature = FEATURE.row(
-            buffer=0, weight_offset=0, rows=self.num_embeddings, dim=rows.dim, pooling=MODES.index(mode),
-            padding_idx=padding, output_column=0,
-        )  # fmt: skip
         with torch.inference_mode(False):
-            self._features = torch.tensor([feature], dtype=torch.int64, device="cpu")
+            self._features = new_feature(self.num_embeddings, rows.dim, MODES.index(mode), padding)
         self._tuning = Tuning(1)
         self._float_form = torch.nn.EmbeddingBag, {}
 

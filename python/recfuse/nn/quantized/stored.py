@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recfuse._codes import CODES as LISTS
-from recfuse._codes import STORED_TABLE, row_bytes
+from recfuse._codes import FEATURE, MODES, STORED_TABLE, row_bytes
 from recfuse.nn.packed.pooling import is_planned
 from recfuse.nn.quantized.rows import CODES, Rows, write_floats
 from recfuse.nn.tuning import Tuning
@@ -49,6 +49,23 @@ class StoredTable(NamedTuple):
         write_floats(weight, Rows(self.kind, self.dim, data, parameters))
         to = self._bytes(memory, self.parameters, 4)  # which may be at any byte
         to.copy_(parameters.view(torch.uint8))
+
+
+def stored_features(lookups: Iterable[tuple[int, StoredTable, str]]) -> tuple[list[tuple[int, ...]], int]:
+    """Return the rows of the argument ``features`` of the operator, and the columns of the output.
+
+    ``lookups``: for each feature the number of its table, the table, and the mode.
+    """
+    rows, column = [], 0
+    for number, table, mode in lookups:
+        rows.append(
+            FEATURE.row(
+                buffer=number, weight_offset=0, rows=table.rows, dim=table.dim, pooling=MODES.index(mode),
+                padding_idx=-1, output_column=column,
+            )
+        )  # fmt: skip
+        column += table.dim
+    return rows, column
 
 
 def stored_rows(tables: Iterable[StoredTable]) -> list[tuple[int, ...]]:

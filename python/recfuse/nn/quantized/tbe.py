@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from recfuse.nn.quantized.rows import CODES
 from recfuse.nn.quantized.stored import StoredTable
 
 _KINDS = {"fp32": "float32", "fp16": "float16", "int8": "int8", "int4": "int4"}
+OUTPUTS = {0: torch.float32, 1: torch.float16, 5: torch.bfloat16}
+"""Output dtypes by the number of FBGEMM's SparseType."""
+POOLINGS = {0: "sum", 1: "mean"}
+"""Modes by the number of FBGEMM's PoolingMode."""
 _READ = "HOST", "DEVICE"
 _PARAMETERS = 4  # bytes: two halves
 

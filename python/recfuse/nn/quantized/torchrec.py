@@ -13,12 +13,11 @@ from torchrec.quant.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.tensor_types import UInt4Tensor
 
-from recfuse._codes import FEATURE, MODES
 from recfuse.data.forms import of_keys
 from recfuse.errors import refuse_scripting
 from recfuse.nn.packed.pooling import refuse_proxy
 from recfuse.nn.quantized.rows import CODES
-from recfuse.nn.quantized.stored import StoredTable, pool_quantized, stored_tensor
+from recfuse.nn.quantized.stored import StoredTable, pool_quantized, stored_features, stored_tensor
 from recfuse.nn.quantized.tbe import memory_name, tables_of
 from recfuse.nn.tuning import Tuning
 from recfuse.ops import quantize_rows
@@ -43,19 +42,15 @@ class FusedQuantEmbeddingBagCollection(EmbeddingBagCollection):
     def take_tables(self) -> None:
         """Describe the tables of the TBEs. Requires that ``why_not_readable`` has no reason."""
         tables: list[StoredTable] = []
-        rows, column = [], 0
+        lookups: list[tuple[int, StoredTable, str]] = []
         for number, (tbe, (pooling, _)) in enumerate(
             zip(self._emb_modules, self._key_to_tables, strict=True)
         ):
             tables_of_module = tables_of(tbe, number)
             mode = pooling.value.lower()
-            for table in tbe.feature_table_map:
-                count, dim = tables_of_module[table].rows, tables_of_module[table].dim
-                at = len(tables) + table
-                values = (at, 0, count, dim, MODES.index(mode), -1, column)
-                rows.append(FEATURE.row(**dict(zip(FEATURE.fields, values, strict=True))))
-                column += dim
+            lookups += [(len(tables) + at, tables_of_module[at], mode) for at in tbe.feature_table_map]
             tables += tables_of_module
+        rows, column = stored_features(lookups)
         attributes = vars(self)
         with torch.inference_mode(False):
             attributes["_features"] = torch.tensor(rows, dtype=torch.int64, device="cpu")

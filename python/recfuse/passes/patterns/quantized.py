@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from recfuse._codes import FEATURE, INTEGERS, MODES
+from recfuse._codes import INTEGERS
 from recfuse.nn.quantized.rows import CODES
-from recfuse.nn.quantized.stored import StoredTable, stored_rows
+from recfuse.nn.quantized.stored import StoredTable, stored_features, stored_rows
+from recfuse.nn.quantized.tbe import OUTPUTS, POOLINGS
 from recfuse.ops import HAS_CUDA_KERNELS
 from recfuse.passes.graph.nodes import arguments_of, is_named, tensor_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
@@ -31,10 +32,8 @@ from recfuse.passes.graph.program import Program
 
 _LOOKUP = "fbgemm::int_nbit_split_embedding_codegen_lookup_function"
 _CHECK = "fbgemm::bounds_check_indices"
-# Numbers of FBGEMM's SparseType, PoolingMode and EmbeddingLocation.
+# Numbers of FBGEMM's SparseType and EmbeddingLocation.
 _KINDS = {0: "float32", 1: "float16", 2: "int8", 3: "int4"}
-_OUTPUTS = {0: "float32", 1: "float16", 5: "bfloat16"}
-_POOLINGS = {0: "sum", 1: "mean"}
 _DEVICE, _HOST = 0, 3
 _DESCRIPTION = "weights_placements", "weights_offsets", "weights_tys", "D_offsets"
 _PARAMETERS = 4  # bytes: two halves
@@ -71,7 +70,7 @@ def _match(program: Program, node: Node) -> Match:
     def apply() -> str:
         tables = _tables(arguments, layout)
         with program.at(node):
-            program.replace(node, _call(program, arguments, tables, layout["rows_per_table"]))
+            program.replace(node, _call(program, arguments, tables))
         program.drop(check)
         return f"{len(tables)} features of quantised tables in one call"
 
@@ -100,9 +99,9 @@ def _why_not(program: Program, node: Node, arguments: dict[str, Any], layout: di
         return "lxu_cache_weights is a cache; expected tables without a cache"
     if bad := [kind for kind in layout["weights_tys"] if kind not in _KINDS]:
         return f"a table has SparseType {bad[0]}; expected int8 (2), int4 (3), fp16 (1) or fp32 (0)"
-    if arguments["pooling_mode"] not in _POOLINGS:
+    if arguments["pooling_mode"] not in POOLINGS:
         return f"pooling_mode is {arguments['pooling_mode']}; expected sum (0) or mean (1)"
-    if arguments["output_dtype"] not in _OUTPUTS:
+    if arguments["output_dtype"] not in OUTPUTS:
         return (
             f"output_dtype is SparseType {arguments['output_dtype']}; expected fp32 (0), fp16 (1) or bf16 (5)"
         )
@@ -122,7 +121,7 @@ def _why_not_lookups(program: Program, node: Node, arguments: dict[str, Any]) ->
     if weights is not None and arguments["pooling_mode"]:
         return "indice_weights are given with mean pooling; expected sum"
     if weights is not None and program.may_train_later(weights):
-        return "indice_weights have a gradient, which quantised tables do not compute"
+        return "indice_weights have a gradient, which FBGEMM's lookup does not compute"
     lookups = [item for item in (arguments["indices"], arguments["offsets"], weights) if item is not None]
     device = tensor_of(arguments["dev_weights"]).device  # type: ignore[union-attr]
     tensors = [tensor_of(item) for item in lookups]
@@ -154,13 +153,9 @@ def _tables(arguments: dict[str, Any], layout: dict[str, list[int]]) -> list[Sto
     return tables
 
 
-def _call(program: Program, arguments: dict[str, Any], tables: list[StoredTable], rows: list[int]) -> Node:
-    features, column = [], 0
-    pooling = MODES.index(_POOLINGS[arguments["pooling_mode"]])  # type: ignore[arg-type]
-    for number, table in enumerate(tables):
-        values = (number, 0, table.rows, table.dim, pooling, -1, column)
-        features.append(FEATURE.row(**dict(zip(FEATURE.fields, values, strict=True))))
-        column += table.dim
+def _call(program: Program, arguments: dict[str, Any], tables: list[StoredTable]) -> Node:
+    mode = POOLINGS[arguments["pooling_mode"]]
+    features, column = stored_features((number, table, mode) for number, table in enumerate(tables))
     memory = [arguments["dev_weights"]]
     weights = arguments["indice_weights"]
     return program.emit(
@@ -172,7 +167,7 @@ def _call(program: Program, arguments: dict[str, Any], tables: list[StoredTable]
         arguments["offsets"],
         column,
         weights,
-        _OUTPUTS[arguments["output_dtype"]],
+        str(OUTPUTS[arguments["output_dtype"]]).removeprefix("torch."),
         stored=program.constant(stored_rows(tables), "cpu"),
     )
 
