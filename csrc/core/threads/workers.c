@@ -11,7 +11,7 @@
 #include <time.h>
 
 #include "core/status.h"
-#include "core/threads/waiting.h"
+#include "core/threads/parker.h"
 
 #ifndef RF_LEAST_CORES /* tests */
 #define RF_LEAST_CORES 4 /* of which a thread that watches for work may occupy one */
@@ -36,7 +36,7 @@ typedef struct crew {
     _Alignas(64) rf__job *arrived; /* atomic, as those from here on: handed over, the last one first */
     int32_t n_threads;
     int64_t n_jobs; /* handed over and not ended */
-    rf__waiting waiting;
+    rf__parker parker;
 } crew;
 
 /* Each is guarded by its own lock, except for atomic fields. */
@@ -45,7 +45,7 @@ static crew crews[RF__CREWS];
 static void crews_reset(void) {
     for (int c = 0; c < RF__CREWS; c++) {
         crews[c] = (crew){.lock = PTHREAD_MUTEX_INITIALIZER, .work_ended = PTHREAD_COND_INITIALIZER};
-        rf__waiting_reset(&crews[c].waiting);
+        rf__parker_reset(&crews[c].parker);
     }
 }
 
@@ -54,7 +54,7 @@ static void jobs_list(crew *of) {
     rf__job *arrived = __atomic_exchange_n(&of->arrived, NULL, __ATOMIC_SEQ_CST), *in_order = NULL;
     if (arrived == NULL) return;
     if (of->idle_since != 0) {
-        const bool is_soon = rf__waiting_now() - of->idle_since < LONG_WATCH;
+        const bool is_soon = rf__parker_now() - of->idle_since < LONG_WATCH;
         of->watch = is_soon ? LONG_WATCH : SHORT_WATCH;
     }
     of->idle_since = 0;
@@ -101,28 +101,28 @@ static bool has_arrived(const crew *of) { return __atomic_load_n(&of->arrived, _
 
 /* Until there may be a job; under the lock, which is left for that time. */
 static void job_await(crew *of) {
-    rf__waiting_begin_sleep(&of->waiting);
+    rf__parker_begin_sleep(&of->parker);
     if (has_arrived(of)) {
-        rf__waiting_end_sleep(&of->waiting);
+        rf__parker_end_sleep(&of->parker);
         return;
     }
     pthread_mutex_unlock(&of->lock);
-    rf__waiting_sleep(&of->waiting);
+    rf__parker_sleep(&of->parker);
     pthread_mutex_lock(&of->lock);
 }
 
 /* As above, for a short time. */
 static void job_watch(crew *of) {
-    rf__waiting_begin_watch(&of->waiting);
+    rf__parker_begin_watch(&of->parker);
     if (has_arrived(of)) {
-        rf__waiting_end_watch(&of->waiting);
+        rf__parker_end_watch(&of->parker);
         return;
     }
-    const int64_t since = rf__waiting_now(), until = since + of->watch;
+    const int64_t since = rf__parker_now(), until = since + of->watch;
     of->idle_since = since;
     of->has_watcher = true;
     pthread_mutex_unlock(&of->lock);
-    rf__waiting_watch(&of->waiting, until);
+    rf__parker_watch(&of->parker, until);
     pthread_mutex_lock(&of->lock);
     of->has_watcher = false;
 }
@@ -151,7 +151,7 @@ static void *work(void *context) {
         job->threads++;
         const int32_t useful = useful_threads(of);
         pthread_mutex_unlock(&of->lock);
-        rf__waiting_wake(&of->waiting, useful); /* slow: not under the lock */
+        rf__parker_wake(&of->parker, useful); /* slow: not under the lock */
         for (;;) {
             const int64_t task = __atomic_fetch_add(&job->next_task, 1, __ATOMIC_RELAXED);
             if (task >= job->count) break;
@@ -237,5 +237,5 @@ void rf__workers_take(rf__crew crew, rf__job *job) {
     while (!__atomic_compare_exchange_n(&of->arrived, &job->next, job, true, __ATOMIC_SEQ_CST,
                                         __ATOMIC_RELAXED)) {
     }
-    rf__waiting_wake(&of->waiting, 1);
+    rf__parker_wake(&of->parker, 1);
 }

@@ -22,7 +22,7 @@ typedef enum rf__crew {
     /* GPUs wait for these. So they call nothing that may wait for a GPU: no driver, and no allocator of
      * torch's. */
     RF__LOOKUP_CREW,
-    RF__DISPOSAL_CREW, /* one thread, which frees memory that threads of the first crew must not free */
+    RF__DEFERRED_FREE_CREW, /* one thread, which frees memory that threads of the first crew must not free */
     RF__CREWS
 } rf__crew;
 

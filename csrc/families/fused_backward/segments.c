@@ -17,11 +17,11 @@ typedef struct segment_t {
 
 static int32_t bits_of(int64_t rows) { return rows <= 2 ? 1 : 64 - __builtin_clzll((uint64_t)rows - 1); }
 
-static int32_t passes_of(int32_t bits, int32_t of_pass) { return (bits + of_pass - 1) / of_pass; }
+static int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
 static int32_t least_passes(int32_t bits) {
-    const int32_t fewest = passes_of(bits, RF_BACKWARD_MOST_DIGIT_BITS);
-    return fewest < passes_of(bits, DIGIT_BITS) ? fewest : passes_of(bits, DIGIT_BITS);
+    const int32_t fewest = ceil_div(bits, RF_BACKWARD_MOST_DIGIT_BITS);
+    return fewest < ceil_div(bits, DIGIT_BITS) ? fewest : ceil_div(bits, DIGIT_BITS);
 }
 
 /* Writes the segments of at most `most` rows each. Returns their number, or 0 if there is no such cut. */
@@ -70,5 +70,5 @@ void rf__backward_segment(const rf__backward_problem *problem, rf__backward_feat
         if (segments[s].end - segments[s].first > largest) largest = segments[s].end - segments[s].first;
     described->segments = described_as(segments, count);
     described->passes = least_passes(bits_of(largest));
-    described->digit_bits = passes_of(bits_of(largest), described->passes);
+    described->digit_bits = ceil_div(bits_of(largest), described->passes);
 }

@@ -40,12 +40,13 @@ static void hand_over(randomness *random, rf__crew crew, round *all) {
         if (random_chance(random, 0.3)) usleep((unsigned)random_between(random, 0, 700));
         all->handed[i].of = all;
         all->handed[i].number = i;
-        all->jobs[i] = (rf__job){
-            .run = run,
-            .end = end,
-            .context = &all->handed[i],
-            .count = TASKS,
-            .most_threads = crew == RF__DISPOSAL_CREW ? 1 : (int32_t)random_between(random, 1, WORKERS + 1)};
+        all->jobs[i] = (rf__job){.run = run,
+                                 .end = end,
+                                 .context = &all->handed[i],
+                                 .count = TASKS,
+                                 .most_threads = crew == RF__DEFERRED_FREE_CREW
+                                                     ? 1
+                                                     : (int32_t)random_between(random, 1, WORKERS + 1)};
         rf__workers_take(crew, &all->jobs[i]);
     }
     for (int ms = 0; ms < PATIENCE && __atomic_load_n(&all->n_ended, __ATOMIC_SEQ_CST) < JOBS; ms++)
@@ -53,14 +54,14 @@ static void hand_over(randomness *random, rf__crew crew, round *all) {
     CHECK(all->n_ended == JOBS, "%d of %d jobs have ended", all->n_ended, JOBS);
     for (int i = 0; i < JOBS; i++)
         CHECK(all->handed[i].tasks == TASKS, "job %d: %d tasks", i, all->handed[i].tasks);
-    CHECK(crew != RF__DISPOSAL_CREW || all->n_early == 0, "jobs began in another order");
+    CHECK(crew != RF__DEFERRED_FREE_CREW || all->n_early == 0, "jobs began in another order");
 }
 
 static void *call(void *seed) {
     randomness random = {*(const uint64_t *)seed};
     static _Thread_local round all;
     for (int i = 0; i < check_rounds && check_failures() == 0; i++)
-        hand_over(&random, i % 4 == 0 ? RF__DISPOSAL_CREW : RF__LOOKUP_CREW, &all);
+        hand_over(&random, i % 4 == 0 ? RF__DEFERRED_FREE_CREW : RF__LOOKUP_CREW, &all);
     return NULL;
 }
 
@@ -69,7 +70,7 @@ void test_workers(void) {
     uint64_t seeds[CALLERS];
     int started = 0;
     CHECK(rf__workers_start(RF__LOOKUP_CREW, "test", WORKERS) == RF_OK, "%s", rf_last_error());
-    CHECK(rf__workers_start(RF__DISPOSAL_CREW, "test", 1) == RF_OK, "%s", rf_last_error());
+    CHECK(rf__workers_start(RF__DEFERRED_FREE_CREW, "test", 1) == RF_OK, "%s", rf_last_error());
     for (; started < CALLERS; started++) {
         seeds[started] = 900 + (uint64_t)started;
         if (pthread_create(&threads[started], NULL, call, &seeds[started]) != 0) break;

@@ -21,7 +21,7 @@ void rf__host_columns_free(const rf__host_columns *host) {
 
 /* A lookup by threads, which outlives the call. */
 typedef struct lookup {
-    rf__job disposal;
+    rf__job deferred_free;
     rf__staging *staging;
     rf__cuda_error_word word;
     rf__cuda_note *note;
@@ -59,8 +59,8 @@ static void lookup_done(void *context, rf_status status, const char *message) {
     rf__staging_fill_end(of->staging);
     /* To free memory torch may call the driver, which may wait for a stream that waits for this thread's next
      * job. */
-    of->disposal = (rf__job){.end = lookup_free, .context = of, .most_threads = 1};
-    rf__workers_take(RF__DISPOSAL_CREW, &of->disposal);
+    of->deferred_free = (rf__job){.end = lookup_free, .context = of, .most_threads = 1};
+    rf__workers_take(RF__DEFERRED_FREE_CREW, &of->deferred_free);
 }
 
 /* An empty view, which keeps a tensor's memory. It has no Python object, so that freeing it needs no lock of
@@ -146,7 +146,7 @@ rf_status rf__host_lookup_start(rf__call *call, const rf__columns_arguments *at,
     int32_t threads;
     RF_CHECK(errors_check(device, stream, &host->params, &word));
     RF_CHECK(threads_of(&threads));
-    RF_CHECK(rf__workers_start(RF__DISPOSAL_CREW, "embedding_columns", 1));
+    RF_CHECK(rf__workers_start(RF__DEFERRED_FREE_CREW, "embedding_columns", 1));
     RF_TRY(lookup_new(call, at, host, &of));
     RF_TRY(rf__staging_acquire(device, stream, rf__host_columns_bytes(&of->host.params), staging));
     of->staging = *staging;
