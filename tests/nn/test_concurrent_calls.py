@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 import recfuse
 from recfuse.nn import FusedEmbeddingBagCollection
 from support.dlrm import DLRM_Net
+from support.processes.changes import at_each_line
 
 TABLES, ROWS, DIM, LOOKUPS = 8, 20_000, 64, 512
 TURNS = 6
@@ -156,34 +156,6 @@ def test_calls_while_a_model_is_swapped_and_unswapped(subject):
         assert {entry.action for entry in report.entries} & {"fused", "restored"}
 
     undisturbed(lambda: model(indices), [expected(indices)], change)
-
-
-def at_each_line(call, answers, change):
-    """Runs ``change`` while another thread calls before each line of recfuse that changes the model."""
-    lines = set()
-    with ThreadPoolExecutor(1) as pool:
-
-        def before_line(frame, event, _):
-            if event == "line":
-                where = f"{frame.f_globals['__name__']}:{frame.f_lineno}"
-                if where not in lines:
-                    lines.add(where)
-                    out = pool.submit(call).result(60)
-                    assert any(torch.equal(out, answer) for answer in answers), where
-            return before_line
-
-        def of_frame(frame, *_):
-            name = frame.f_globals.get("__name__", "")
-            follows = name.startswith(("recfuse.nn", "recfuse.passes")) and not name.endswith(".holders")
-            return before_line if follows else None
-
-        call()
-        sys.settrace(of_frame)
-        try:
-            change()
-        finally:
-            sys.settrace(None)
-    assert len(lines) > 30
 
 
 @pytest.mark.parametrize("subject", (OfList, keyed, looked_up))

@@ -15,6 +15,7 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTableBatchedEmbeddingBagsCodegen
 
+from support.processes.changes import at_each_line
 from support.reference import Feature
 from support.reference import fused_embedding_bag as reference
 from support.torchrec.quantised import quantised, values_of_tbe
@@ -155,3 +156,18 @@ def test_compiled():
     lookups = batch()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*lookups), module(*lookups))
+
+
+def test_calls_before_each_line_of_a_swap():
+    module = tables()
+    model, lookups = torch.nn.Sequential(module), batch()
+
+    def call():
+        return module(*lookups)
+
+    answers = [call()]
+    recfuse.swap(model)
+    answers.append(call())
+    recfuse.unswap(model)
+    for change in (recfuse.swap, recfuse.unswap, recfuse.swap):
+        at_each_line(call, answers, lambda: change(model), least=5)  # noqa: B023

@@ -21,6 +21,7 @@ from torchrec import KeyedJaggedTensor
 from torchrec.quant.embedding_modules import EmbeddingBagCollection
 
 from support.compiled import QUICK
+from support.processes.changes import at_each_line
 from support.torchrec.quantised import (
     MIXED,
     Spec,
@@ -440,3 +441,19 @@ def test_torchrec_is_not_imported_by_swap():
     code = "import sys, torch, recfuse; recfuse.swap(torch.nn.Linear(2, 2)); print('torchrec' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize("register", (False, True))
+def test_calls_before_each_line_of_a_swap(register):
+    model = torch.nn.Sequential(quantised(register=register))
+    features = batch(model[0])
+
+    def call():
+        return model(features).values()
+
+    answers = [call()]
+    recfuse.swap(model)
+    answers.append(call())
+    recfuse.unswap(model)
+    for change in (recfuse.swap, recfuse.unswap, recfuse.swap):
+        at_each_line(call, answers, lambda: change(model))  # noqa: B023

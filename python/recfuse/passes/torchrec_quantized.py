@@ -32,12 +32,8 @@ def swap_quantized(model: torch.nn.Module, report: SwapReport) -> None:
                 continue
             from recfuse.nn.quantized.torchrec import FusedQuantEmbeddingBagCollection
 
-            module.__class__ = FusedQuantEmbeddingBagCollection
-            try:
-                module.take_tables()
-            except BaseException:
-                module.__class__ = kind
-                raise
+            FusedQuantEmbeddingBagCollection.take_tables(module)
+            module.__class__ = FusedQuantEmbeddingBagCollection  # last: for calls of other threads
             tables = sum(len(tbe.embedding_specs) for tbe in module._emb_modules)
             detail = f"{tables} quantised tables, {len(module._feature_names)} features in one call"
             report.add(name, "EmbeddingBagCollection", "fused", detail)
@@ -60,12 +56,8 @@ def _swap_tables(model: torch.nn.Module, report: SwapReport) -> None:
             continue
         from recfuse.nn.quantized.nbit import FusedIntNBitTables
 
-        module.__class__ = FusedIntNBitTables
-        try:
-            module.take_tables()
-        except BaseException:
-            module.__class__ = kind
-            raise
+        FusedIntNBitTables.take_tables(module)
+        module.__class__ = FusedIntNBitTables  # last: for calls of other threads
         counts = len(module.embedding_specs), len(module.feature_table_map)
         report.add(name, _TABLES, "fused", f"{counts[0]} quantised tables, {counts[1]} features in one call")
 
@@ -99,9 +91,9 @@ def unswap_quantized(model: torch.nn.Module, report: SwapReport) -> None:
             reason = f"tables are on {actual}; expected {expected}, where FBGEMM made them. Move the model."
             report.add(name, type(module).__name__, "left", reason)
             continue
-        module.leave_tables()  # type: ignore[operator]
-        swapped = type(module)
-        module.__class__ = swapped.__mro__[1]
+        swapped: Any = type(module)
+        module.__class__ = swapped.__mro__[1]  # first: for calls of other threads
+        swapped.leave_tables(module)
         package = module.__class__.__module__.partition(".")[0]
         origin = "torchrec.quant" if package == "torchrec" else package
         report.add(name, swapped.__name__, "restored", f"{origin}.{module.__class__.__name__}")

@@ -70,8 +70,15 @@ class FusedIntNBitTables(IntNBitTableBatchedEmbeddingBagsCodegen):
                 :func:`recfuse.check`).
         """
         refuse_proxy(indices)
-        if per_sample_weights is not None and self._mode != "sum":
-            return super().forward(indices, offsets, per_sample_weights)  # type: ignore[no-any-return]
+        try:
+            mode, columns = self._mode, self._output_dim
+            described, tuning, stored = self._features, self._tuning, self._stored
+        except AttributeError:
+            if isinstance(self, FusedIntNBitTables):
+                raise
+            mode = ""  # another thread has unswapped the module
+        if not mode or (per_sample_weights is not None and mode != "sum"):
+            return IntNBitTableBatchedEmbeddingBagsCodegen.forward(self, indices, offsets, per_sample_weights)
         memory: Tensor = getattr(self, memory_name(self))
         lookups: Any = indices, offsets, per_sample_weights
         if indices.device != memory.device:  # as FBGEMM moves them
@@ -79,12 +86,12 @@ class FusedIntNBitTables(IntNBitTableBatchedEmbeddingBagsCodegen):
         return pool_quantized(
             [memory],
             [memory],
-            self._features,
-            self._output_dim,
+            described,
+            columns,
             tuple(lookups),
             OUTPUTS[self.output_dtype],
-            self._tuning,
-            self._stored,
+            tuning,
+            stored,
         )
 
     def __prepare_scriptable__(self) -> NoReturn:

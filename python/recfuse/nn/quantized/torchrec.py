@@ -110,10 +110,16 @@ class FusedQuantEmbeddingBagCollection(EmbeddingBagCollection):
         refuse_proxy(features)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             return EmbeddingBagCollection.forward(self, features)
+        try:
+            memories = self.memories()
+            described, columns, tuning, stored = self._features, self._output_dim, self._tuning, self._stored
+        except (AttributeError, KeyError):
+            if isinstance(self, FusedQuantEmbeddingBagCollection):
+                raise
+            return EmbeddingBagCollection.forward(self, features)  # another thread has unswapped the module
         indices, offsets, weights = of_keys(features, self._feature_names)
         if self._is_weighted and weights is None:
             features.weights()  # raises TorchRec's own error
-        memories = self.memories()
         device = memories[0].device
         if indices.device != device:  # as FBGEMM moves them
             indices, offsets = indices.to(device, non_blocking=True), offsets.to(device, non_blocking=True)
@@ -121,12 +127,12 @@ class FusedQuantEmbeddingBagCollection(EmbeddingBagCollection):
         values = pool_quantized(
             memories,
             memories,
-            self._features,
-            self._output_dim,
+            described,
+            columns,
             (indices, offsets, weights if self._is_weighted else None),
             self._output_dtype,
-            self._tuning,
-            self._stored,
+            tuning,
+            stored,
         )
         return KeyedTensor(keys=self._embedding_names, values=values, length_per_key=self._length_per_key)
 
