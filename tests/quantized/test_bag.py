@@ -281,6 +281,10 @@ def test_bad_arguments():
             embedding_bag_quantized(**{**given, **change})
     with pytest.raises(ValueError, match=r"nn\.QuantizedEmbeddingBag: mode is 'median'"):
         QuantizedEmbeddingBag(9, 8, mode="median")
+    with pytest.raises(ValueError, match=r"num_embeddings is -1; expected \[0, "):
+        QuantizedEmbeddingBag(-1, 8)
+    with pytest.raises(TypeError, match="embedding_dim is a float; expected a whole number"):
+        QuantizedEmbeddingBag(9, 8.5)
     with pytest.raises(ValueError, match=r"nn\.QuantizedEmbeddingBag: dtype is 'float32'"):
         QuantizedEmbeddingBag(9, 8, dtype="float32")
     with pytest.raises(TypeError, match=r"output_dtype is torch\.float64"):

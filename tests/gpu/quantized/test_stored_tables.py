@@ -59,3 +59,31 @@ def test_a_collection_of_torchrec() -> None:
     assert all(entry.is_cuda for entry in state.values() if type(entry) is torch.Tensor)
     module.cpu()
     assert torch.equal(module(features).values(), expected)
+
+
+def test_a_module_of_fbgemm() -> None:
+    pytest.importorskip("fbgemm_gpu")
+    from fbgemm_gpu.split_embedding_configs import SparseType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
+        IntNBitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    from recfuse.nn.quantized.tbe import tables_of
+
+    kinds = SparseType.INT8, SparseType.INT4, SparseType.FP16
+    for location, device in ((EmbeddingLocation.HOST, "cpu"), (EmbeddingLocation.DEVICE, "cuda")):
+        module = IntNBitTableBatchedEmbeddingBagsCodegen(
+            [(f"t{n}", 50, 16, kind, location) for n, kind in enumerate(kinds)], device=device
+        )
+        module.initialize_weights()
+        torch.manual_seed(7)
+        memory = module.weights_host if device == "cpu" else module.weights_dev
+        for table in tables_of(module, 0):
+            table.write(memory, torch.randn(table.rows, table.dim).to(device))
+        indices, offsets = torch.arange(48) % 50, torch.arange(0, 49, 2)
+        expected = module(indices.to(device), offsets.to(device))
+        recfuse.swap(module)
+        got = module.cuda()(indices.cuda(), offsets.cuda())
+        assert got.is_cuda
+        torch.testing.assert_close(got.cpu(), expected.float().cpu(), atol=1e-2, rtol=1e-2)

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from recfuse._arguments import integer
 from recfuse._codes import MODES
 from recfuse.errors import ArgumentValueError, refuse_scripting
 from recfuse.nn.quantized.buffers import ENTRIES, load_rows, move_buffers, save_rows
@@ -20,6 +21,7 @@ from recfuse.ops.quantized.embedding_bag_quantized import bag_lookups
 from recfuse.ops.quantized.fused_embedding_bag_quantized import code_bytes, dtype_name
 
 _NAME = "nn.QuantizedEmbeddingBag"
+_MOST = 2**62
 
 
 class QuantizedEmbeddingBag(torch.nn.Module):
@@ -89,9 +91,13 @@ class QuantizedEmbeddingBag(torch.nn.Module):
         super().__init__()
         if mode not in MODES:
             raise ArgumentValueError(f'recfuse.{_NAME}: mode is {mode!r}; expected "sum", "mean" or "max"')
-        code_bytes(embedding_dim, dtype, f"recfuse.{_NAME}")
+        sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
+        rows_count, dim = (
+            integer(f"recfuse.{_NAME}: {name}", size, 0, _MOST) for name, size in sizes.items()
+        )
+        code_bytes(dim, dtype, f"recfuse.{_NAME}")
         where = torch.empty(0, device=device).device
-        rows = new_rows(dtype, num_embeddings, embedding_dim, where, f"recfuse.{_NAME}")
+        rows = new_rows(dtype, rows_count, dim, where, f"recfuse.{_NAME}")
         self._take(rows, mode, include_last_offset, padding_idx, output_dtype)
 
     def _take(
