@@ -13,7 +13,7 @@ from support.processes.ranks import check, run_cases
 from support.shards import errors
 from support.shards.ranks import MANY
 
-NAMES = ("ranks_disagree", "bad_batches", "bad_arguments", "bad_uses")
+NAMES = ("ranks_disagree", "bad_batches", "bad_arguments", "bad_uses", "too_large")
 
 
 def _cases() -> dict[str, Any]:

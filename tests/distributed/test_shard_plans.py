@@ -115,6 +115,17 @@ def test_too_little_memory():
         planned([placing.Table("t", 1, 4, 1e5)], 4, memory=GB / 2, batch=100)
 
 
+def test_tables_that_hardly_fit():
+    """A plan exists with a fifth more memory than the sum of tables, states and exchanges."""
+    for seed in range(6):
+        draw = random.Random(seed)
+        tables, ranks = sizes(draw), draw.choice((2, 3, 4))
+        with pytest.raises(ValueError, match="expected at least") as error:
+            planned(tables, ranks, memory=1e6, batch=512)
+        needed = float(str(error.value).split("at least ")[1].split()[0]) * GB
+        assert max(planned(tables, ranks, memory=1.2 * needed, batch=512).bytes) <= 1.2 * needed
+
+
 def test_skewed_rows_weigh_more():
     table = placing.Table("t", 640, 64, 10.0, unique=100, shares=(0.5, *[0.5 / 63] * 63))
     first, second = placing.rows_from(table, 0, 10), placing.rows_from(table, 10, 640)

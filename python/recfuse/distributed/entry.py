@@ -19,7 +19,7 @@ from recfuse.distributed.applying import Prepared
 from recfuse.distributed.modules import ShardedPooling
 from recfuse.distributed.parallel import ignore_parts
 from recfuse.distributed.plans import placements_of
-from recfuse.distributed.preparing import facts_of, prepare, shardable, why_left
+from recfuse.distributed.preparing import check_memory, facts_of, prepare, shardable, why_left
 from recfuse.distributed.reports import ShardEntry, ShardReport
 from recfuse.distributed.restoring import restore
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
@@ -207,6 +207,8 @@ def _prepare(
             )
             for (name, one), own in zip(modules, facts, strict=True)
         ]
+    if device.type == "cuda":
+        check_memory(prepared, torch.cuda.get_device_properties(device).total_memory)
     described: Description = [
         ("recfuse", VERSION),
         ("torch", torch.__version__),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from recfuse._codes import DTYPES
+from recfuse._codes import DTYPES, row_bytes
 from recfuse.distributed.applying import Prepared
 from recfuse.distributed.modules import ShardedPooling
 from recfuse.distributed.placements import Placed
@@ -76,6 +76,22 @@ def facts_of(name: str, module: Any) -> list[TableFacts]:
         )
         for number, spec in enumerate(module.layout.tables)
     ]
+
+
+def check_memory(prepared: Sequence[Prepared], total: int) -> None:
+    """Raise ValueError if this rank's parts, with a whole table that is drawn, exceed a GPU's memory."""
+    own = most = 0
+    for each in prepared:
+        for part in each.parts:
+            own += part.part.rows * row_bytes(part.part.columns, part.form.dtype)
+        if each.is_meta:
+            most = max([most, *(form.rows * row_bytes(form.dim, form.dtype) for form in each.forms)])
+    if own + most > total:
+        drawn = f", and a table of {most:,} bytes is drawn" if most else ""
+        raise ArgumentValueError(
+            f"{WHERE}: this rank has tables of {own:,} bytes{drawn}; expected at most the {total:,} bytes of "
+            "its GPU. Use more ranks, or a plan of recfuse.distributed.plan with this memory."
+        )
 
 
 def prepare(

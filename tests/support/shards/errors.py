@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch.distributed.tensor import Shard
 import recfuse
 import recfuse.distributed
 from recfuse.distributed import Cuts, shard, unshard
+from recfuse.distributed.plans import placements_of
+from recfuse.distributed.preparing import check_memory, facts_of, prepare
 from recfuse.nn import FusedEmbeddingBagCollection, Table
 from support.shards.models import SIZES, collection, own_and_joined, plans
 from support.shards.ranks import DEVICE, raises
@@ -132,6 +135,21 @@ def bad_arguments() -> None:
         "Create the optimizer afterwards", module=other, optimizers=[adagrad], plan={**whole, "a": Shard(1)}
     )
     del optimizer, adagrad
+
+
+def too_large() -> None:
+    """Parts that exceed a GPU's memory raise before they are allocated."""
+    world = dist.get_world_size()
+    mesh, device = init_device_mesh(DEVICE, (world,)), torch.device(DEVICE)
+    for kind, drawn in ((DEVICE, 0), ("meta", 50 * 8 * 4)):
+        tables = collection(device=kind)
+        placed = placements_of(dict.fromkeys(SIZES, 0), facts_of("", tables), world)
+        prepared = prepare("", tables, list(placed.values()), list(placed), mesh, device, ())
+        own = sum(rows * dim * 4 for rows, dim in SIZES.values()) if dist.get_rank() == 0 else 0
+        check_memory([prepared], own + drawn)
+        if own + drawn:
+            text = raises(ValueError, partial(check_memory, [prepared], own + drawn - 1))
+            assert f"tables of {own:,} bytes" in text and ("is drawn" in text) == (drawn > 0), text
 
 
 def bad_uses() -> None:

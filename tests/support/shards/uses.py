@@ -357,10 +357,16 @@ def swapped_torchrec() -> None:
     model = EmbeddingBagCollection(tables=configs, device=torch.device(DEVICE))
     model.load_state_dict(whole.state_dict())
     recfuse.swap(model)
-    shard(model, plan={"a": Shard(0), "b": world - 1})
     torch.manual_seed(rank)
     lengths = torch.randint(0, 4, (3 * 4,))
     batch = KeyedJaggedTensor(["z", "x", "y"], torch.randint(30, (int(lengths.sum()),)), lengths=lengths)
+    tables = [each.table for each in recfuse.distributed.plan(model, world, [batch], gpu="H100").tables]
+    assert [(table.name, table.features) for table in tables] == [
+        ("embedding_bags.a", 2),
+        ("embedding_bags.b", 1),
+    ]
+    assert tables[1].pooling == lengths[:4].sum() / 4
+    shard(model, plan={"a": Shard(0), "b": world - 1})
     batch = batch.to(torch.device(DEVICE))
     found, expected = model(batch), whole(batch)
     assert found.keys() == expected.keys()

@@ -259,7 +259,11 @@ class Search:
         cut = [choice for choice in choices if choice.pieces > 1]
         for choice in sorted(cut, key=lambda each: -self._load(each)):
             parts = self._parts(choice)
-            chosen = sorted(sorted(range(ranks), key=lambda rank: (load[rank], rank))[: len(parts)])
+            most = max(part.memory for part in parts)
+            roomy = [rank for rank in range(ranks) if size[rank] + most <= self._free]
+            if len(roomy) < len(parts):
+                return None
+            chosen = sorted(sorted(roomy, key=lambda rank: (load[rank], rank))[: len(parts)])
             for part, rank in zip(parts, chosen, strict=True):
                 add(part, rank)
             found[choice.table.name] = Found(choice.table, choice.kind, points=_points(choice, chosen, ranks))
