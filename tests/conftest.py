@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,6 +77,25 @@ def _small_heap() -> None:
     torch's modules are a million objects, and a pass takes a third of a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _operators_listed_once() -> None:
+    """torch.export lists all of the dispatcher's operators again for each of their 30 namespaces, which takes
+    40 ms a program. Here it lists them again only if there are others."""
+    export = sys.modules.get("torch._export.utils")
+    listed = getattr(export, "_materialize_cpp_cia_ops", None)
+    if listed is None or listed.__module__ == __name__:
+        return
+    known: list[str] = []
+
+    def list_others() -> None:
+        own = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+        if own != known:
+            listed()
+            known[:] = own
+
+    setattr(export, "_materialize_cpp_cia_ops", list_others)  # noqa: B010
 
 
 @pytest.fixture(autouse=True)
