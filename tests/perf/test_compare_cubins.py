@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import recfuse
+from tools import compare_cubins
 from tools.compare_cubins import differences, digest, kernels
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,5 +46,10 @@ def test_a_checkout_equals_itself(kernel_cache: Path, tmp_path: Path) -> None:
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip() == "1 calls, 1 kernels, 0 differences"
-    nothing = [*options[:3], "no such call", *options[4:]]
-    assert subprocess.run([*command, *nothing], capture_output=True, timeout=300).returncode == 1
+
+
+def test_no_call_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels(["A100"], "no such call") == {}
+    monkeypatch.setattr(compare_cubins, "recorded", lambda checkout, arguments, cache: {})
+    monkeypatch.setattr(sys, "argv", ["compare_cubins.py", "old", "new", "--only", "no such call"])
+    assert compare_cubins.main() == 1
