@@ -126,7 +126,8 @@ def test_the_command(tmp_path, capsys):
     path.write_text('{"name": 3}')
     with pytest.raises(SystemExit):
         main(["place", str(path)])
-    assert "expected a list of objects" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "expected a list of objects" in error and error.count("recfuse place: ") == 1
 
 
 def test_torchrec_accepts_the_placement():

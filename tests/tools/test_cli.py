@@ -138,6 +138,7 @@ def test_errors_of_commands_are_one_line(capsys, arguments, words):
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith(f"recfuse {arguments[0]}: error: ") and words in error and error.count("\n") == 1
+    assert error.count(f"recfuse {arguments[0]}: ") == 1
 
 
 def test_tune_writes_a_plan(capsys, tmp_path):

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _end(141, "")
     except _ERRORS as error:
-        _end(2, f"{command}: error: {error}\n")
+        _end(2, f"{command}: error: {str(error).removeprefix(f'{command}: ')}\n")
     except KeyboardInterrupt:
         _end(130, f"{command}: interrupted\n")
 
