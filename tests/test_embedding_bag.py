@@ -144,7 +144,7 @@ def test_the_operator_without_offsets():
         operator(weight, torch.tensor([[1, 2, 3, 4], [5, 6, 7, 30]]), None)
 
 
-def test_lookups_behind_the_last_offset_are_not_used():
+def test_lookups_after_the_last_offset_are_not_used():
     weight = torch.randn(10, 3, requires_grad=True)
     got = recfuse.embedding_bag(
         torch.arange(6), weight, torch.tensor([0, 2, 3]), mode="mean", include_last_offset=True
@@ -373,7 +373,7 @@ def test_gradients_of_nothing():
         assert torch.equal(weight.grad, torch.zeros(4, 5))
 
 
-def test_only_what_needs_a_gradient_gets_one():
+def test_only_inputs_that_require_gradients_get_them():
     weight, factors = torch.randn(6, 3), torch.rand(4, requires_grad=True)
     out = recfuse.embedding_bag(
         torch.arange(4), weight, torch.tensor([0, 1]), mode="sum", per_sample_weights=factors

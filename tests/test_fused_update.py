@@ -274,7 +274,7 @@ def test_non_finite_gradients_stay_in_their_row(dtype, stochastic):
     assert table[1, 3] == most or abs(table[1, 3] / most - 1) < 0.01
 
 
-def test_without_decay_a_weight_that_is_not_finite_stays_as_it_is():
+def test_without_decay_non_finite_weights_do_not_change():
     weight = torch.tensor([[torch.inf, 1.0], [-torch.inf, 1.0]])
     state = torch.zeros(2)
     _ops.rows_update(weight, [state], torch.tensor([0, 1]), torch.ones(2, 2), numbers_of(Hyper()), 2)

@@ -59,7 +59,7 @@ def test_a_device_that_is_not_there(cuda_program: Program, tmp_path: Path, ordin
         ("cuCtxPushCurrent_v2:201", ["CudaError", "cuCtxPushCurrent"]),
     ],
 )
-def test_a_driver_that_fails_says_why(
+def test_a_failing_driver_gives_the_reason(
     cuda_program: Program, tmp_path: Path, failure: str, words: list[str]
 ) -> None:
     line = cuda_program.run("device", "0", cache=tmp_path, gpu=True, FAKE_CUDA_FAIL=failure)

@@ -67,7 +67,7 @@ def test_inductor():
         torch.testing.assert_close(own[name], wanted)
 
 
-def test_a_form_that_comes_later_is_compiled_anew():
+def test_a_new_form_is_compiled_separately():
     module = EmbeddingColumns([Identity("a", 9, 4), Bucketize("b", [0.5], 4)])
     compiled = torch.compile(module, fullgraph=True, backend="eager")
     ends = torch.arange(5)

@@ -80,7 +80,7 @@ def test_a_folder_that_is_no_text(monkeypatch, capsys, tmp_path):
         assert found["path"].startswith(str(folder)) and found["cached"]
 
 
-def test_a_path_that_is_too_long_is_said(monkeypatch, capsys, tmp_path):
+def test_a_path_that_is_too_long_is_reported(monkeypatch, capsys, tmp_path):
     long = Path(tmp_path, *["x" * 200] * 6)
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(long))
     assert cli.main(["info"]) == 0

@@ -34,7 +34,7 @@ def test_dir_has_public_names_alone() -> None:
 
 
 @pytest.mark.parametrize(("load", "warns"), [(1.5, True), (0.05, False), (None, False)])
-def test_tune_says_when_other_processes_disturb(monkeypatch, capsys, load, warns) -> None:
+def test_tune_warns_of_disturbance_by_other_processes(monkeypatch, capsys, load, warns) -> None:
     monkeypatch.setattr(timing, "other_load_since", lambda: lambda: load)
     given = ["--trace", "low", "--rows", "90", "--budget", "0", "--device", "cpu", "--dim", "8"]
     assert cli.main(["tune", *given, "--batch", "8", "--pooling", "5", "--batches", "2"]) == 0

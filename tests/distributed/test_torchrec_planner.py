@@ -137,7 +137,7 @@ def test_estimates_of_a_collection_grow_with_the_batch(seed):
 
 @pytest.mark.parametrize("optimizer", STATES, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_an_estimate_is_what_the_model_of_bags_says(h100, optimizer, weighted):
+def test_estimates_equal_the_model_of_bags(h100, optimizer, weighted):
     rows, dim, pooling = 100_000, 64, 5
     found = options_of(rows, dim, BATCH, pooling, optimizer, weighted, hosts=2)
     for sharding, (row_parts, column_parts) in PARTS.items():

@@ -397,7 +397,7 @@ def test_overlapping_launches_see_earlier_results(bags: int) -> None:
         assert torch.equal(chain(False), one_by_one)
 
 
-def test_many_launches_at_once_are_as_good_as_one() -> None:
+def test_many_concurrent_launches_equal_a_single_launch() -> None:
     problems = [Problem(case, seed) for seed, case in enumerate(CASES[::9])]
     one_by_one = []
     for problem in problems:

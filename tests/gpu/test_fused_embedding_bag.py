@@ -107,7 +107,7 @@ def test_indices_and_offsets_anywhere(problems, leads) -> None:
         one.check(one.run(*strided), indices, offsets)
 
 
-def test_launches_at_once_are_as_good_as_one(problems) -> None:
+def test_concurrent_launches_equal_a_single_launch(problems) -> None:
     calls = [(ways["expected"], ways["expected"].problem.lookups(50)) for ways in problems.values()]
     calls = [(one, [part.to(gpu.DEVICE) for part in lookups]) for one, lookups in calls]
     one_by_one = []

@@ -260,7 +260,7 @@ def test_a_dlrm_trains_with_the_same_losses(sparse: bool) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_a_fused_dlrm_that_moves_to_the_gpu_goes_on() -> None:
+def test_a_fused_dlrm_works_after_a_move_to_the_gpu() -> None:
     model = DLRM_Net()
     plain = copy.deepcopy(model).to(gpu.DEVICE)
     recfuse.swap(model)

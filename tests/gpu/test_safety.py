@@ -329,7 +329,7 @@ def test_bad_schedules(name: str) -> None:
 
 
 @pytest.mark.parametrize("distance", (24, 26, 27, 28, 29))
-def test_a_block_that_is_just_too_large_says_so(distance: int) -> None:
+def test_a_block_that_is_just_too_large_is_refused(distance: int) -> None:
     """Rows in flight and lists of rows share one memory: it works, or it is an error of the schedule."""
     schedule = f"station=shared distance={distance} block=512 threads=32 segment=256"
     problem = gpu.Problem(gpu.Case(schedule=schedule))

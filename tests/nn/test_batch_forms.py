@@ -150,7 +150,7 @@ def test_a_batch_has_the_form_of_the_call_everywhere(gpu, form):
 
 @pytest.mark.parametrize("form", ("tuple", "list", "keyed", "torchrec"))
 @pytest.mark.parametrize("other", ("tuple", "list", "keyed"))
-def test_another_form_is_refused_in_words(gpu, form, other):
+def test_batches_of_another_form_raise_clear_errors(gpu, form, other):
     if form == other or (form, other) in (("keyed", "tuple"), ("torchrec", "keyed")):
         return
     if (form, other) == ("tuple", "keyed"):
@@ -324,7 +324,7 @@ def test_batches_come_from_any_iterable():
         assert torch.equal(collection.schedules, several[0].schedules)
 
 
-def test_a_plan_of_other_features_says_so():
+def test_a_plan_of_other_features_is_reported():
     collection = FusedEmbeddingBagCollection([(rows, 4) for rows in ROWS])
     plan = collection_plan.plan_for(collection_plan.collection_of())
     with pytest.raises(ValueError, match=r"Plan\.drift: the plan has 5 features, the collection has 3"):

@@ -126,7 +126,7 @@ CASES = [(name, make, False) for name, make in DENSE.items()] + [
     [case[1:] for case in CASES],
     ids=[f"{name}, {'sparse' if sparse else 'dense'}" for name, _, sparse in CASES],
 )
-def test_training_goes_on_across_swap_and_unswap(make, sparse, steps):
+def test_training_continues_across_swap_and_unswap(make, sparse, steps):
     model = Net(sparse)
     twin = copy.deepcopy(model)
     ours, theirs = (make(groups_of(one)) for one in (twin, model))

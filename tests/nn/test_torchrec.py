@@ -48,7 +48,7 @@ def attributes(features):
 @pytest.mark.parametrize("form", ("lengths", "offsets"))
 @pytest.mark.parametrize("keys", (("f1", "f2", "f3"), ("f3", "f1", "f2")))
 @pytest.mark.parametrize("kind", ("swapped", "collection", "columns"))
-def test_a_call_leaves_the_callers_batch_as_it_is(form, keys, kind):
+def test_a_call_does_not_change_the_batch(form, keys, kind):
     """A program exported with it accepts new batches."""
     ours, _ = swapped(nn.Sequential(EmbeddingBagCollection(tables=configs())))
     if kind == "collection":

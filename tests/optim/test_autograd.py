@@ -370,7 +370,7 @@ def test_a_weight_that_a_graph_kept_must_not_be_read_after_its_update():
         product.backward()
 
 
-def test_a_pass_that_fails_leaves_nothing_behind(collection):
+def test_a_failing_pass_has_no_effect(collection):
     optimizer = optim.SGD(collection, lr=0.1)
     given = lookups_of(collection)
     before = copy.deepcopy(collection.state_dict())

@@ -218,7 +218,7 @@ def test_states_of_half_tables_are_saved_and_loaded_in_float32(collection):
     step(collection, optimizer, lookups_of(collection))
 
 
-def test_a_state_dict_without_states_begins_anew(collection):
+def test_a_state_dict_without_states_restarts_the_optimizer(collection):
     optimizer = optim.Adagrad(collection, lr=0.1, initial_accumulator_value=0.5)
     step(collection, optimizer, lookups_of(collection))
     saved = optimizer.state_dict()
@@ -301,7 +301,7 @@ def test_options_that_mean_nothing_here_are_refused(collection, name):
         getattr(optim, kind)(collection, **{"lr": 0.1, **options})
 
 
-def test_options_that_are_off_are_taken(collection):
+def test_disabled_options_are_accepted(collection):
     optim.SGD(collection, lr=0.1, momentum=0, foreach=None, fused=False, differentiable=False)
     optimizer = optim.Adam(collection, lr=0.1, amsgrad=False, capturable=False)
     with pytest.raises(ValueError, match="amsgrad is True"):

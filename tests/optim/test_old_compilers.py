@@ -95,7 +95,7 @@ def test_a_table_that_may_have_taken_no_part_is_not_moved(own_parameters, of):
     assert torch.equal(packed[1].weight, before)
 
 
-def test_eager_steps_are_as_they_were():
+def test_eager_steps_do_not_change():
     packed, optimizer = tables()
     loss(packed, (0, 1)).backward()
     optimizer.step()

@@ -105,7 +105,7 @@ def test_tables_that_take_part_in_some_steps_count_their_own(deferred):
         torch.testing.assert_close(own.weight, other.weight, rtol=1e-4, atol=1e-5)
 
 
-def test_a_table_that_is_frozen_after_its_forward_pass_stays_as_it_is():
+def test_a_table_frozen_after_its_forward_pass_keeps_its_rows():
     bag = recfuse.nn.EmbeddingBag(6, 3)
     optimizer, before = optim.SGD(bag, lr=0.1), bag.weight.detach().clone()
     output = bag(torch.tensor([[1, 2]]))

@@ -158,7 +158,7 @@ def test_a_hook_that_raises_after_loading_changes_nothing():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("step", (3, 3.0, torch.tensor(3.0), torch.tensor([3])))
-def test_steps_in_each_form_are_taken(kind, step):
+def test_steps_in_each_form_are_accepted(kind, step):
     _, optimizer = trained(kind)
     given = copy.deepcopy(optimizer.state_dict())
     for state in given["state"].values():

@@ -195,7 +195,7 @@ def test_stochastic_rounding_keeps_the_mean_and_repeats_itself(deferred):
 
 
 @pytest.mark.parametrize("deferred", (False, True))
-def test_stochastic_rounding_goes_on_where_float32_has_no_next_number(deferred):
+def test_stochastic_rounding_works_after_step_2_to_the_24(deferred):
     """By bits of the step number, which would stay at 2^24."""
     bag = recfuse.nn.EmbeddingBag(1, 512, mode="sum", dtype=torch.bfloat16)
     nn.init.ones_(bag.weight)

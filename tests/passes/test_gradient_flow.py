@@ -63,7 +63,7 @@ FORMS = ((False, False), (True, False), (False, True))
 
 @pytest.mark.parametrize(("weighted", "sparse"), FORMS)
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_bag_without_a_gradient_gives_its_table_none(use, weighted, sparse):
+def test_a_bag_without_gradient_gives_its_table_no_gradient(use, weighted, sparse):
     torch.compiler.reset()
     model = Model(use, weighted, sparse)
     twin = copy.deepcopy(model)

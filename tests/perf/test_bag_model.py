@@ -27,7 +27,7 @@ from recfuse.perf.reserved import Reserving, reserve
 STATES = {"SGD": States(), "Adagrad": States(1), "RowWiseAdagrad": States(0, 1), "Adam": States(2)}
 
 
-def test_the_rates_fit_what_was_measured():
+def test_the_rates_fit_the_measurements():
     calibration = choose("H100").calibration
     model = calibration.bags
     for kind, rates, most in ((FORWARD, model.forward_rates, 0.2), (BACKWARD, model.backward_rates, 0.15)):

@@ -217,7 +217,7 @@ def test_random_calls_write_nothing(make: Callable[[random.Random], tuple[Any, .
 
 
 @pytest.mark.parametrize("sparse", (False, True))
-def test_gradients_stay_as_they_are(sparse: bool) -> None:
+def test_gradients_do_not_change(sparse: bool) -> None:
     """Also for a function, whose Parameters have no names."""
     table = recfuse.nn.EmbeddingBag(100, 8, mode="sum", sparse=sparse)
     indices, offsets = torch.randint(100, (64,)), torch.arange(0, 64, 8)

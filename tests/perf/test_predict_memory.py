@@ -92,7 +92,7 @@ def test_the_peak_of_a_step(name: str, sparse: bool, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_memory_that_tensors_share_counts_until_the_last_is_gone(shares: bool) -> None:
+def test_shared_memory_counts_until_its_last_tensor_is_freed(shares: bool) -> None:
     count = MemoryCount()
     first = torch.empty(1024)
     count.add(first)

@@ -79,7 +79,7 @@ ABSENT = next(name for name in info.ISA_FLAGS if name not in info.isa_available(
         ("", None),
     ),
 )
-def test_info_says_why_an_instruction_set_is_not_used(monkeypatch, capsys, asked, words):
+def test_info_gives_the_reason_for_an_unused_instruction_set(monkeypatch, capsys, asked, words):
     monkeypatch.setenv("RECFUSE_CPU_ISA", asked)
     if asked == "scalar" == torch.ops.recfuse.cpu_isa():
         words = None

@@ -325,7 +325,7 @@ def test_figure_12_counts_the_tuned_schedule_s_better_time(fused, monkeypatch, t
         assert entry["tuned_over_best"] == 1.0 and len(entry["s"]) == 3
 
 
-def test_one_compile_a_feature_is_extrapolated_and_says_so(fused, tmp_path, capsys):
+def test_extrapolated_compile_times_are_marked(fused, tmp_path, capsys):
     folders = []
     options = ["--figures", "per_feature,tuning", "--markdown"]
     tuning = module("fused_embedding_bag.tuning")

@@ -176,7 +176,7 @@ def test_a_row_that_is_not_written_is_seen(run_benchmark, monkeypatch, capsys):
     assert "nan from others as a whole" in capsys.readouterr().err
 
 
-def test_the_run_goes_on_without_recfuse(run_benchmark, monkeypatch, capsys, tmp_path):
+def test_the_run_continues_without_recfuse(run_benchmark, monkeypatch, capsys, tmp_path):
     def broken(*arguments, **options):
         raise RuntimeError("no kernel")
 

@@ -132,7 +132,7 @@ def test_a_wrong_step_ends_the_run(training, monkeypatch, capsys):
     assert "mlperf-4, sgd, torch: the outputs differ" in capsys.readouterr().err
 
 
-def test_the_check_leaves_tables_as_they_were(training):
+def test_the_check_does_not_change_tables(training):
     lookups, sides, stages = (module(f"training.{name}") for name in ("lookups", "sides", "stages"))
     subject, device = lookups.make_subject("mlperf-4", 0, 200, 1), torch.device("cpu")
     batch = subject.batches(1, 0, device)[0]

@@ -137,7 +137,7 @@ def test_the_verdict_is_honest(monkeypatch, cases, differences, expected):
 @pytest.mark.parametrize(
     "gpu, expected", [(False, "torch finds no GPU."), (True, "--device cpu runs on the CPU.")]
 )
-def test_dlrm_takes_the_gpu_where_there_is_one(monkeypatch, capsys, gpu, expected):
+def test_dlrm_uses_the_gpu_if_available(monkeypatch, capsys, gpu, expected):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from dlrm import bench
 
@@ -187,7 +187,7 @@ def test_dlrm_trains(run, tmp_path, capsys):
     assert "nn.EmbeddingBag in a loop, training" in verdict and "outputs identical" in verdict
 
 
-def test_dlrm_says_when_a_model_learns_something_else(run, capsys, monkeypatch):
+def test_dlrm_reports_different_losses(run, capsys, monkeypatch):
     real_swap = recfuse.swap
 
     def bad_swap(model, optimizers, **options):

@@ -145,7 +145,7 @@ def test_every_operator_has_a_page():
 
 
 @pytest.mark.parametrize("page", FAMILIES)
-def test_a_page_of_an_operator_says_everything(page):
+def test_a_page_of_an_operator_has_every_section(page):
     headings = re.findall(r"^## (.*)$", (ROOT / page).read_text(), flags=re.MULTILINE)
     assert [heading for heading in headings if heading in HEADINGS] == HEADINGS
 

@@ -340,7 +340,7 @@ def test_external_functions_are_named_rf(path: Path) -> None:
 
 
 @for_each(C_FILES, name)
-def test_global_state_says_how_it_is_guarded(path: Path) -> None:
+def test_global_state_has_a_comment_on_its_guard(path: Path) -> None:
     source = path.read_text().split("\n")
     for number, line in definitions(path):
         variable = VARIABLE.match(line)

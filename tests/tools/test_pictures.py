@@ -61,7 +61,7 @@ def test_every_picture_is_there_and_small(pictures):
     assert {path.name: size for path in files if (size := path.stat().st_size) > MOST_BYTES} == {}
 
 
-def test_pictures_show_the_results_as_they_are(pictures, digests):
+def test_pictures_match_the_results(pictures, digests):
     today = digests(pictures.PICTURES)
     old = [path for path, digest in today.items() if kept_digest(ROOT / path) != digest]
     assert old == [], "run python benchmarks/pictures.py"

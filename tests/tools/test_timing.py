@@ -85,7 +85,7 @@ def test_short_calls_are_averaged_up_to_the_least_time(host):
     assert result["a"].samples == [0.125] * 2  # the mean of its calls, not their sum
 
 
-def test_the_hosts_clock_goes_on():
+def test_the_hosts_clock_advances():
     clock = _clock.clock("cpu")
     start = clock.mark()
     time.sleep(0.002)

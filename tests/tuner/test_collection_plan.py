@@ -134,7 +134,7 @@ def test_texts_of_rows():
         FusedSchedule.parse("station=l1")
 
 
-def test_apply_sets_what_the_call_uses_and_nothing_in_the_state(collection, monkeypatch):
+def test_apply_changes_calls_and_not_the_state_dict(collection, monkeypatch):
     seen = []
     monkeypatch.setattr(type(collection), "set_plan", lambda self, *given: seen.append(given), raising=False)
     before = list(collection.state_dict())
@@ -268,7 +268,7 @@ def test_compile_takes_a_collections_plan(capsys, monkeypatch, tmp_path, collect
     assert sum("with a mapping" in line for line in lines) >= 1
 
 
-def test_compile_refuses_what_there_is_no_kernel_for(capsys, monkeypatch, tmp_path, collection):
+def test_compile_refuses_calls_without_a_kernel(capsys, monkeypatch, tmp_path, collection):
     compiled_by(monkeypatch)
     plan = plan_for(collection)
     plan.save(tmp_path / "plan.json")
@@ -366,7 +366,7 @@ def test_a_file_of_something_else_is_not_a_collection(capsys, tmp_path):
         assert words in capsys.readouterr().err
 
 
-def test_a_file_of_another_class_says_which(capsys, tmp_path):
+def test_a_file_of_another_class_names_the_class(capsys, tmp_path):
     torch.save(torch.nn.Linear(2, 2), tmp_path / "a.pt")
     torch.save(batches(), tmp_path / "b.pt")
     with pytest.raises(SystemExit):

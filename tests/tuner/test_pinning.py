@@ -74,7 +74,7 @@ def log(monkeypatch):
     return events_of
 
 
-def test_on_the_cpu_nothing_is_pinned_and_it_says_so(weight):
+def test_pinning_on_the_cpu_has_no_effect(weight):
     recfuse.pin_rows(weight, [1, 2])
     recfuse.unpin(weight)
     with PinnedRows(weight, TRACE) as pinned:
@@ -196,7 +196,7 @@ def test_a_refresh_may_overlap_with_other_work(log, weight):
     ]
 
 
-def test_the_functions_take_what_can_be_copied_there(log, weight):
+def test_pinning_accepts_lists_and_arrays(log, weight):
     recfuse.pin_rows(weight, [1, 2])
     recfuse.pin_rows(weight, torch.tensor([3], dtype=torch.int32))
     recfuse.unpin(weight, np.array([2]))

@@ -102,14 +102,14 @@ def test_apply_pins_the_rows_of_this_process_or_of_a_trace(module):
     assert module.pinned.rows.tolist() == [5, 2]
 
 
-def test_apply_refuses_what_is_not_ours_and_warns_of_another_table(module):
+def test_apply_refuses_other_modules_and_warns_of_another_table(module):
     with pytest.raises(TypeError, match=r"Call recfuse\.swap to convert"):
         plan_for(module).apply(torch.nn.EmbeddingBag(100, 4))
     with pytest.warns(UserWarning, match="rows was 100, is 50, and mode was sum, is max"):
         plan_for(module).apply(EmbeddingBag(50, 4, mode="max"))
 
 
-def test_matches_says_what_differs(module):
+def test_matches_lists_the_differences(module):
     plan = plan_for(module)
     assert plan.matches(module)
     assert plan.matches(module).reasons == []

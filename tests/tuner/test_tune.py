@@ -128,7 +128,7 @@ def steps_of(found):
     return list(dict.fromkeys(one.step for one in found.decisions))
 
 
-def test_the_search_finds_the_best_and_says_how(device):
+def test_the_search_finds_the_best_and_records_its_decisions(device):
     found = search()
     won = Schedule.parse(found.schedule)
     assert (won.station, won.distance, won.parts, won.segment) == ("shared", 12, 4, 64)
@@ -190,7 +190,7 @@ def test_the_default_stays_where_nothing_beats_it(device):
     assert found.decisions[-1].kept
 
 
-def test_a_gain_of_less_than_a_percent_is_not_taken(device, monkeypatch):
+def test_gains_of_less_than_a_percent_are_ignored(device, monkeypatch):
     device.best = DEFAULTS.but(block=256)
     monkeypatch.setattr(FakeGPU, "us", lambda self, text: 49.7 if "block=256" in text else 50.0)
     found = search()
@@ -257,7 +257,7 @@ def test_a_default_that_does_not_compile_is_the_users_to_see(device, monkeypatch
         search()
 
 
-def test_a_race_drops_the_slow_and_keeps_what_fails_apart():
+def test_a_race_drops_slow_candidates_and_returns_failed_ones_separately():
     def times(names, rounds):
         if any("broken" in name for name in names):
             raise RuntimeError("no")
@@ -275,7 +275,7 @@ def test_a_race_drops_the_slow_and_keeps_what_fails_apart():
 
 
 @pytest.mark.parametrize("error", (None, KeyboardInterrupt))
-def test_compiling_leaves_no_thread_behind(monkeypatch, error):
+def test_compiling_ends_its_threads(monkeypatch, error):
     begun = []
 
     def slow(number):
@@ -349,7 +349,7 @@ def test_on_the_cpu_the_default_is_measured_without_time():
     assert [one.step for one in plan.decisions] == ["default", "confirm"]
 
 
-def test_on_the_cpu_a_better_distance_is_taken(monkeypatch):
+def test_the_best_distance_is_chosen_on_the_cpu(monkeypatch):
     monkeypatch.setattr(
         cpu, "_compare", lambda problem, distances, *_, **__: {one: 50.0 + abs(one - 24) for one in distances}
     )

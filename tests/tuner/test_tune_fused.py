@@ -146,7 +146,7 @@ def test_finished_measurements_are_reused(device, collection, tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["tuning.json"]
 
 
-def test_a_search_that_was_stopped_goes_on_where_it_was(device, collection, tmp_path, monkeypatch):
+def test_a_stopped_search_resumes(device, collection, tmp_path, monkeypatch):
     path, measure = tmp_path / "tuning.json", device.measure
 
     def stop(*arguments):
@@ -199,7 +199,7 @@ def test_a_file_of_something_else_is_not_overwritten(device, collection, tmp_pat
     assert path.read_text() == text
 
 
-def test_spills_are_told_and_cost_what_they_cost(device, collection, monkeypatch):
+def test_spills_are_reported_and_measured(device, collection, monkeypatch):
     device.spilling = lambda row, warps: row[2] >= 4 and (warps or 32) >= BEST_WARPS
     cost = FakeGPU.cost
 
@@ -230,14 +230,14 @@ def test_a_default_that_does_not_compile_is_the_users_to_see(device, collection)
         tune(collection)
 
 
-def test_a_gain_of_less_than_a_percent_is_not_taken(device, collection, monkeypatch):
+def test_gains_of_less_than_a_percent_are_ignored(device, collection, monkeypatch):
     monkeypatch.setattr(FakeGPU, "cost", lambda self, call, feature, row, lookups: float(lookups))
     monkeypatch.setattr(search, "_WARPS", (32,))
     plan = tune(collection)
     assert plan.schedules == [""] and plan.warps == 0 and plan.speedup == 1.0
 
 
-def test_a_launch_is_refined_by_what_helps_it_whole(device, collection, monkeypatch):
+def test_refinement_measures_the_whole_launch(device, collection, monkeypatch):
     """Misleading cycles: the local stage prefers one row in flight, the whole kernel four."""
     measure = device.measure
 

@@ -393,7 +393,7 @@ def test_a_call_begins_with_its_first_lookup(name: str, call_of: Any) -> None:
             torch.testing.assert_close(gradient, right)
 
 
-def test_without_decay_a_weight_that_is_not_finite_stays_as_it_is(call_of: Any) -> None:
+def test_without_decay_non_finite_weights_do_not_change(call_of: Any) -> None:
     for rows in (6, 17_000):
         problem = Groups([(FLOAT32, 8, (rows,))], [Feature(0, "sum", None)])
         problem.weights[0][:, 0] = torch.inf

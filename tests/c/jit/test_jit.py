@@ -359,7 +359,7 @@ def test_nvrtc_of_a_toolkit_is_found(cuda_program: Program, tmp_path: Path, plac
     assert alone.compile(tmp_path / "cache", **{place: str(value)})["registers"] > 0
 
 
-def test_nvrtc_that_does_not_load_says_why(cuda_program: Program, tmp_path: Path) -> None:
+def test_an_nvrtc_that_does_not_load_gives_the_reason(cuda_program: Program, tmp_path: Path) -> None:
     alone = without_nvrtc(cuda_program, tmp_path)
     folder = alone.packages / "nvidia" / "cu13" / "lib"
     folder.mkdir(parents=True)

@@ -175,7 +175,7 @@ def test_summed_rows(dtype: torch.dtype, kind: int) -> None:
         torch.testing.assert_close(one.cpu(), other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_weight_that_is_not_finite_stays_as_it_is() -> None:
+def test_non_finite_weights_do_not_change() -> None:
     problem = Groups([(torch.float32, 4, (6, 30_000))], [Feature(0, "sum", None), Feature(1, "sum", None)])
     for weight in problem.weights:
         weight[:, 0] = torch.inf

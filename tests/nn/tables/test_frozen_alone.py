@@ -126,7 +126,7 @@ def test_a_closure_does_not_move_a_frozen_table():
 
 
 @pytest.mark.parametrize("copied", (False, True))
-def test_a_table_with_a_parameter_of_its_own_counts_for_itself(copied):
+def test_a_table_with_its_own_parameter_counts_its_own_steps(copied):
     models = Model(packed=False), Model(packed=True)
     recfuse.optim.embedding_parameters(models[1].emb_l[2])
     models = copy.deepcopy(models) if copied else models

@@ -39,7 +39,7 @@ class Assigning(Counting):
 
 @pytest.mark.parametrize("kind", (Counting, Assigning))
 @pytest.mark.parametrize("is_exported", (False, True))
-def test_a_check_leaves_counters_as_they_were(kind, is_exported):
+def test_a_check_does_not_change_counters(kind, is_exported):
     model, indices = kind(), torch.randint(0, 10, (3, 5))
     given = torch.export.export(model, (indices,)) if is_exported else model
     report = recfuse.swap(given, check=[(indices,), (indices,)])
@@ -130,7 +130,7 @@ class Telling(Normed):
         return super().forward(indices) * (1 + (type(self.bags[0]) is not nn.EmbeddingBag))
 
 
-def test_a_module_whose_check_fails_is_as_before():
+def test_a_failing_check_does_not_change_the_module():
     model = Telling()
     optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), (torch.randint(0, 10, (6, 5)),)
     classes = [type(module) for module in model.modules()]

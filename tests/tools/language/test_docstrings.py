@@ -179,7 +179,7 @@ def test_an_operator_has_every_section(name):
 
 
 @pytest.mark.parametrize("name", [*recfuse.nn.__all__, *OPTIMIZERS])
-def test_a_module_says_devices_and_source(name):
+def test_a_module_documents_devices_and_source(name):
     found = getattr(nn, name, None) or getattr(optim, name)
     if inspect.isclass(found) and issubclass(found, (torch.nn.Module, torch.optim.Optimizer)):
         assert {"Note", "Source"} <= set(sections(inspect.getdoc(found) or ""))
