@@ -167,7 +167,7 @@ def gradient_inputs(operator: str, **changes: Any) -> Inputs:
     without those that the operator does not accept."""
     torch.manual_seed(3)
     features = torch.tensor([[0, 0, 50, 4, 0, -1, 0], [1, 0, 30, 8, 2, -1, 4], [0, 40, 40, 4, 1, 2, 12]])
-    if operator == "sample_weights_backward":
+    if operator.endswith("sample_weights_backward"):
         features[:, 4] = 0
     indices = torch.randint(0, 30, (40,))
     offsets = torch.tensor([0, 3, 3, 7, 10, 14, 17, 20, 25, 30, 32, 35, 40])
@@ -178,6 +178,10 @@ def gradient_inputs(operator: str, **changes: Any) -> Inputs:
         return {"weights": weights, **call, "output_dim": 16, **changes}
     if operator == "sample_weights_backward":
         return {**grad, "weights": weights, **call, **changes}
+    if operator == "quantized_sample_weights_backward":
+        weights[0] = torch.randint(0, 256, (50, 4), dtype=torch.uint8)
+        parameters = [torch.rand(50, 2).half(), torch.empty(0, 2)]
+        return {**grad, "weights": weights, "parameters": parameters, **call, **changes}
     sparse = operator.startswith("sparse")
     winners = None if sparse else OPS.fused_embedding_bag_winners(weights, **call, output_dim=16)
     if operator == "update":
@@ -199,6 +203,7 @@ GRADIENTS = (
     "sparse_gradients",
     "winners",
     "sample_weights_backward",
+    "quantized_sample_weights_backward",
     "update",
 )
 GRADIENT_ERRORS: dict[str, Inputs] = {
@@ -219,6 +224,9 @@ GRADIENT_ERRORS: dict[str, Inputs] = {
     "winners size": {"winners": torch.zeros(4, 15).long()},
     "weights dtype": {"weights": [torch.randn(50, 4), torch.zeros(30, 8).int()]},
     "weights freed": {"weights": [torch.randn(50, 4), freed(torch.randn(30, 8))]},
+    "parameters": {"parameters": [torch.rand(49, 2).half(), torch.empty(0, 2)]},
+    "parameters dtype": {"parameters": [torch.rand(50, 2).double(), torch.empty(0, 2)]},
+    "parameters freed": {"parameters": [freed(torch.rand(50, 2).half()), torch.empty(0, 2)]},
     "weights number": {"weights": [torch.randn(50, 4)]},
     "output_dim": {"output_dim": 15},
     "states": {"states": [torch.ones(50, 4), torch.ones(30, 7)]},
