@@ -18,6 +18,7 @@ from recfuse.perf.choosing import choose
 from recfuse.perf.models.exchanges import dense_bytes, gathered_bytes
 from recfuse.perf.placing import plan as planning
 from recfuse.perf.placing import tables as placing
+from recfuse.perf.placing.costs import Costs
 
 GB = 1e9
 EMPTY = torch.zeros(0, dtype=torch.int64), torch.tensor([0])
@@ -124,6 +125,17 @@ def test_tables_that_hardly_fit():
             planned(tables, ranks, memory=1e6, batch=512)
         needed = float(str(error.value).split("at least ")[1].split()[0]) * GB
         assert max(planned(tables, ranks, memory=1.2 * needed, batch=512).bytes) <= 1.2 * needed
+
+
+def test_a_part_of_rows_sends_rows_of_few_lookups():
+    model = choose("H100").calibration.bags
+    few, many = placing.Table("t", 1000, 64, 0.25), placing.Table("t", 1000, 64, 4.0)
+    inference, training = (Costs(model, 8192, 4, is_training) for is_training in (False, True))
+    lookups = inference.lookups(few)
+    saved = inference.exchange(64, lookups) - inference.exchange(0.25 * 64, lookups)
+    assert inference.load(few) - inference.load(few, True) == pytest.approx(saved)
+    assert inference.load(many) == inference.load(many, True)
+    assert training.load(few) == training.load(few, True)
 
 
 def test_skewed_rows_weigh_more():

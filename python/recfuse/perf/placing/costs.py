@@ -51,9 +51,13 @@ class Costs:
         rows = _EXCHANGE_US + self.samples * others * columns * _FLOAT / _EXCHANGE_BYTES_PER_US
         return self._passes * rows + lookups * others * _INDEX / _EXCHANGE_BYTES_PER_US
 
-    def load(self, table: Table) -> float:
-        """Returns the microseconds that a table adds to its rank."""
-        added = self.exchange(table.dim * table.features, self.lookups(table)) - self.exchange(0)
+    def load(self, table: Table, is_cut_by_rows: bool = False) -> float:
+        """Returns the microseconds that a table adds to its rank.
+
+        In inference a part of rows sends partial sums, or the rows of lookups where these are fewer.
+        """
+        rows = min(table.pooling, 1.0) if is_cut_by_rows and not self.training else 1.0
+        added = self.exchange(rows * table.dim * table.features, self.lookups(table)) - self.exchange(0)
         return self.pooling(table) + added
 
     def copy(self, table: Table) -> float:

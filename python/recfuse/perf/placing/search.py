@@ -172,16 +172,15 @@ class Search:
         """Returns the costs of the parts, which are computed once."""
         key = choice.table.name, choice.kind, choice.pieces
         if key not in self._known:
-            costs, table = self._costs, choice.table
-            is_copied = choice.kind == "copies"
-            self._known[key] = (
-                [_Part(costs.copy(table), costs.copy(table), costs.weights(table))]
-                if is_copied
-                else [
-                    _Part(costs.pooling(part), costs.load(part), costs.memory(part))
+            costs, is_rows = self._costs, choice.kind == "rows"
+            if choice.kind == "copies":
+                us = costs.copy(choice.table)
+                self._known[key] = [_Part(us, us, costs.weights(choice.table))]
+            else:
+                self._known[key] = [
+                    _Part(costs.pooling(part), costs.load(part, is_rows), costs.memory(part))
                     for part in parts_of(choice)
                 ]
-            )
         return self._known[key]
 
     def _cut_largest(self, choices: list[Choice]) -> list[Choice]:
