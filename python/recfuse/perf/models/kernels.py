@@ -109,10 +109,16 @@ class KindModel:
         if same.any() and exact:
             return math.exp(float(np.median(self.factors[same])) + base), kernels, True, True
         keep = ~same if same.any() and not same.all() else np.ones(len(same), bool)
-        edge = np.clip(query, self.x.min(0), self.x.max(0))
+        least, most = self.range
+        edge = np.clip(query, least, most)
         factor = local_linear(self.x[keep], self.factors[keep], edge)
-        low, high = self.x.min(0) - 0.51, self.x.max(0) + 0.51
+        low, high = least - 0.51, most + 0.51
         return math.exp(factor + base), kernels, False, bool(((query >= low) & (query <= high)).all())
+
+    @cached_property
+    def range(self) -> tuple[Array, Array]:
+        """The least and the greatest sizes of its points."""
+        return self.x.min(0), self.x.max(0)
 
     @cached_property
     def spread(self) -> float:
