@@ -45,6 +45,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("arguments", "passed", "in_processes"), CASES, ids=lambda value: str(value))
 def test_selection(project: Path, arguments: str, passed: int, in_processes: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTEST_XDIST_AUTO_NUM_WORKERS"] = "1"  # a process for the two tests
     environment["PYTHONPATH"] = str(Path(recfuse.__file__).parents[1])
     command = [sys.executable, "-m", "pytest", "-rP", "-p", "no:cacheprovider", *arguments.split()]
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
