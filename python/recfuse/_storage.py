@@ -17,7 +17,7 @@ from recfuse import _C
 def _find_cell() -> int:
     """Return the position, in bytes, of the at::Tensor in a torch.Tensor object."""
     probes = [torch.empty(shape, device="cpu") for shape in ((1,), (2, 3))]
-    positions = {_C.tensor_cell(one, one._cdata, Tensor.__basicsize__) for one in probes}
+    positions = {_C.tensor_cell(probe, probe._cdata, Tensor.__basicsize__) for probe in probes}
     if len(positions) != 1 or -1 in positions:
         raise ImportError(f"recfuse: torch {torch.__version__} keeps tensors in a form that is not known")
     return positions.pop()

@@ -139,14 +139,14 @@ def _gpus_of(arch: str, sizes: Sequence[str]) -> list[str]:
     try:
         gpu = calls.gpu_of(arch)
     except ValueError as error:
-        archs = dict.fromkeys(one["arch"] for one in gpus)
+        archs = dict.fromkeys(known["arch"] for known in gpus)
         raise ValueError(
             f"--arch is {arch!r}; expected sm_80 or newer, such as {', '.join(archs)}, or one of "
-            f"{', '.join(one['name'] for one in gpus)}"
+            f"{', '.join(known['name'] for known in gpus)}"
         ) from error
     if sizes:
         return [f"{gpu['arch']}:{size}" for size in sizes]
-    return [one["name"] for one in gpus if one["arch"] == arch] or [arch]
+    return [known["name"] for known in gpus if known["arch"] == arch] or [arch]
 
 
 def _in_one_line(error: Exception) -> str:

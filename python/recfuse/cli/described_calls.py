@@ -196,7 +196,7 @@ def _of_ikbo(arguments: argparse.Namespace) -> Iterator[DescribedCall]:
         "candidates": arguments.candidates,
         "dtype": getattr(torch, arguments.ikbo_dtype),
     }
-    for one in arguments.ikbo_linear:
-        yield described.linear_call(*one, **form)
-    for one in arguments.ikbo_attention:
-        yield described.attention_call(*one, **form)
+    for sizes in arguments.ikbo_linear:
+        yield described.linear_call(*sizes, **form)
+    for sizes in arguments.ikbo_attention:
+        yield described.attention_call(*sizes, **form)

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     tables = read_json(arguments.tables, "recfuse place", _MOST_BYTES, _MOST_VALUES)
     if isinstance(tables, dict) and tables.get("format") == FORMAT:
         tables = [asdict(each.table) for each in ShardPlan.load(arguments.tables).tables]
-    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ValueError(
             f"{arguments.tables} has another form; expected a list of objects with name, rows and dim"
         )

@@ -89,10 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
     for gpu in gpus:
         for batch in arguments.batch:
             last, *after = _predict(arguments, make, gpu, batch, records)
-            for one in (last, *after):
-                if one.measured is not None:
-                    points = one.measured if points is None else with_points(points, one.measured)
-                    arguments.calibration = one.calibration
+            for prediction in (last, *after):
+                if prediction.measured is not None:
+                    points = (
+                        prediction.measured if points is None else with_points(points, prediction.measured)
+                    )
+                    arguments.calibration = prediction.calibration
         if arguments.slo:
             _largest(arguments, make, gpu, records)
     if last is not None:
@@ -219,11 +221,11 @@ def _largest(
         return predict(model, inputs, gpu=gpu, training=arguments.training, calibration=arguments.calibration)
 
     print(f"largest batch under {arguments.slo * 1e3:g} ms:")
-    for one in largest_batches(at, arguments.slo):
-        batch = f"{one.batch:>9,}" if one.batch else "     none"
-        print(f"  {one.regime:<9} {batch}  {one.seconds * 1e3:.4g} ms, limited by {one.by}")
-        records.append({"slo_seconds": arguments.slo, "regime": one.regime, "batch": one.batch,
-                        "seconds": one.seconds, "by": one.by})  # fmt: skip
+    for capacity in largest_batches(at, arguments.slo):
+        batch = f"{capacity.batch:>9,}" if capacity.batch else "     none"
+        print(f"  {capacity.regime:<9} {batch}  {capacity.seconds * 1e3:.4g} ms, limited by {capacity.by}")
+        records.append({"slo_seconds": arguments.slo, "regime": capacity.regime, "batch": capacity.batch,
+                        "seconds": capacity.seconds, "by": capacity.by})  # fmt: skip
 
 
 def _write(arguments: argparse.Namespace, last: Prediction, records: list[Any]) -> None:

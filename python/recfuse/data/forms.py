@@ -87,7 +87,7 @@ def of_embedding_bag(batch: Any, include_last_offset: bool, prefix: str) -> BagL
     if not (
         1 <= len(items) <= 3
         and isinstance(items[0], Tensor)
-        and all(one is None or isinstance(one, Tensor) for one in items)
+        and all(item is None or isinstance(item, Tensor) for item in items)
     ):
         must = "a tensor [bags, n] or a tuple (input, offsets) or (input, offsets, per_sample_weights) of "
         _fail_type(prefix, batch, must + "tensors, or a KeyedJaggedTensor")
@@ -117,7 +117,7 @@ def of_collection(batch: Any, feature_names: Sequence[str], prefix: str) -> Look
 
 def of_tuple(batch: Any, features: int, prefix: str, others: str = "") -> Lookups:
     """Return the lookups of (indices, offsets[, per_sample_weights]), feature by feature."""
-    items = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in _items(batch)]
+    items = [torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in _items(batch)]
     indices, offsets, weights = (*items, None)[:3] if len(items) in (2, 3) else (None, None, None)
     if not (isinstance(indices, Tensor) and isinstance(offsets, Tensor)) or not (
         weights is None or isinstance(weights, Tensor)
@@ -232,7 +232,7 @@ def unshared(keyed: Any) -> Any:
 def of_list(batch: Any, tables: int, prefix: str) -> Lookups:
     """Return the lookups of arguments of `FusedEmbeddingBagList.pool`."""
     items = _items(batch)
-    if not 2 <= len(items) <= 3 or not all(are_tensors(one) for one in items[:2]):
+    if not 2 <= len(items) <= 3 or not all(are_tensors(item) for item in items[:2]):
         must = "a tuple (offsets, indices) or (offsets, indices, row_weights) as pool takes it: each "
         _fail_type(prefix, batch, must + "a tensor or a list of tensors")
     return _checked(Lookups(*join_tables(*items, tables=tables, prefix=prefix)), tables, prefix)
@@ -277,5 +277,5 @@ def _fail_weights(prefix: str, weights: Tensor, indices: Tensor) -> NoReturn:
 def _fail_type(prefix: str, batch: Any, must: str) -> NoReturn:
     kind = a_type(batch)
     if isinstance(batch, (tuple, list)):
-        kind += f" of {', '.join(type(one).__name__ for one in batch[:4]) or 'nothing'}"
+        kind += f" of {', '.join(type(item).__name__ for item in batch[:4]) or 'nothing'}"
     raise ArgumentTypeError(f"{prefix} is {kind}; expected {must}")

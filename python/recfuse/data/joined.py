@@ -70,15 +70,15 @@ def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tens
             )
         if isinstance(tensors, Tensor):
             continue
-        for table, one in enumerate(tensors):
-            if one.dim() != 1:
+        for table, tensor in enumerate(tensors):
+            if tensor.dim() != 1:
                 raise ArgumentValueError(
-                    f"{prefix}: {name}[{table}] has {one.dim()} dimensions; expected 1{order}"
+                    f"{prefix}: {name}[{table}] has {tensor.dim()} dimensions; expected 1{order}"
                 )
-            if one.device != tensors[0].device:
-                devices = f"{name}[{table}] is on {one.device}, {name}[0] is on {tensors[0].device}"
+            if tensor.device != tensors[0].device:
+                devices = f"{name}[{table}] is on {tensor.device}, {name}[0] is on {tensors[0].device}"
                 raise ArgumentValueError(f"{prefix}: {devices}; expected one device")
-    counts = [one.shape[0] for one in offsets]
+    counts = [tensor.shape[0] for tensor in offsets]
     for table, count in enumerate(counts):
         if count != counts[0]:
             raise ArgumentValueError(
@@ -198,5 +198,5 @@ def _gathered(weights: Tensor, rows: Tensor) -> Tensor:
 def are_tensors(value: Any) -> bool:
     """Return whether an object is a tensor or a non-empty list of tensors."""
     if isinstance(value, (tuple, list)):
-        return len(value) > 0 and all(isinstance(one, Tensor) for one in value)
+        return len(value) > 0 and all(isinstance(item, Tensor) for item in value)
     return isinstance(value, Tensor)

@@ -164,7 +164,7 @@ class TargetAttention(torch.nn.Module):
         )
         if q_user is None:
             return self.out_proj(attended.flatten(2))
-        return tuple(self.out_proj(one.flatten(2)) for one in attended)
+        return tuple(self.out_proj(part.flatten(2)) for part in attended)
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Raise NotImplementedError."""

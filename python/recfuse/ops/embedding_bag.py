@@ -161,7 +161,7 @@ def embedding_bag(
             )
         tensors = input, weight, offsets, per_sample_weights
         # torch's output would be uninitialized memory.
-        if any(one is not None and one.is_meta for one in tensors):
+        if any(tensor is not None and tensor.is_meta for tensor in tensors):
             names = "input", "weight", "offsets", "per_sample_weights"
             check_devices("embedding_bag", zip(names, tensors, strict=True), follows="weight")
         torch_options: tuple[Any, ...] = (

@@ -230,9 +230,9 @@ def _shapes(
         torch._check(q_user.shape[2] == q.shape[2])
         torch._check(q_user.shape[3] == q.shape[3])
         queries = [q_user, q]
-    sums = [(one.shape[0], one.shape[2], one.shape[1]) for one in queries]
+    sums = [(tensor.shape[0], tensor.shape[2], tensor.shape[1]) for tensor in queries]
     return [
-        *(one.new_empty(one.shape) for one in queries),
+        *(tensor.new_empty(tensor.shape) for tensor in queries),
         *(q.new_empty(size, dtype=torch.float32) for size in sums),
     ]
 

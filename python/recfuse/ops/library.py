@@ -255,7 +255,7 @@ def _tensors_of(name: str, value: Any) -> list[tuple[str, Tensor]]:
         return [(name, value)]
     if not isinstance(value, (list, tuple)):
         return []
-    return [(f"{name}[{at}]", one) for at, one in enumerate(value) if isinstance(one, Tensor)]
+    return [(f"{name}[{at}]", tensor) for at, tensor in enumerate(value) if isinstance(tensor, Tensor)]
 
 
 def check_1d(operator: str, indices: Tensor, offsets: Tensor) -> None:

@@ -179,7 +179,7 @@ class FusedOptimizer(Stepping):
         if (
             update is None
             or update.updater is not updater
-            or update.storage() != [one.data_ptr() for one in states]
+            or update.storage() != [state.data_ptr() for state in states]
         ):
             update = Update(parameter, updater, states)
             set_update(parameter, update)

@@ -82,7 +82,9 @@ def read(kind: Any, record: Any, defaults: Mapping[str, Any] = _NOTHING) -> Any:
 def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     """Return the names and types of the fields in a file."""
     types_of = get_type_hints(kind)
-    return tuple((one.name, types_of[one.name]) for one in fields(kind) if types_of[one.name] is not Any)
+    return tuple(
+        (member.name, types_of[member.name]) for member in fields(kind) if types_of[member.name] is not Any
+    )
 
 
 def _object(kind: Any, record: Any, defaults: Mapping[str, Any] = _NOTHING) -> Any:

@@ -32,9 +32,11 @@ class Addresses(NamedTuple):
 
     def inputs(self) -> Inputs:
         """Return the inputs as tensors."""
-        dense = [one for one in self.entries if type(one) is Tensor]
-        jagged = [one for one in self.entries if type(one) is tuple]
-        return Inputs(self.places, self.batch, dense, [one[0] for one in jagged], [one[1] for one in jagged])
+        dense = [entry for entry in self.entries if type(entry) is Tensor]
+        jagged = [entry for entry in self.entries if type(entry) is tuple]
+        return Inputs(
+            self.places, self.batch, dense, [entry[0] for entry in jagged], [entry[1] for entry in jagged]
+        )
 
 
 class AddressReader:
@@ -71,7 +73,8 @@ class AddressReader:
 def addresses_of(batch_inputs: Inputs) -> Addresses | None:
     """Return the addresses of inputs, or None if a tensor is not plain or has another type."""
     lists = [
-        [one if type(one) is Tensor else one.as_subclass(Tensor) for one in each] for each in batch_inputs[2:]
+        [tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor) for tensor in each]
+        for each in batch_inputs[2:]
     ]
     dense, values, offsets, weights = lists
     entries = (*dense, *zip(values, offsets, weights or [None] * len(values), strict=True))

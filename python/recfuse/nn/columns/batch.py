@@ -77,9 +77,9 @@ def entry_of(value: Any, prefix: str) -> Tensor | Jagged:
         value = value["values"], offsets, value.get("weights")
     if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
         raise wrong_type(prefix, value, _ENTRY)
-    for at, one in enumerate(value):
-        if not isinstance(one, Tensor) and not (at == 2 and one is None):
-            raise ArgumentTypeError(f"{prefix} is {a_type(value)} with {a_type(one)}; expected {_ENTRY}")
+    for at, item in enumerate(value):
+        if not isinstance(item, Tensor) and not (at == 2 and item is None):
+            raise ArgumentTypeError(f"{prefix} is {a_type(value)} with {a_type(item)}; expected {_ENTRY}")
     return Jagged(*value)
 
 
@@ -184,7 +184,7 @@ class Reader:
         stored_places = places if isinstance(places, tuple) else tuple(places)
         if stored_places is not places and not torch.compiler.is_compiling():
             stored_places = self._same(stored_places)
-        weights = [contiguous(one) for one in weights]
+        weights = [contiguous(weight) for weight in weights]
         values = [contiguous(widened(entry.values)) for entry in jagged]
         offsets = [contiguous(entry.offsets) for entry in jagged]
         return Inputs(stored_places, batch, dense, values, offsets, weights)
@@ -206,11 +206,11 @@ class Reader:
             use = next(use for use, place in zip(self.uses, places, strict=True) if place.input == number)
             raise ArgumentValueError(f"{self._where(use)} {text}")
 
-        for number, one in enumerate(dense):
-            if one.shape[0] != batch:
-                refuse(number, f"has {one.shape[0]} samples, the batch has {batch}")
-            if one.dim() == 2 and one.shape[1] == 0:
-                refuse(number, f"is {list(one.shape)}; expected a value a sample or more")
+        for number, tensor in enumerate(dense):
+            if tensor.shape[0] != batch:
+                refuse(number, f"has {tensor.shape[0]} samples, the batch has {batch}")
+            if tensor.dim() == 2 and tensor.shape[1] == 0:
+                refuse(number, f"is {list(tensor.shape)}; expected a value a sample or more")
         for number, (entry, count) in enumerate(zip(jagged, features, strict=True), len(dense)):
             shape = entry.offsets.shape
             if entry.values.dim() != 1:

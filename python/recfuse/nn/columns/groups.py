@@ -37,7 +37,9 @@ class ColumnGroup:
         """
         self.columns = tuple(columns)
         spec_of = {spec.name: spec for spec in tables}
-        read_specs = [spec_of[one.table_name] for one in self.columns if isinstance(one, TableColumn)]
+        read_specs = [
+            spec_of[column.table_name] for column in self.columns if isinstance(column, TableColumn)
+        ]
         self.matrices = sorted({spec.matrix for spec in read_specs})
         place_of = {
             spec.name: TableRef(
@@ -102,7 +104,7 @@ class InputSubset:
         if jagged is not None:
             lists[1:] = [[each[number] for number in jagged] if each else () for each in inputs[3:]]
         if inputs.device != device:
-            lists = [[one.to(device) for one in each] for each in lists]
+            lists = [[tensor.to(device) for tensor in each] for each in lists]
         return Inputs(places, inputs.batch, *lists)
 
     def _choose(self, places: Sequence[InputRef], n_dense: int, n_jagged: int) -> _Chosen:

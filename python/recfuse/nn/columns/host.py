@@ -93,17 +93,19 @@ class HostSplit:
     ) -> None:
         """Split columns; ``matrices`` are the numbers of those on the host."""
         on_host = {spec.name for spec in tables if spec.matrix in matrices}
-        is_host = [isinstance(one, TableColumn) and one.table_name in on_host for one in columns]
+        is_host = [isinstance(column, TableColumn) and column.table_name in on_host for column in columns]
         both = list(zip(columns, is_host, strict=True))
-        kinds = [[one for one, host in both if host == kind] for kind in (False, True)]
+        kinds = [[column for column, host in both if host == kind] for kind in (False, True)]
         self._packer, self._matrices = packer, list(matrices)
         self.device, self.host = (ColumnGroup(kind, tables, packer.uses) if kind else None for kind in kinds)
         self._near = InputSubset(packer.uses, self.host.used() if self.host is not None else set())
-        columns_of_device = [_Pooled(one.name, one.output_dim) if host else one for one, host in both]
         columns_of_device = [
-            one for one in columns_of_device if not isinstance(one, _Pooled) or one.width > 0
+            _Pooled(column.name, column.output_dim) if host else column for column, host in both
         ]
-        self._widths = [one.width for one in columns_of_device if isinstance(one, _Pooled)]
+        columns_of_device = [
+            column for column in columns_of_device if not isinstance(column, _Pooled) or column.width > 0
+        ]
+        self._widths = [column.width for column in columns_of_device if isinstance(column, _Pooled)]
         # The GPU's columns, and the pooled columns of the host.
         self._merging = ColumnGroup(columns_of_device, tables, packer.uses)
         self._waits = True  # the GPU's streams can wait for the host
@@ -111,10 +113,10 @@ class HostSplit:
         self._counts = LastResult(self._count_reads)
         self._merged_places = LastResult(self._place_pooled)
         self._fits = LastResult(self._compare_dtypes)
-        widths = [(host, one.output_dim) for one, host in both]
+        widths = [(host, column.output_dim) for column, host in both]
         self._runs = [
             (kind, sum(width for _, width in run))
-            for kind, run in itertools.groupby(widths, lambda one: one[0])
+            for kind, run in itertools.groupby(widths, lambda pair: pair[0])
         ]
 
     def __call__(
@@ -164,7 +166,7 @@ class HostSplit:
             return near.values[jagged].shape[0] / max(near.offsets[jagged].shape[0] - 1, 1)
 
         each = sum(
-            count * math.prod(values_of(*one) for one in read)
+            count * math.prod(values_of(*key) for key in read)
             for read, count in self._counts(near.places).items()
         )
         return int(each * near.batch)
@@ -281,7 +283,9 @@ class HostSplit:
         """Return the places of all uses if the host's pooled columns are dense input `number`, the last."""
         more = int(bool(self._widths))
         slots = itertools.accumulate(self._widths, initial=0)
-        inputs = (one if one.input < number else one._replace(input=one.input + more) for one in places)
+        inputs = (
+            place if place.input < number else place._replace(input=place.input + more) for place in places
+        )
         pooled = (InputRef(number, slot, width) for slot, width in zip(slots, self._widths, strict=False))
         return (*inputs, *pooled)
 

@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
 
     def to(self, device: str) -> Inputs:
         """Return the inputs on a device."""
-        return Inputs(*self[:2], *([one.to(device) for one in each] for each in self[2:]))
+        return Inputs(*self[:2], *([tensor.to(device) for tensor in each] for each in self[2:]))
 
     def jagged(self, number: int) -> Jagged:
         """Return the jagged entry with this number."""

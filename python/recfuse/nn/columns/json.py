@@ -62,13 +62,13 @@ def write(columns: Sequence[Column], path: str | Path | None) -> list[dict[str, 
 
 def _lines(columns: Sequence[dict[str, Any]]) -> list[str]:
     """Return the lines of a file, with a line per column."""
-    return ["[\n", ",\n".join(json.dumps(one, allow_nan=False) for one in columns), "\n]\n"]
+    return ["[\n", ",\n".join(json.dumps(column, allow_nan=False) for column in columns), "\n]\n"]
 
 
 def _columns(records: Any, prefix: str) -> list[Column]:
     if not isinstance(records, Sequence) or isinstance(records, (str, bytes)):
         raise wrong_type(f"{prefix}columns", records, "a list of columns")
-    return [_column(f"{prefix}columns[{number}]", one) for number, one in enumerate(records)]
+    return [_column(f"{prefix}columns[{number}]", record) for number, record in enumerate(records)]
 
 
 def _column(prefix: str, record: Any) -> Column:
@@ -93,7 +93,7 @@ def _kind(field: str, record: Mapping[str, Any], kinds: Mapping[str, Any]) -> An
 
 
 def _made(kind: Any, values: Mapping[str, Any]) -> Any:
-    allowed = [one.name for one in fields(kind) if one.init]
+    allowed = [member.name for member in fields(kind) if member.init]
     for name in values:
         if name not in allowed:
             raise ArgumentValueError(f"{kind.__name__} has no field {name!r}; expected {', '.join(allowed)}")
@@ -104,9 +104,9 @@ def _field(name: str, value: Any) -> Any:
     if name == "preprocess":
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise wrong_type("preprocess", value, "a list of steps")
-        return tuple(_step(one) for one in value)
+        return tuple(_step(item) for item in value)
     if name == "keys" and isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(_key(one) for one in value)
+        return tuple(_key(item) for item in value)
     if name == "dtype" and value is not None:
         if value not in DTYPE_NAMES:
             raise ArgumentValueError(f"dtype is {value!r}; expected one of {', '.join(DTYPE_NAMES)}")
@@ -114,7 +114,7 @@ def _field(name: str, value: Any) -> Any:
     if name in ("min", "max"):
         return _number(value)
     if name == "boundaries" and isinstance(value, Sequence) and not isinstance(value, str):
-        return [_number(one) for one in value]
+        return [_number(item) for item in value]
     return value
 
 
@@ -147,7 +147,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, Key):
         return _plain(value)
     if isinstance(value, tuple):
-        return [_value(one) for one in value]
+        return [_value(item) for item in value]
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if isinstance(value, np.generic):
@@ -160,7 +160,7 @@ def _value(value: Any) -> Any:
 def _given_fields(spec: Any) -> dict[str, Any]:
     """Return the fields of a specification or step that differ from the defaults, by name."""
     changed = {}
-    for one in fields(spec):
-        if one.init and getattr(spec, one.name) != one.default:
-            changed[one.name] = getattr(spec, one.name)
+    for member in fields(spec):
+        if member.init and getattr(spec, member.name) != member.default:
+            changed[member.name] = getattr(spec, member.name)
     return changed

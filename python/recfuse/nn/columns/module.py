@@ -128,8 +128,8 @@ class EmbeddingColumns(HostTables):
             for name, first in tables.items()
         ]
         number_of = {name: number for number, name in enumerate(tables)}
-        of_columns = [number_of[one.table_name] for one in self.specs if isinstance(one, TableColumn)]
-        self._host_matrices = [at for at, one in enumerate(matrices) if one.form.tag.on_host]
+        of_columns = [number_of[spec.table_name] for spec in self.specs if isinstance(spec, TableColumn)]
+        self._host_matrices = [at for at, matrix in enumerate(matrices) if matrix.form.tag.on_host]
         if self._host_matrices:  # its device is the module's; tables may stay on the host
             self.register_buffer("_home", torch.empty(0, device=where), persistent=False)
         self._publish(layout_of(specs, range(len(specs)), of_columns, matrices, sparse), parameters)
@@ -153,9 +153,10 @@ class EmbeddingColumns(HostTables):
     @property
     def columns(self) -> dict[str, slice]:
         """The slice of the output of each column, by name, in order."""
-        ends = list(itertools.accumulate((one.output_dim for one in self.specs), initial=0))
+        ends = list(itertools.accumulate((spec.output_dim for spec in self.specs), initial=0))
         return {
-            one.name: slice(*bounds) for one, bounds in zip(self.specs, itertools.pairwise(ends), strict=True)
+            spec.name: slice(*bounds)
+            for spec, bounds in zip(self.specs, itertools.pairwise(ends), strict=True)
         }
 
     def forward(self, batch: Any, dense: Mapping[str, Any] | None = None) -> Tensor:

@@ -91,8 +91,8 @@ class PackedColumns:
     @property
     def nbytes(self) -> int:
         """The bytes that a copy moves."""
-        tensors = [one for each in self._inputs[2:] for one in each]
-        return sum(one.nbytes for one in tensors) if self._buffer is None else self._buffer.nbytes
+        tensors = [tensor for each in self._inputs[2:] for tensor in each]
+        return sum(tensor.nbytes for tensor in tensors) if self._buffer is None else self._buffer.nbytes
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> PackedColumns:
         """Return a copy on a device.
@@ -105,7 +105,7 @@ class PackedColumns:
         if target == source.device:
             return self
         if self._buffer is None:
-            lists = [[one.to(target, non_blocking=non_blocking) for one in each] for each in source[2:]]
+            lists = [[tensor.to(target, non_blocking=non_blocking) for tensor in each] for each in source[2:]]
             inputs = Inputs(source.places, source.batch, *lists)
             packed = PackedColumns(self._uses, inputs, form=self._form)
         else:
@@ -121,7 +121,7 @@ class PackedColumns:
         """
         packed_inputs = self._inputs
         if self._buffer is None:
-            lists = [[own_storage(one) for one in each] for each in packed_inputs[2:]]
+            lists = [[own_storage(tensor) for tensor in each] for each in packed_inputs[2:]]
             inputs = Inputs(packed_inputs.places, packed_inputs.batch, *lists)
             return PackedColumns, (self._uses, inputs, None, (), self._form)
         return of_buffer, (

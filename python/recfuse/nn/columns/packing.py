@@ -57,8 +57,8 @@ class Packer:
         """
         if torch.compiler.is_compiling():
             return self._joined(inputs)
-        tensors = [one for each in inputs[2:] for one in each]
-        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        tensors = [tensor for each in inputs[2:] for tensor in each]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise NotImplementedError(
                 f"{_WHERE}: a tensor of the batch needs a gradient, which a packed batch has not. Call "
                 "detach()."
@@ -85,9 +85,9 @@ class Packer:
     def _joined(self, batch: Inputs) -> PackedColumns:
         """Return the packed inputs as separate tensors, computed by torch: in the compiler or on a GPU."""
         jagged = [batch.jagged(number) for number in range(len(batch.values))]
-        kinds: list[Kind] = [(one.dtype, width_of(one), 0, False) for one in batch.dense]
-        for one, features in zip(jagged, _features(batch, jagged), strict=True):
-            kinds.append((one.values.dtype, 0, features, one.weights is not None))
+        kinds: list[Kind] = [(tensor.dtype, width_of(tensor), 0, False) for tensor in batch.dense]
+        for entry, features in zip(jagged, _features(batch, jagged), strict=True):
+            kinds.append((entry.values.dtype, 0, features, entry.weights is not None))
         plan = self._plan(batch.places, kinds)
         n_dense, dense, bags = len(batch.dense), [], []
         for numbers in plan.groups:
@@ -96,10 +96,10 @@ class Packer:
             else:
                 bags.append(_one_after_the_other([jagged[number - n_dense] for number in numbers]))
         weights = []
-        if any(one.weights is not None for one in bags):
+        if any(bag.weights is not None for bag in bags):
             none = bags[0].offsets.new_empty(0, dtype=torch.float32)
-            weights = [none if one.weights is None else one.weights for one in bags]
-        values, offsets = [one.values for one in bags], [one.offsets for one in bags]
+            weights = [none if bag.weights is None else bag.weights for bag in bags]
+        values, offsets = [bag.values for bag in bags], [bag.offsets for bag in bags]
         inputs = Inputs(plan.places, batch.batch, dense, values, offsets, weights)
         return PackedColumns(self.uses, inputs, form=plan.text or None)
 
@@ -158,7 +158,8 @@ def _features(inputs: Inputs, jagged: Sequence[Jagged]) -> list[int]:
     counts = _least_features(inputs.places, len(inputs.dense), len(jagged))
     if batch > 0:
         counts = [
-            max((one.offsets.shape[0] - 1) // batch, least) for one, least in zip(jagged, counts, strict=True)
+            max((entry.offsets.shape[0] - 1) // batch, least)
+            for entry, least in zip(jagged, counts, strict=True)
         ]
     for entry, count in zip(jagged, counts, strict=True):
         if entry.offsets.dim() != 1 or entry.offsets.shape[0] != count * batch + 1:
@@ -171,8 +172,8 @@ def _features(inputs: Inputs, jagged: Sequence[Jagged]) -> list[int]:
 
 def _side_by_side(tensors: list[Tensor], batch: int) -> Tensor:
     """Return dense inputs as one ``[batch, values]``, stored by value: all samples' first values first."""
-    if any(one.dim() == 2 for one in tensors):
-        return torch.cat([one[None] if one.dim() == 1 else one.t() for one in tensors]).t()
+    if any(tensor.dim() == 2 for tensor in tensors):
+        return torch.cat([tensor[None] if tensor.dim() == 1 else tensor.t() for tensor in tensors]).t()
     return torch.cat(tensors).view(len(tensors), batch).t()
 
 

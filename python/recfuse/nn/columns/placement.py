@@ -189,11 +189,11 @@ class HostTables(PackedTables):
         weights = self.packed_weights()
         host_weights = [weights[number] for number in self._host_matrices]
         unmoved = {
-            id(one)
+            id(tensor)
             for weight in host_weights
             if weight.is_cpu
-            for one in (weight, weight.grad)
-            if one is not None
+            for tensor in (weight, weight.grad)
+            if tensor is not None
         }
 
         def moved_or_kept(tensor: Tensor) -> Tensor:

@@ -285,7 +285,7 @@ def check_name(prefix: str, value: Any) -> None:
 
 def _one_of(prefix: str, value: Any, allowed: Sequence[str], more: str = "") -> None:
     if value not in allowed:
-        words = ", ".join(f'"{one}"' for one in allowed)
+        words = ", ".join(f'"{value}"' for value in allowed)
         raise ArgumentValueError(f"{prefix} is {value!r}; expected {words}{more}")
 
 

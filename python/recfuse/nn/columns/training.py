@@ -86,7 +86,9 @@ class Training:
             matrices = [weights[number] for number in group.matrices]
             # A further weight keeps sums in float32.
             if fused_dtype([weight.dtype for weight in matrices]) != dtype:
-                matrices.append(next(one for one in weights if one.dtype != matrices[0].dtype).detach())
+                matrices.append(
+                    next(weight for weight in weights if weight.dtype != matrices[0].dtype).detach()
+                )
             pooled = fused_embedding_bag(
                 matrices,
                 group.features,
@@ -124,9 +126,11 @@ class Training:
         if device.type == "cpu":
             return host
         if torch.compiler.is_compiling():
-            return _Constants(*(None if one is None else one.to(device) for one in host))
+            return _Constants(*(None if tensor is None else tensor.to(device) for tensor in host))
         if device not in self._constants:
-            self._constants[device] = _Constants(*(None if one is None else one.to(device) for one in host))
+            self._constants[device] = _Constants(
+                *(None if tensor is None else tensor.to(device) for tensor in host)
+            )
         return self._constants[device]
 
     def __deepcopy__(self, memo: Any) -> Training:

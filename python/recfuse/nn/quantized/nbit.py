@@ -82,7 +82,9 @@ class FusedIntNBitTables(IntNBitTableBatchedEmbeddingBagsCodegen):
         memory: Tensor = getattr(self, memory_name(self))
         lookups: Any = indices, offsets, per_sample_weights
         if indices.device != memory.device:  # as FBGEMM moves them
-            lookups = [None if one is None else one.to(memory.device, non_blocking=True) for one in lookups]
+            lookups = [
+                None if tensor is None else tensor.to(memory.device, non_blocking=True) for tensor in lookups
+            ]
         return pool_quantized(
             [memory],
             [memory],

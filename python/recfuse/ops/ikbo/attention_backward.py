@@ -85,8 +85,8 @@ def _on_cuda(call: BackwardCall) -> _Gradients:
     # The gradient of the log-sum-exp adds to each weight's: a further dim of `grad`, for which values are 1.
     width = _rounded_up(dim + (grad_lse is not None))
     packed = _Packed(
-        *(_padded(by_head(one), width) for one in (grad, q)),
-        *(_padded(one, width) for one in (keys, values)),
+        *(_padded(by_head(tensor), width) for tensor in (grad, q)),
+        *(_padded(tensor, width) for tensor in (keys, values)),
         _padded(by_head(out), width),
         by_head(lse[..., None])[..., 0].float(),
         k.shape[1] if kv_offsets is None else positions,
@@ -98,7 +98,7 @@ def _on_cuda(call: BackwardCall) -> _Gradients:
     flash = q.dtype != torch.float32 and width <= _MOST_FLASH
     flash = flash and torch.cuda.get_device_capability(q.device) >= (8, 0)
     run, most_users = (_flash, _MOST_SEQUENCES // 2) if flash else (_efficient, packed.most_users())
-    totals = [torch.zeros_like(one) for one in (packed.q, packed.k, packed.v)]
+    totals = [torch.zeros_like(tensor) for tensor in (packed.q, packed.k, packed.v)]
     for first in range(0, users, most_users):
         chosen = slice(first, min(first + most_users, users))
         part = begins[chosen], ends[chosen], row_ends[chosen.start : chosen.stop + 1]
@@ -108,7 +108,7 @@ def _on_cuda(call: BackwardCall) -> _Gradients:
             torch.where(valid[:, None, None], new, total, out=total)
     of_rows = totals[0].unflatten(0, (-1, share)).transpose(1, 2).flatten(1, 2)[..., :dim]
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device).index_copy_(0, order, of_rows)
-    dk, dv = (one[..., :dim].reshape(k.shape) for one in totals[1:])
+    dk, dv = (total[..., :dim].reshape(k.shape) for total in totals[1:])
     return dq, dk, dv
 
 
@@ -191,7 +191,7 @@ def _efficient(packed: _Packed, of_rows: Tensor, of_keys: Tensor) -> _Gradients:
         grad[None], q[None], k[None], v[None], None, out[None], of_rows, of_keys, rows, longest,
         padded_lse.transpose(1, 2).contiguous(), 0.0, none, none, 0, False, scale=scale,
     )  # fmt: skip
-    dq, dk, dv = (one[0] for one in gradients[:3])
+    dq, dk, dv = (gradient[0] for gradient in gradients[:3])
     return dq, dk, dv
 
 

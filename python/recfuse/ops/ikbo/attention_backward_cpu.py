@@ -69,7 +69,7 @@ def gradients(call: BackwardCall) -> tuple[Tensor, Tensor, Tensor]:
     first_rows, sizes = counts.cumsum(0) - counts, ends - begins
     active = (counts > 0) & (sizes > 0)
     dq = _results(q, counts[active])
-    dk, dv = (_results(one, sizes[active]) for one in (keys, values))
+    dk, dv = (_results(tensor, sizes[active]) for tensor in (keys, values))
     grad = torch.zeros_like(out) if grad is None else grad
 
     def by_head(rows: Tensor) -> Tensor:
@@ -81,9 +81,9 @@ def gradients(call: BackwardCall) -> tuple[Tensor, Tensor, Tensor]:
         rows = order[at]
         positions, no_key = _places(begins[chosen], sizes[chosen])
         of_q, of_grad, of_out, of_lse = (
-            by_head(_taken(one, rows, no_row, wide)) for one in (q, grad, out, lse[..., None])
+            by_head(_taken(tensor, rows, no_row, wide)) for tensor in (q, grad, out, lse[..., None])
         )
-        of_k, of_v = (_taken(one, positions, no_key, wide).transpose(1, 2) for one in (keys, values))
+        of_k, of_v = (_taken(tensor, positions, no_key, wide).transpose(1, 2) for tensor in (keys, values))
         mask = None
         if no_key is not None:
             mask = torch.zeros(no_key.shape, dtype=wide).masked_fill_(no_key, -torch.inf)[:, None, None]
@@ -93,7 +93,7 @@ def gradients(call: BackwardCall) -> tuple[Tensor, Tensor, Tensor]:
         if grad_lse is not None:  # adds to the slope of each weight: a further dim, for which values are 1
             more = by_head(_taken(grad_lse[..., None], rows, no_row, wide))
             of_grad, of_v = torch.cat((of_grad, more), -1), torch.nn.functional.pad(of_v, (0, 1), value=1.0)
-            of_q, of_k, of_out = (torch.nn.functional.pad(one, (0, 1)) for one in (of_q, of_k, of_out))
+            of_q, of_k, of_out = (torch.nn.functional.pad(tensor, (0, 1)) for tensor in (of_q, of_k, of_out))
         new_q, new_k, new_v = _backward(
             of_grad, of_q, of_k, of_v, of_out, sums, 0.0, False, attn_mask=mask, scale=scale
         )

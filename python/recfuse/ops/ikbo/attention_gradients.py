@@ -59,9 +59,9 @@ class IKBOAttention(torch.autograd.Function):
         queries, owners = [q], [cand_to_user]
         if q_user is not None:
             queries, owners = [q_user, q], [torch.arange(q_user.shape[0], device=q.device), cand_to_user]
-        sizes = [one.shape[:2] for one in queries]
+        sizes = [tensor.shape[:2] for tensor in queries]
         users = [
-            one.long()[:, None].expand(size).reshape(-1) for one, size in zip(owners, sizes, strict=True)
+            owner.long()[:, None].expand(size).reshape(-1) for owner, size in zip(owners, sizes, strict=True)
         ]
         dq, dk, dv = _ops._ikbo_attention_backward(
             _rows(grads[:sides], outputs[:sides]),
@@ -85,16 +85,16 @@ class IKBOAttention(torch.autograd.Function):
 
 def _moved(sums: Any) -> list[Tensor | None]:
     """Transpose log-sum-exps, which have heads before queries, to [items, queries, heads]."""
-    return [None if one is None else one.transpose(1, 2) for one in sums]
+    return [None if tensor is None else tensor.transpose(1, 2) for tensor in sums]
 
 
 def _rows(rows: Any, like: Any) -> Tensor | None:
     """Flatten [items, queries, ...] of all sides to [rows, ...]; zeros for None, or None if all are None."""
-    if all(one is None for one in rows):
+    if all(tensor is None for tensor in rows):
         return None
     pairs = zip(rows, like, strict=True)
     return torch.cat(
-        [(torch.zeros_like(other) if one is None else one).flatten(0, 1) for one, other in pairs]
+        [(torch.zeros_like(other) if tensor is None else tensor).flatten(0, 1) for tensor, other in pairs]
     )
 
 

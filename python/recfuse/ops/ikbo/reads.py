@@ -71,8 +71,10 @@ def read_histories(
 
 
 def _fit(x: Tensor, cand_to_user: object, lengths: object, offsets: object) -> bool:
-    tensors = [one for one in (cand_to_user, lengths, offsets) if one is not None]
-    if any(not isinstance(one, Tensor) or one.dim() != 1 or one.device != x.device for one in tensors):
+    tensors = [tensor for tensor in (cand_to_user, lengths, offsets) if tensor is not None]
+    if any(
+        not isinstance(tensor, Tensor) or tensor.dim() != 1 or tensor.device != x.device for tensor in tensors
+    ):
         return False
     if isinstance(offsets, Tensor):
         return lengths is None and offsets.shape[0] > 0

@@ -69,8 +69,8 @@ def first_third(
     """Return the third of the candidates with the least cost; open fields are those of the default."""
     threads, block = default.threads, default.block
 
-    def completed(one: Schedule) -> Schedule:
-        return one.but(threads=one.threads or threads, block=one.block or block)
+    def completed(schedule: Schedule) -> Schedule:
+        return schedule.but(threads=schedule.threads or threads, block=schedule.block or block)
 
-    ranked = sorted(candidates, key=lambda one: cost(completed(one), device, bags))
+    ranked = sorted(candidates, key=lambda schedule: cost(completed(schedule), device, bags))
     return ranked[: math.ceil(len(ranked) / 3)]
