@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -38,10 +39,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def package(wheel: Path) -> Path:
-    """The folder of the package, unpacked."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(wheel.parent / "unpacked")
-    return wheel.parent / "unpacked" / "recfuse"
+    """The folder of the package, which pip installs in an empty environment of the wheel's platform."""
+    pytest.importorskip("pip")
+    folder = wheel.parent / "installed"
+    *_, platform_tag = wheel.stem.split("-")
+    place = ["--target", folder, "--platform", platform_tag, "--only-binary", ":all:"]
+    command = [sys.executable, "-m", "pip", "install", "-qq", "--no-index", "--no-deps", "--no-compile"]
+    subprocess.run([*command, *place, wheel], check=True)
+    return folder / "recfuse"
 
 
 def test_name_and_tag(wheel: Path) -> None:
