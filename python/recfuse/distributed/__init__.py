@@ -13,6 +13,7 @@ Processes, groups, collectives and checkpoints are ``torch.distributed``'s. For 
 TorchRec's plans and pipelines, see :mod:`recfuse.torchrec`.
 """
 
+from recfuse.distributed import group_threads as _group_threads  # noqa: F401  (registers a function)
 from recfuse.distributed.clipping import clip_grad_norm_
 from recfuse.distributed.entry import shard, unshard
 from recfuse.distributed.placements import Cuts
