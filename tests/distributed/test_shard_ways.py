@@ -11,6 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from recfuse.distributed.exchanges.choices import Choice, Chooser, Counts, lookups_to
 from recfuse.distributed.exchanges.routes import route_of
+from recfuse.distributed.local import drop_oldest
 from recfuse.distributed.placements import placed
 from recfuse.nn.packed.layout import TableSpec, WeightForm
 from support.processes.ranks import check, run_cases
@@ -77,3 +78,11 @@ def test_the_choice_moves_the_fewest_bytes(ranks):
             to_first = lookups_to(route, counts[0], 0, training)
             assert to_first == sizes[2] + (0 if is_dense else size)
             assert lookups_to(route, counts[0], 0, inference) == (0 if is_read else sizes[2])
+
+
+def test_few_choices_are_kept():
+    cache = dict.fromkeys(range(3))
+    for number in range(3, 200):
+        drop_oldest(cache)
+        cache[number] = None
+    assert list(cache) == list(range(136, 200))

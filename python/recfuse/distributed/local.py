@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from recfuse.nn.packed.pooling import is_planned
 from recfuse.nn.packed.store import PackedStore
 from recfuse.nn.tuning import Tuning
 from recfuse.ops import fused_embedding_bag
+
+_MOST_CHOICES = 64  # of the ways of features, of which each batch may have another
 
 
 class LocalPart(NamedTuple):
@@ -116,6 +118,7 @@ class LocalTables:
 
     def _call(self, features: tuple[int, ...]) -> _Call:
         if features not in self._calls:
+            drop_oldest(self._calls)
             tables = [self._number[feature] for feature in features]
             found = with_features(self._store.layout, tables)
             tuning = Tuning(len(tables))
@@ -181,3 +184,9 @@ class LocalTables:
             weights,
             any_max=any(spec.mode == "max" for spec in specs),
         )
+
+
+def drop_oldest(cache: dict[Any, Any]) -> None:
+    """Make room for another choice."""
+    while len(cache) >= _MOST_CHOICES:
+        del cache[next(iter(cache))]

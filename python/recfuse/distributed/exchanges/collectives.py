@@ -41,7 +41,7 @@ from recfuse.distributed.exchanges.wires import (
     all_to_all,
     joined,
 )
-from recfuse.distributed.local import LocalTables
+from recfuse.distributed.local import LocalTables, drop_oldest
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.packed.layout import TableSpec
 
@@ -170,6 +170,7 @@ class CollectiveExchange:
 
     def _ways_of(self, choice: Choice) -> Ways:
         if choice not in self._ways:
+            drop_oldest(self._ways)
             self._ways[choice] = Ways.of(
                 self._route, choice, self._chooser.tables_of(choice.dense), self._rows.device
             )
