@@ -9,10 +9,11 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from recfuse.cli import main
 from recfuse.perf.choosing import choose
-from recfuse.perf.placement import Placement, Table, place
+from recfuse.perf.placement import Placement, Shard, Table, place
 
 
 def tables(count: int, seed: int = 0) -> list[Table]:
@@ -139,3 +140,22 @@ def test_torchrec_accepts_the_placement():
     assert constraints["small"].sharding_types == ["table_wise"]
     assert found.torchrec_sharding().keys() == {"large", "small"}
     assert sorted(found.ranks_of("large")) == [0, 1]
+
+
+def test_torchrec_gets_the_columns_of_each_rank():
+    torchrec = pytest.importorskip("torchrec")
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.sharding_plan import construct_module_sharding_plan
+
+    widths = [(0, 32, 2), (32, 16, 0), (48, 16, 1)]
+    shards = [Shard("a", rank, first, columns) for first, columns, rank in widths]
+    placed = Placement(tuple(shards), (1.0,) * 3, (1.0,) * 3, (1,) * 3)
+    config = torchrec.EmbeddingBagConfig(name="a", embedding_dim=64, num_embeddings=10, feature_names=["f"])
+    collection = torchrec.EmbeddingBagCollection([config], device=torch.device("meta"))
+    plan = construct_module_sharding_plan(
+        collection, placed.torchrec_sharding(), EmbeddingBagCollectionSharder(), local_size=3, world_size=3,
+        device_type="cuda",
+    )  # fmt: skip
+    parts = plan["a"].sharding_spec.shards
+    placed_at = [(part.shard_offsets[1], part.shard_sizes[1], part.placement.rank()) for part in parts]
+    assert placed_at == [(0, 16, 2), (16, 16, 2), (32, 16, 0), (48, 16, 1)]

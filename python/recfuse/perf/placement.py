@@ -6,6 +6,7 @@ A step waits for the slowest rank, so that the largest sum of pooling and exchan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -120,18 +121,23 @@ class Placement:
     def torchrec_sharding(self) -> dict[str, Any]:
         """Return generators for TorchRec's ``construct_module_sharding_plan``, with the ranks.
 
+        TorchRec cuts columns into equal parts, so a shard that is wider than others becomes several on its
+        rank.
+
         Returns:
             dict: the generators by table.
         """
         from torchrec.distributed.sharding_plan import column_wise, table_wise
 
-        ranks = {table: self.ranks_of(table) for table in dict.fromkeys(shard.table for shard in self.shards)}
-        return {
-            table: table_wise(rank=ranks_of_table[0])
-            if len(ranks_of_table) == 1
-            else column_wise(ranks=ranks_of_table)
-            for table, ranks_of_table in ranks.items()
-        }
+        generators: dict[str, Any] = {}
+        for table in dict.fromkeys(shard.table for shard in self.shards):
+            shards = sorted(
+                (shard for shard in self.shards if shard.table == table), key=lambda shard: shard.first_column
+            )
+            width = math.gcd(*(shard.columns for shard in shards))
+            ranks = [shard.rank for shard in shards for _ in range(shard.columns // width)]
+            generators[table] = table_wise(rank=ranks[0]) if len(shards) == 1 else column_wise(ranks=ranks)
+        return generators
 
     def __str__(self) -> str:
         """Format a line per rank."""
