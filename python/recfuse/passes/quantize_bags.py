@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +17,13 @@ from recfuse.nn.quantized.rows import new_rows, write_floats
 _KINDS = torch.nn.EmbeddingBag, EmbeddingBag
 _TORCHREC = "EmbeddingBagCollection"
 _OPTIONS = "sparse", "scale_grad_by_freq"  # of training; dequantize restores them
-_OWN = {"schedule", "pinned"}.union(
-    *map(vars, (torch.nn.EmbeddingBag(1, 1, device="meta"), QuantizedEmbeddingBag(1, 1, device="meta")))
-)
-"""Attributes of both forms; others are a user's."""
+
+
+@functools.cache
+def _attributes() -> frozenset[str]:
+    """Return the names of attributes of both forms; others are a user's."""
+    floats = torch.nn.EmbeddingBag(1, 1, _weight=torch.empty(1, 1))  # draws no random numbers
+    return frozenset({"schedule", "pinned", *vars(floats), *vars(QuantizedEmbeddingBag(1, 1))})
 
 
 def bags_of(model: torch.nn.Module, left: list[tuple[str, str]]) -> list[tuple[str, torch.nn.EmbeddingBag]]:
@@ -116,5 +120,5 @@ def float_bag(module: QuantizedEmbeddingBag, shared: dict[int, Tensor]) -> torch
 def _keep(module: torch.nn.Module, to: torch.nn.Module) -> None:
     """Keep hooks, the mode of training, and the attributes that a user has set."""
     for name, value in vars(module).items():
-        if "hook" in name or name == "training" or name not in _OWN:
+        if "hook" in name or name == "training" or name not in _attributes():
             to.__dict__[name] = value
