@@ -38,59 +38,44 @@ class OfList(nn.Module):
         return torch.cat(self.net.apply_emb(offsets, list(indices), self.net.emb_l, self.net.v_W_l), dim=1)
 
 
-def keyed():
+def of_torchrec(collection, config, children, values_of):
+    """A model with a collection of TorchRec, whose outputs ``values_of`` joins."""
     modules = pytest.importorskip("torchrec.modules.embedding_modules")
     configs = pytest.importorskip("torchrec.modules.embedding_configs")
     jagged = pytest.importorskip("torchrec.sparse.jagged_tensor")
     keys = [f"f{number}" for number in range(TABLES)]
+    sizes = {"num_embeddings": ROWS, "embedding_dim": DIM}
 
-    class OfKeyed(nn.Module):
+    class OfTorchRec(nn.Module):
         def __init__(self):
             super().__init__()
-            self.collection = modules.EmbeddingBagCollection(
-                [
-                    configs.EmbeddingBagConfig(
-                        name=f"t{key}", num_embeddings=ROWS, embedding_dim=DIM, feature_names=[key]
-                    )
-                    for key in keys
-                ]
+            create = getattr(configs, config)
+            self.collection = getattr(modules, collection)(
+                [create(name=f"t{key}", feature_names=[key], **sizes) for key in keys]
             )
-            self.tables = list(self.collection.embedding_bags.values())
+            self.tables = list(getattr(self.collection, children).values())
 
         def forward(self, indices):
             offsets = torch.arange(0, TABLES * LOOKUPS + 1, 4)
             batch = jagged.KeyedJaggedTensor(keys, indices.reshape(-1), offsets=offsets)
-            return self.collection(batch).values()
+            return values_of(self.collection(batch))
 
-    return OfKeyed()
+    return OfTorchRec()
+
+
+def keyed():
+    return of_torchrec(
+        "EmbeddingBagCollection", "EmbeddingBagConfig", "embedding_bags", lambda output: output.values()
+    )
 
 
 def looked_up():
-    modules = pytest.importorskip("torchrec.modules.embedding_modules")
-    configs = pytest.importorskip("torchrec.modules.embedding_configs")
-    jagged = pytest.importorskip("torchrec.sparse.jagged_tensor")
-    keys = [f"f{number}" for number in range(TABLES)]
-
-    class OfLookups(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.collection = modules.EmbeddingCollection(
-                [
-                    configs.EmbeddingConfig(
-                        name=f"t{key}", num_embeddings=ROWS, embedding_dim=DIM, feature_names=[key]
-                    )
-                    for key in keys
-                ]
-            )
-            self.tables = list(self.collection.embeddings.values())
-
-        def forward(self, indices):
-            offsets = torch.arange(0, TABLES * LOOKUPS + 1, 4)
-            batch = jagged.KeyedJaggedTensor(keys, indices.reshape(-1), offsets=offsets)
-            found = self.collection(batch)
-            return torch.cat([found[key].values() for key in keys])
-
-    return OfLookups()
+    return of_torchrec(
+        "EmbeddingCollection",
+        "EmbeddingConfig",
+        "embeddings",
+        lambda output: torch.cat([output[f"f{number}"].values() for number in range(TABLES)]),
+    )
 
 
 class Caller(threading.Thread):

@@ -29,6 +29,7 @@ from support.backward.simulated import CPP_COMPILER
 from support.c_program import ROOT
 from support.fused import Groups
 from support.gpu import INTEGERS
+from support.raw_columns.problem import Buffer
 from support.reference import DTYPES, Feature, Hyper
 from support.simulated_gpu import build_simulator
 from support.tables.quantized import Stored, Tables, stored
@@ -190,20 +191,6 @@ class Simulated(Call):
             **self.lookups(), matrices=ctypes.addressof(matrices), n_matrices=len(self.weights), update=rule
         )
         self.run("update", ctypes.byref(params))
-
-
-class Buffer(ctypes.Structure):
-    """rf_buffer."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("numel", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-        ("parameters_dtype", ctypes.c_int32),
-        ("parameters", ctypes.c_void_p),
-        ("pitch", ctypes.c_int64),
-        ("parameters_pitch", ctypes.c_int64),
-    )
 
 
 class Pooling(ctypes.Structure):

@@ -27,6 +27,8 @@ _libc = ctypes.CDLL(None)
 
 
 class Buffer(ctypes.Structure):
+    """rf_buffer."""
+
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("numel", ctypes.c_int64),
