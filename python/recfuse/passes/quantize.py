@@ -20,7 +20,7 @@ from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.quantized.bag import QuantizedEmbeddingBag
 from recfuse.nn.quantized.collection import QuantizedEmbeddingBagCollection
 from recfuse.nn.quantized.rows import Rows, floats_of, kinds_of, write_floats
-from recfuse.passes.quantize_bags import bags_of, float_bag, quantized_bag
+from recfuse.passes.quantize_bags import QUANTIZED, bags_of, float_bag, quantized_bag
 
 _MOST_LINES = 40
 _HOOKS = (
@@ -31,7 +31,6 @@ _HOOKS = (
     "_is_full_backward_hook",
 )
 _QUANTIZE = "recfuse.quantize"
-_QUANTIZED = QuantizedEmbeddingBag, QuantizedEmbeddingBagCollection
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def dequantize(model: torch.nn.Module) -> None:
         True
     """
     _check_model(model, "recfuse.dequantize")
-    quantized = [module for module in model.modules() if isinstance(module, _QUANTIZED)]
+    quantized = [module for module in model.modules() if isinstance(module, QUANTIZED)]
     if not quantized:
         raise ArgumentValueError("recfuse.dequantize: the model has no quantised collection or table")
     shared: dict[int, Any] = {}

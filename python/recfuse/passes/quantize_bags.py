@@ -12,8 +12,10 @@ from torch import Tensor
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.quantized.bag import QuantizedEmbeddingBag
+from recfuse.nn.quantized.collection import QuantizedEmbeddingBagCollection
 from recfuse.nn.quantized.rows import new_rows, write_floats
 
+QUANTIZED = QuantizedEmbeddingBag, QuantizedEmbeddingBagCollection
 _KINDS = torch.nn.EmbeddingBag, EmbeddingBag
 _TORCHREC = "EmbeddingBagCollection"
 _OPTIONS = "sparse", "scale_grad_by_freq"  # of training; dequantize restores them

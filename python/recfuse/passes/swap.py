@@ -21,13 +21,12 @@ from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizers import Move
 from recfuse.nn.packed.table import PackedTable
 from recfuse.nn.packed.table_dict import TableHolder
-from recfuse.nn.quantized.bag import QuantizedEmbeddingBag
-from recfuse.nn.quantized.collection import QuantizedEmbeddingBagCollection
 from recfuse.optim.adoptable import check_adoptable
 from recfuse.optim.adoption import adopt
 from recfuse.optim.parameters import dense_tables, embedding_parameters
 from recfuse.passes.apply_emb import POOL_ALL, ApplyEmb
 from recfuse.passes.pattern import Pattern
+from recfuse.passes.quantize_bags import QUANTIZED
 from recfuse.passes.report import SwapEntry, SwapReport
 from recfuse.passes.shared_tables import check_fused_alone
 from recfuse.passes.torchrec_collection import TorchRecCollection, TorchRecEmbeddings
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["SwapEntry", "SwapReport", "swap", "unswap"]
 
 _PATTERNS: tuple[type[Pattern], ...] = (TorchRecCollection, TorchRecEmbeddings, ApplyEmb)
-_QUANTIZED = QuantizedEmbeddingBag, QuantizedEmbeddingBagCollection
-_SWAPPED = EmbeddingBag, PackedModule, PackedLookups, *_QUANTIZED
+_SWAPPED = EmbeddingBag, PackedModule, PackedLookups, *QUANTIZED
 _Owners = dict[int, list[tuple[str, torch.nn.Module]]]
 
 
