@@ -18,7 +18,7 @@ from recfuse.errors import ArgumentValueError
 from recfuse.perf.calibration import Calibration
 from recfuse.perf.choosing import choose
 from recfuse.perf.placing.balance import balanced
-from recfuse.perf.placing.costs import Costs
+from recfuse.perf.placing.costs import Costs, RankTimes
 from recfuse.perf.placing.tables import LEAST_COLUMNS, Table, check_names, table_of
 
 WHERE = "recfuse place"
@@ -48,7 +48,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Placement(RankTimes):
     """The ranks of tables, and the predicted costs.
 
     Attributes:
@@ -70,16 +70,6 @@ class Placement:
     exchange_us: tuple[float, ...]
     bytes: tuple[int, ...]
     training: bool = False
-
-    @property
-    def rank_us(self) -> tuple[float, ...]:
-        """Microseconds of each rank."""
-        return tuple(map(sum, zip(self.pooling_us, self.exchange_us, strict=True)))
-
-    @property
-    def us(self) -> float:
-        """Microseconds of the slowest rank."""
-        return max(self.rank_us)
 
     def ranks_of(self, table: str) -> list[int]:
         """Return the ranks of a table's shards, in the order of their columns.

@@ -13,6 +13,23 @@ _EXCHANGE_US, _EXCHANGE_BYTES_PER_US = 45.0, 277e3  # of an all-to-all by NCCL o
 _FLOAT, _INDEX, _PLACE = 4, 4, 8  # bytes of a pooled value, of an index that is sent, of its place
 
 
+class RankTimes:
+    """The times of ranks, by their pooling and their exchanges."""
+
+    pooling_us: tuple[float, ...]
+    exchange_us: tuple[float, ...]
+
+    @property
+    def rank_us(self) -> tuple[float, ...]:
+        """Microseconds of each rank."""
+        return tuple(map(sum, zip(self.pooling_us, self.exchange_us, strict=True)))
+
+    @property
+    def us(self) -> float:
+        """Microseconds of the slowest rank."""
+        return max(self.rank_us)
+
+
 class Costs:
     """Predicts the cost of tables on their ranks, without the launches.
 

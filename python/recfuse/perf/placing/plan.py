@@ -13,7 +13,7 @@ from recfuse.errors import ArgumentValueError, FileFormatError
 from recfuse.ops.training.optimizers import KINDS, kind_of
 from recfuse.perf.choosing import Chosen
 from recfuse.perf.models.bags import States
-from recfuse.perf.placing.costs import Costs
+from recfuse.perf.placing.costs import Costs, RankTimes
 from recfuse.perf.placing.search import Arranged, Found, Search
 from recfuse.perf.placing.tables import Table, table_of
 
@@ -28,7 +28,7 @@ _SHOWN = 40
 
 
 @dataclass(frozen=True)
-class ShardPlan:
+class ShardPlan(RankTimes):
     """A placement of tables on ranks. :func:`recfuse.distributed.shard` takes it, or the path of its file.
 
     Attributes:
@@ -58,16 +58,6 @@ class ShardPlan:
     pooling_us: tuple[float, ...]
     exchange_us: tuple[float, ...]
     bytes: tuple[int, ...]
-
-    @property
-    def rank_us(self) -> tuple[float, ...]:
-        """Microseconds of each rank."""
-        return tuple(map(sum, zip(self.pooling_us, self.exchange_us, strict=True)))
-
-    @property
-    def us(self) -> float:
-        """Microseconds of the slowest rank."""
-        return max(self.rank_us)
 
     @property
     def slowest_over_mean(self) -> float:
